@@ -1,0 +1,64 @@
+//! Trusted freshness: a small value outside the host's reach that moves only by compare-and-swap.
+
+use std::future::Future;
+use std::pin::Pin;
+
+/// A future that an anchor returns; it may be sent between threads.
+pub type AnchorFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
+
+/// Bytes of an encoded [`Stamp`].
+pub const STAMP_SIZE: usize = 192;
+
+/// Where a volume stands in its life, as the anchor knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Some session has claimed the volume and may be writing.
+    Claimed,
+    /// The last session detached cleanly.
+    Released,
+    /// The volume has moved to another anchor; this one must never be believed again.
+    Terminal,
+}
+
+/// The state of a volume that the anchor vouches for. Format: `docs/disk-format.md`, "Stamp".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stamp {
+    /// The volume's identity.
+    pub volume: [u8; 16],
+    /// Number of the last journal record that is anchored.
+    pub generation: u64,
+    /// Hash of the journal's chain up to and including that record.
+    pub head: [u8; 32],
+    /// The session that claimed the volume last.
+    pub session: [u8; 16],
+    /// How many times the volume was ever claimed.
+    pub claims: u64,
+    /// SHA-256 of the header and key-slot blocks that are in force.
+    pub header_digest: [u8; 32],
+    /// Claimed, released or terminal.
+    pub state: State,
+    /// HMAC-SHA-256 over all of the above, under a key that only holders of the volume key have.
+    pub mac: [u8; 32],
+}
+
+/// Why an anchor did not do what was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Error {
+    /// The stamp in the anchor is not the expected one; here is what it holds.
+    Conflict(Option<Box<Stamp>>),
+    /// Nothing usable is at this address (missing, unreadable, not an anchor). Says what to do.
+    Unusable(String),
+    /// The anchor could not be reached or written. Whether it moved is unknown.
+    Io(String),
+}
+
+/// A place that keeps one stamp and moves it only by compare-and-swap.
+pub trait Anchor: Send + Sync {
+    /// The stamp, or `None` when the anchor was never claimed.
+    fn read(&self) -> AnchorFuture<'_, Option<Stamp>>;
+    /// Replaces `expected` by `new`, durably, or fails with [`Error::Conflict`].
+    /// After [`Error::Io`] the caller must read before it goes on: the anchor may have moved.
+    fn advance(&self, expected: Option<&Stamp>, new: &Stamp) -> AnchorFuture<'_, ()>;
+    /// The address, as in a policy: `file:/path`.
+    fn address(&self) -> String;
+}

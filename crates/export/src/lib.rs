@@ -1,0 +1,1 @@
+//! A volume as a block device.

@@ -1,0 +1,1 @@
+//! AEAD suites, key derivation, nonces and key slots: the only crate that touches a cipher.

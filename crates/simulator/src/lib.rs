@@ -1,0 +1,1 @@
+//! The volume under crash and attack, by seed.

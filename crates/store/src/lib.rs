@@ -1,0 +1,97 @@
+//! Untrusted block storage behind one asynchronous trait.
+//!
+//! A [`Store`] is what the host offers: a file, a block device, memory, or a hostile stand-in for any of
+//! them. It promises nothing: what is read may be anything, what is written may be lost. Each thread that
+//! does I/O opens a [`Queue`] of its own, submits operations that own their buffers, and polls for
+//! completions; no queue is ever shared.
+
+mod buffer;
+
+pub use buffer::Buffer;
+
+use std::task::Waker;
+use std::time::Duration;
+
+/// Bytes in a block: the unit of every address and length in this workspace.
+pub const BLOCK_SIZE: usize = 4096;
+
+/// What a queue may be asked to do. Addresses are physical blocks; a buffer is a whole number of blocks.
+#[derive(Debug)]
+pub enum Operation {
+    /// Fill `buffer` from `block` on.
+    Read { block: u64, buffer: Buffer },
+    /// Write all of `buffer` from `block` on. Durable only after a later `Flush` has completed.
+    Write { block: u64, buffer: Buffer },
+    /// Make every write that completed before this was submitted durable.
+    Flush,
+    /// Tell the host that the content of these blocks no longer matters.
+    Discard { block: u64, blocks: u64 },
+}
+
+/// The end of one operation.
+#[derive(Debug)]
+pub struct Completion {
+    /// The number that the submitter gave.
+    pub token: u64,
+    /// The operation's buffer, handed back (also when it failed).
+    pub buffer: Option<Buffer>,
+    /// `Ok`, or why it failed. After an error the content of a read buffer is undefined.
+    pub result: Result<(), Error>,
+}
+
+/// An operation that the host failed, with what was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    /// What was attempted: `read`, `write`, `flush`, `discard`, `open`.
+    pub operation: &'static str,
+    /// The store, as the user named it.
+    pub store: String,
+    /// First block of the operation, where it has one.
+    pub block: Option<u64>,
+    /// The operating system's error number (`EIO`, `ENOSPC`, ...), where there is one.
+    pub errno: Option<i32>,
+    /// What happened, in words.
+    pub message: String,
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {} failed", self.store, self.operation)?;
+        if let Some(block) = self.block {
+            write!(f, " at block {block}")?;
+        }
+        write!(f, ": {}", self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Block storage that somebody else holds.
+pub trait Store: Send + Sync {
+    /// Size in whole blocks, as the host states it now.
+    fn blocks(&self) -> u64;
+    /// The name to use in messages: a path, or a kind.
+    fn name(&self) -> String;
+    /// Opens a queue with room for `depth` operations in flight (more may be submitted; they wait inside).
+    ///
+    /// # Errors
+    /// When the host or kernel refuses the resources that a queue needs.
+    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>, Error>;
+}
+
+/// One thread's way to a store.
+pub trait Queue {
+    /// A buffer of `blocks` blocks that this queue can do I/O on without a copy. Content is undefined.
+    /// It returns to the queue's pool when dropped, on whatever thread.
+    fn buffer(&mut self, blocks: usize) -> Buffer;
+    /// Accepts an operation. Never blocks and never fails: errors arrive as completions. Operations may be
+    /// held back until the next `poll`, so that neighbours can be merged into one transfer.
+    fn submit(&mut self, token: u64, operation: Operation);
+    /// Sends what was held back and appends what has ended to `completions`. Never blocks.
+    fn poll(&mut self, completions: &mut Vec<Completion>);
+    /// Like `poll`, and then sleeps until there is a completion, the [`waker`](Self::waker) is woken, or the
+    /// time-out has passed. May return early.
+    fn wait(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>);
+    /// Ends a `wait` from any thread.
+    fn waker(&self) -> Waker;
+}
