@@ -1,0 +1,68 @@
+//! Keeping secrets inside the process: no core dumps, no tracing by others, no swap.
+
+use std::fmt;
+use std::io;
+
+use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit};
+
+use crate::memory;
+
+/// Whether the memory of secrets is locked against swapping.
+///
+/// This covers [`crate::Secret`] and [`crate::SecretBytes`]. Prepared key schedules lie in aws-lc's heap,
+/// which is zeroised but not locked; a machine that keeps secrets has no swap, or an encrypted one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Locking {
+    /// All of it.
+    All,
+    /// Some of it could not be locked.
+    Some {
+        /// Bytes that may be swapped out.
+        unlocked: u64,
+        /// RLIMIT_MEMLOCK in bytes; `None` if there is no limit.
+        limit: Option<u64>,
+    },
+}
+
+impl fmt::Display for Locking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Locking::All => f.write_str("the memory of keys is locked"),
+            Locking::Some { unlocked, limit } => {
+                write!(f, "{unlocked} bytes of keys could not be locked and may be swapped out ")?;
+                match limit {
+                    Some(limit) => write!(f, "(RLIMIT_MEMLOCK is {limit} bytes): raise `ulimit -l`")?,
+                    None => f.write_str("(the system refuses): allow mlock(2)")?,
+                }
+                f.write_str(", or turn swap off")
+            }
+        }
+    }
+}
+
+/// How it stands now.
+pub fn locking() -> Locking {
+    match memory::unlocked() {
+        0 => Locking::All,
+        unlocked => Locking::Some { unlocked, limit: getrlimit(Resource::Memlock).current },
+    }
+}
+
+/// Forbids core dumps and tracing by other processes of the same user, raises RLIMIT_MEMLOCK as far as it
+/// goes, and tries to lock memory for keys. Call it first thing, before any secret is read; it holds for
+/// the whole process. A process that may not be dumped has a `/proc/self` that belongs to root.
+///
+/// # Errors
+/// If the system refuses to forbid dumps. That locking failed is no error, but told in the result.
+pub fn protect_process() -> io::Result<Locking> {
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+    let limit = getrlimit(Resource::Memlock);
+    if limit.current != limit.maximum {
+        // Lowering is impossible here and raising up to the maximum is always allowed.
+        setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
+    }
+    // The first key maps the first chunk, so that the answer is known now.
+    drop(memory::Locked::zeroed(1));
+    Ok(locking())
+}
