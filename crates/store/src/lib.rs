@@ -8,12 +8,15 @@
 mod arena;
 mod buffer;
 mod error;
+mod file;
 mod mapping;
 mod memory;
 mod signal;
+mod uring;
 
 pub use buffer::Buffer;
 pub use error::{Error, ErrorKind};
+pub use file::{FileStore, Options};
 pub use memory::MemoryStore;
 
 use std::task::Waker;

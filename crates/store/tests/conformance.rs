@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use store::{BLOCK_SIZE, Buffer, Completion, ErrorKind, MemoryStore, Operation, Queue, Store};
+use store::{
+    BLOCK_SIZE, Buffer, Completion, ErrorKind, FileStore, MemoryStore, Operation, Options, Queue, Store,
+};
 
 /// Size of each store under test.
 const BLOCKS: u64 = 1024;
@@ -236,3 +238,15 @@ fn memory() -> Subject {
 }
 
 suite!(memory, super::memory(); sleeps: waker_ends_wait);
+
+/// In the build directory: the system's temporary one may be a tmpfs.
+fn file(direct: bool) -> Subject {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let options = Options { direct, create: Some(BLOCKS), ..Options::default() };
+    let store = FileStore::open(directory.path().join("image"), options).unwrap();
+    // The directory is removed together with the subject.
+    Subject { store: Box::new(store), settle: Box::new(move || _ = directory.path()) }
+}
+
+suite!(file_direct, super::file(true); sleeps: waker_ends_wait);
+suite!(file_buffered, super::file(false); sleeps: waker_ends_wait);
