@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use store::{BLOCK_SIZE, Completion, Error, ErrorKind, FileStore, Operation, Options, Queue, Store};
@@ -167,5 +168,98 @@ fn a_dropped_queue_keeps_its_buffers_until_the_kernel_is_done() {
         let mut fresh: Vec<_> = (0..64).map(|_| store::Buffer::private_zeroed(16)).collect();
         std::thread::sleep(Duration::from_millis(1));
         assert!(fresh.iter_mut().all(|b| b.private_mut().unwrap().iter().all(|&byte| byte == 0)));
+    }
+}
+
+/// A loop device over a file, for as long as it lives.
+struct LoopDevice(String);
+
+impl LoopDevice {
+    /// Nothing where this user may not make one, or there are none.
+    fn over(path: &Path) -> Option<Self> {
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(path).output().ok()?;
+        output.status.success().then(|| Self(String::from_utf8(output.stdout).unwrap().trim().to_owned()))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let status = Command::new("losetup").args(["--detach", &self.0]).status();
+        assert!(status.is_ok_and(|status| status.success()), "{} is left over", self.0);
+    }
+}
+
+#[test]
+fn a_block_device_is_a_store() {
+    let directory = directory();
+    let path = directory.path().join("disk");
+    File::create(&path).unwrap().set_len(64 * 4096).unwrap();
+    let Some(device) = LoopDevice::over(&path) else {
+        eprintln!("skipped: no loop device to be had (needs root and /dev/loop-control)");
+        return;
+    };
+    let open = || FileStore::open(&device.0, Options::default());
+    let store = open().unwrap();
+    assert_eq!(store.blocks(), 64);
+    assert_eq!(open().unwrap_err().kind, ErrorKind::InUse);
+    let mut queue = store.queue(4).unwrap();
+    let mut buffer = queue.buffer(2);
+    buffer.copy_from(0, &[0x5a; 2 * BLOCK_SIZE]);
+    run(&mut *queue, vec![Operation::Write { block: 62, buffer }]).remove(0).result.unwrap();
+    run(&mut *queue, vec![Operation::Flush]).remove(0).result.unwrap();
+    assert_eq!(fs::read(&path).unwrap()[62 * 4096..], [0x5a; 2 * BLOCK_SIZE]);
+    run(&mut *queue, vec![Operation::Discard { block: 0, blocks: 62 }]).remove(0).result.unwrap();
+    let read = Operation::Read { block: 62, buffer: queue.buffer(2) };
+    let back = run(&mut *queue, vec![read]).remove(0).buffer.unwrap();
+    assert_eq!(back.private().unwrap(), [0x5a; 2 * BLOCK_SIZE]);
+    let beyond = Operation::Read { block: 63, buffer: queue.buffer(2) };
+    assert_eq!(run(&mut *queue, vec![beyond]).remove(0).result.unwrap_err().kind, ErrorKind::OutOfRange);
+    drop((store, queue));
+    drop(open().expect("free again at once"));
+}
+
+/// As in a container with a strict seccomp profile, on one thread only.
+#[test]
+fn where_io_uring_is_forbidden_the_error_says_what_to_do() {
+    let directory = directory();
+    let store = image(&directory, 1);
+    let forbidden = std::thread::spawn(move || {
+        forbid_io_uring();
+        store.queue(1).err()
+    });
+    let error = forbidden.join().unwrap().expect("no ring to be had");
+    assert_eq!((error.kind, error.errno), (ErrorKind::Forbidden, Some(libc::EPERM)));
+    assert!(error.message.contains("kernel.io_uring_disabled") && error.message.contains("allow"), "{error}");
+}
+
+/// Makes `io_uring_setup` fail with EPERM for this thread, by a classic BPF filter (see seccomp(2)).
+fn forbid_io_uring() {
+    let statement = |code: u32, jump_false, value| libc::sock_filter {
+        code: u16::try_from(code).unwrap(),
+        jt: 0,
+        jf: jump_false,
+        k: value,
+    };
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        statement(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            1,
+            u32::try_from(libc::SYS_io_uring_setup).unwrap(),
+        ),
+        statement(
+            libc::BPF_RET | libc::BPF_K,
+            0,
+            libc::SECCOMP_RET_ERRNO | u32::try_from(libc::EPERM).unwrap(),
+        ),
+        statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+    // SAFETY: both calls concern this thread only; the program and its four statements outlive the calls,
+    // which copy them.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let set = libc::SECCOMP_SET_MODE_FILTER;
+        assert_eq!(libc::syscall(libc::SYS_seccomp, set, 0, &raw const program), 0);
     }
 }
