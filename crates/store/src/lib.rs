@@ -5,9 +5,19 @@
 //! does I/O opens a [`Queue`] of its own, submits operations that own their buffers, and polls for
 //! completions; no queue is ever shared.
 
+mod arena;
 mod buffer;
+mod error;
+mod file;
+mod mapping;
+mod memory;
+mod signal;
+mod uring;
 
 pub use buffer::Buffer;
+pub use error::{Error, ErrorKind};
+pub use file::{FileStore, Options};
+pub use memory::MemoryStore;
 
 use std::task::Waker;
 use std::time::Duration;
@@ -19,13 +29,28 @@ pub const BLOCK_SIZE: usize = 4096;
 #[derive(Debug)]
 pub enum Operation {
     /// Fill `buffer` from `block` on.
-    Read { block: u64, buffer: Buffer },
+    Read {
+        /// First block.
+        block: u64,
+        /// Where to; its length says how much.
+        buffer: Buffer,
+    },
     /// Write all of `buffer` from `block` on. Durable only after a later `Flush` has completed.
-    Write { block: u64, buffer: Buffer },
+    Write {
+        /// First block.
+        block: u64,
+        /// What; its length says how much.
+        buffer: Buffer,
+    },
     /// Make every write that completed before this was submitted durable.
     Flush,
     /// Tell the host that the content of these blocks no longer matters.
-    Discard { block: u64, blocks: u64 },
+    Discard {
+        /// First block.
+        block: u64,
+        /// How many.
+        blocks: u64,
+    },
 }
 
 /// The end of one operation.
@@ -38,33 +63,6 @@ pub struct Completion {
     /// `Ok`, or why it failed. After an error the content of a read buffer is undefined.
     pub result: Result<(), Error>,
 }
-
-/// An operation that the host failed, with what was asked.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Error {
-    /// What was attempted: `read`, `write`, `flush`, `discard`, `open`.
-    pub operation: &'static str,
-    /// The store, as the user named it.
-    pub store: String,
-    /// First block of the operation, where it has one.
-    pub block: Option<u64>,
-    /// The operating system's error number (`EIO`, `ENOSPC`, ...), where there is one.
-    pub errno: Option<i32>,
-    /// What happened, in words.
-    pub message: String,
-}
-
-impl std::fmt::Display for Error {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {} failed", self.store, self.operation)?;
-        if let Some(block) = self.block {
-            write!(f, " at block {block}")?;
-        }
-        write!(f, ": {}", self.message)
-    }
-}
-
-impl std::error::Error for Error {}
 
 /// Block storage that somebody else holds.
 pub trait Store: Send + Sync {

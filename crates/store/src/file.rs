@@ -1,0 +1,231 @@
+//! A file or block device of the host, over `io_uring`.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, SeekFrom};
+
+use crate::uring::FileQueue;
+use crate::{BLOCK_SIZE, Error, ErrorKind, Queue, Store};
+
+const BLOCK: u64 = 4096;
+const _: () = assert!(BLOCK_SIZE == 4096, "BLOCK is BLOCK_SIZE as the kernel counts");
+
+/// How to open a file or device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Go past the page cache (`O_DIRECT`). Without it, data is copied once more and lies twice in memory.
+    pub direct: bool,
+    /// Open for reading only; several may do so at once. Writes and discards then fail as `ReadOnly`.
+    pub read_only: bool,
+    /// Create a sparse file of so many blocks. It must not exist yet.
+    pub create: Option<u64>,
+    /// Refuse what somebody else has open this way: by `flock` for a file, by `O_EXCL` for a device, which
+    /// also keeps mounted ones out.
+    pub exclusive: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { direct: true, read_only: false, create: None, exclusive: true }
+    }
+}
+
+/// A file or block device.
+#[derive(Debug, Clone)]
+pub struct FileStore {
+    inner: Arc<Inner>,
+}
+
+/// What a store shares with its queues.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) file: OwnedFd,
+    pub(crate) name: String,
+    pub(crate) read_only: bool,
+    /// Size in blocks when somebody last asked. A queue goes no further, so a write never makes a file grow.
+    blocks: AtomicU64,
+}
+
+impl Inner {
+    pub(crate) fn blocks(&self) -> u64 {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Asks the kernel for the size in bytes; works for files and devices.
+    fn size(&self) -> io::Result<u64> {
+        Ok(rustix::fs::seek(&self.file, SeekFrom::End(0))?)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Closing is not enough: the kernel takes a ring down some time after its last user, and holds the
+        // ring's files until then.
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
+impl FileStore {
+    /// Opens `path`, or creates it.
+    ///
+    /// # Errors
+    /// Of every [`ErrorKind`] but `OutOfRange`; each says what to do about it.
+    pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        let fail = |kind, message: &str| Error::new(kind, "open", &name, message);
+        if options.create.is_some() && options.read_only {
+            return Err(fail(ErrorKind::ReadOnly, "cannot create what is opened for reading only"));
+        }
+        // Looked at before it is opened: opening a pipe would block, and a tape would rewind.
+        if options.create.is_none() {
+            let metadata = fs::metadata(path).map_err(|error| system(&error, &name))?;
+            check_type(FileType::from_raw_mode(mode_of(&metadata)), &name)?;
+        }
+        let file = open_file(path, options, &name)?;
+        let stat = rustix::fs::fstat(&file).map_err(|error| system(&error.into(), &name))?;
+        let file_type = FileType::from_raw_mode(stat.st_mode);
+        check_type(file_type, &name)?;
+        if file_type == FileType::BlockDevice {
+            check_sector(&file, &name)?;
+        } else if options.exclusive {
+            lock(&file, options.read_only, &name)?;
+        }
+        if let Some(blocks) = options.create {
+            size_new(&file, path, blocks, &name)?;
+        }
+        let inner = Inner { file, name, read_only: options.read_only, blocks: AtomicU64::new(0) };
+        let size = inner.size().map_err(|error| system(&error, &inner.name))?;
+        inner.blocks.store(whole_blocks(size, &inner.name)?, Ordering::Relaxed);
+        Ok(Self { inner: Arc::new(inner) })
+    }
+}
+
+impl Store for FileStore {
+    fn blocks(&self) -> u64 {
+        // A host that can't tell any more has taken the disk away.
+        let blocks = self.inner.size().unwrap_or(0) / BLOCK;
+        self.inner.blocks.store(blocks, Ordering::Relaxed);
+        blocks
+    }
+
+    fn name(&self) -> String {
+        self.inner.name.clone()
+    }
+
+    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>, Error> {
+        Ok(Box::new(FileQueue::new(self.inner.clone(), depth)?))
+    }
+}
+
+fn mode_of(metadata: &fs::Metadata) -> u32 {
+    std::os::unix::fs::MetadataExt::mode(metadata)
+}
+
+/// What the system said on opening.
+fn system(error: &io::Error, name: &str) -> Error {
+    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+    let error = Error::from_errno(errno, "open", name);
+    let hint = match error.kind {
+        ErrorKind::InUse => "; it is mounted, or another program has it open",
+        ErrorKind::Exists => "; to use what is there, open it without creating it",
+        ErrorKind::PermissionDenied => "; is this user allowed to read and write it?",
+        _ => "",
+    };
+    Error { message: error.message.clone() + hint, ..error }
+}
+
+fn check_type(file_type: FileType, name: &str) -> Result<(), Error> {
+    match file_type {
+        FileType::RegularFile | FileType::BlockDevice => Ok(()),
+        FileType::Directory => {
+            let message = "it is a directory; name a file or a block device";
+            Err(Error::new(ErrorKind::Directory, "open", name, message))
+        }
+        other => {
+            let message = format!("it is neither a file nor a block device, but a {other:?}");
+            Err(Error::new(ErrorKind::Unsupported, "open", name, message))
+        }
+    }
+}
+
+fn open_file(path: &Path, options: Options, name: &str) -> Result<OwnedFd, Error> {
+    let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
+    flags |= if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    flags.set(OFlags::DIRECT, options.direct);
+    // With CREATE it means that nothing may be there; without, it matters for block devices only, and there
+    // that nobody else may have it.
+    flags.set(OFlags::CREATE, options.create.is_some());
+    flags.set(OFlags::EXCL, options.create.is_some() || options.exclusive);
+    let opened = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR);
+    opened.map_err(|errno| match errno {
+        // The file of a refused O_DIRECT may have been created all the same.
+        rustix::io::Errno::INVAL if options.direct => {
+            if options.create.is_some() {
+                let _ = fs::remove_file(path);
+            }
+            let message = "what it lies on cannot do direct I/O (some in-memory and network file systems \
+                cannot); put it elsewhere, or open it without direct I/O, at the price of a copy";
+            Error::new(ErrorKind::Unsupported, "open", name, message)
+        }
+        errno => system(&errno.into(), name),
+    })
+}
+
+/// A disk whose sectors are larger than a block would have to read and write again what lies beside.
+fn check_sector(file: impl AsFd, name: &str) -> Result<(), Error> {
+    let sector = rustix::fs::ioctl_blksszget(file).map_err(|error| system(&error.into(), name))?;
+    if u64::from(sector) > BLOCK {
+        let message = format!("its sectors have {sector} bytes, and more than {BLOCK} are not supported");
+        return Err(Error::new(ErrorKind::Unsupported, "open", name, message));
+    }
+    Ok(())
+}
+
+fn lock(file: impl AsFd, read_only: bool, name: &str) -> Result<(), Error> {
+    let operation = if read_only {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
+    };
+    rustix::fs::flock(file, operation).map_err(|errno| match errno {
+        rustix::io::Errno::WOULDBLOCK => {
+            let message = "it is attached already, here or by another program; detach it there first";
+            Error::new(ErrorKind::InUse, "open", name, message)
+        }
+        errno => system(&errno.into(), name),
+    })
+}
+
+/// Gives a new file its size, and sees to it that the file survives a crash.
+fn size_new(file: &OwnedFd, path: &Path, blocks: u64, name: &str) -> Result<(), Error> {
+    let size_it = || {
+        let size = blocks.checked_mul(BLOCK).ok_or(io::Error::from_raw_os_error(libc::EFBIG))?;
+        rustix::fs::ftruncate(file, size)?;
+        rustix::fs::fsync(file)?;
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+    };
+    size_it().map_err(|error| {
+        let _ = fs::remove_file(path);
+        system(&error, name)
+    })
+}
+
+fn whole_blocks(size: u64, name: &str) -> Result<u64, Error> {
+    let (blocks, rest) = (size / BLOCK, size % BLOCK);
+    if rest != 0 {
+        let message = format!("its {size} bytes are no whole number of {BLOCK}-byte blocks: {rest} are over");
+        return Err(Error::new(ErrorKind::UnevenSize, "open", name, message));
+    }
+    if blocks == 0 {
+        let message = "it is empty; create it with a size";
+        return Err(Error::new(ErrorKind::TooSmall, "open", name, message));
+    }
+    Ok(blocks)
+}

@@ -1,0 +1,76 @@
+//! Anonymous memory straight from the kernel.
+
+use std::ffi::c_void;
+use std::io;
+use std::ptr::{self, NonNull};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+const HUGE_PAGE: usize = 2 << 20;
+
+/// A private anonymous mapping, zero until written, its start aligned to a huge page.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    length: usize,
+    whole: *mut c_void,
+    whole_length: usize,
+}
+
+// SAFETY: plain memory; who may touch it when is settled by its users (Arena and MemoryStore).
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `&Mapping` only tells the address.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `length` bytes; memory is used only where it is touched.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(crate) fn anonymous(length: usize) -> io::Result<Self> {
+        let whole_length = length.max(1).checked_add(HUGE_PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
+        let whole = unsafe { mmap_anonymous(ptr::null_mut(), whole_length, access, flags) }?;
+        let skip = whole.cast::<u8>().align_offset(HUGE_PAGE);
+        // SAFETY: `skip` is less than a huge page, which is how much longer the mapping is than `length`.
+        let base = NonNull::new(unsafe { whole.cast::<u8>().add(skip) }).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, length, whole, whole_length })
+    }
+
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Asks for huge pages; a kernel that has none is as good, only slower.
+    pub(crate) fn advise_huge(&self) {
+        // SAFETY: the range is ours, and the advice does not change its content.
+        let _ = unsafe { madvise(self.base.as_ptr().cast(), self.length, Advice::LinuxHugepage) };
+    }
+
+    /// Gives the memory of a range back to the kernel; it reads as zero from then on.
+    ///
+    /// # Safety
+    /// Nobody else may use the range meanwhile, and no reference to it may exist.
+    ///
+    /// # Panics
+    /// When the range is outside of the mapping.
+    pub(crate) unsafe fn forget(&self, offset: usize, length: usize) -> io::Result<()> {
+        assert!(offset.checked_add(length).is_some_and(|end| end <= self.length), "inside of the mapping");
+        // SAFETY: the range lies in the mapping, and by this function's contract nobody is using it.
+        unsafe { madvise(self.base.as_ptr().add(offset).cast(), length, Advice::LinuxDontNeed) }?;
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `anonymous` with this address and length; users keep the Mapping while they use it.
+        let result = unsafe { munmap(self.whole, self.whole_length) };
+        debug_assert!(result.is_ok(), "a mapping of ours can be unmapped: {result:?}");
+    }
+}

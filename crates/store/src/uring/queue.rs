@@ -1,0 +1,349 @@
+//! Operations in, completions out.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use io_uring::{IoUring, opcode, squeue, types};
+use slab::Slab;
+
+use super::ring::{Doorbell, set_up};
+use super::transfer::{Direction, Outcome, Part, Transfer, merge};
+use crate::arena::Arena;
+use crate::file::Inner;
+use crate::{Buffer, Completion, Error, ErrorKind, Operation, Queue};
+
+/// The store's file, and the doorbell's event, in the ring's table.
+const FILE: types::Fixed = types::Fixed(0);
+const EVENT: types::Fixed = types::Fixed(1);
+
+/// The number of the doorbell's read; no slot of `flying` has it.
+const DOORBELL: u64 = u64::MAX;
+
+/// More would serve no device, and the ring has a limit.
+const MAX_DEPTH: u32 = 16 << 10;
+
+/// What the kernel works on at a time.
+#[derive(Debug)]
+enum Job {
+    Transfer(Transfer),
+    Flush { token: u64 },
+    Discard { token: u64, block: u64, blocks: u64 },
+}
+
+/// The queue of a file or device.
+///
+/// A dropped queue waits for what is in flight, since the kernel may still write to its buffers; what was
+/// held back is never sent.
+pub(crate) struct FileQueue {
+    ring: IoUring,
+    store: Arc<Inner>,
+    arena: Arc<Arena>,
+    /// The arena's memory, if the kernel took its registration.
+    registered: Option<(NonNull<u8>, usize)>,
+    depth: usize,
+    /// Reads and writes that wait for company.
+    held: Vec<Part>,
+    /// What waits for room in flight, first come, first served.
+    ready: VecDeque<Job>,
+    flying: Slab<Job>,
+    ended: Vec<Completion>,
+    results: Vec<(u64, i32)>,
+    doorbell: Arc<Doorbell>,
+    /// Where the doorbell's read goes; on the heap, so that it stays put.
+    doorbell_count: Box<[u8; 8]>,
+    doorbell_armed: bool,
+}
+
+impl FileQueue {
+    pub(crate) fn new(store: Arc<Inner>, depth: u32) -> Result<Self, Error> {
+        let depth = depth.clamp(1, MAX_DEPTH);
+        let failed = |error: std::io::Error| {
+            Error::from_errno(error.raw_os_error().unwrap_or(libc::EIO), "open", &store.name)
+        };
+        // One more for the doorbell.
+        let ring = set_up(depth + 1, &store.name)?;
+        let doorbell = Doorbell::new().map_err(failed)?;
+        let files = [store.file.as_raw_fd(), doorbell.event().as_raw_fd()];
+        ring.submitter().register_files(&files).map_err(failed)?;
+        let arena = Arena::for_depth(depth).map_err(failed)?;
+        let registered = register(&ring, &arena);
+        Ok(Self {
+            ring,
+            arena,
+            registered,
+            depth: usize::try_from(depth).unwrap_or(1),
+            held: Vec::new(),
+            ready: VecDeque::new(),
+            flying: Slab::new(),
+            ended: Vec::new(),
+            results: Vec::new(),
+            doorbell: Arc::new(doorbell),
+            doorbell_count: Box::new([0; 8]),
+            doorbell_armed: false,
+            store,
+        })
+    }
+
+    /// Why an operation on this range can't be had at all.
+    fn refusal(&self, operation: &'static str, block: u64, blocks: u64) -> Option<Error> {
+        let size = self.store.blocks();
+        let inside = block.checked_add(blocks).is_some_and(|end| end <= size);
+        if blocks == 0 || !inside {
+            return Some(Error::out_of_range(operation, self.store.name.clone(), block, blocks, size));
+        }
+        if self.store.read_only && operation != "read" {
+            let message = "it was opened for reading only";
+            let error = Error::new(ErrorKind::ReadOnly, operation, &self.store.name, message);
+            return Some(error.at(block));
+        }
+        None
+    }
+
+    fn hold(&mut self, part: Part) {
+        let blocks = u64::try_from(part.buffer.blocks()).unwrap_or(u64::MAX);
+        match self.refusal(part.direction.name(), part.block, blocks) {
+            Some(error) => self.end(part.token, Some(part.buffer), Err(error)),
+            None => self.held.push(part),
+        }
+    }
+
+    fn end(&mut self, token: u64, buffer: Option<Buffer>, result: Result<(), Error>) {
+        self.ended.push(Completion { token, buffer, result });
+    }
+
+    /// Puts into the ring what there is room for.
+    fn dispatch(&mut self) {
+        let ready = &mut self.ready;
+        merge(&mut self.held, |transfer| ready.push_back(Job::Transfer(transfer)));
+        while self.flying.len() < self.depth {
+            let Some(job) = self.ready.pop_front() else { break };
+            let slot = self.flying.insert(job);
+            self.send(slot);
+        }
+    }
+
+    /// Puts the request of a job in flight into the ring.
+    fn send(&mut self, slot: usize) {
+        let entry = match &mut self.flying[slot] {
+            Job::Transfer(transfer) => transfer.entry(FILE, self.registered),
+            Job::Flush { .. } => opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build(),
+            // For a device, too: the kernel makes it a discard or a write of zeroes.
+            Job::Discard { block, blocks, .. } => opcode::Fallocate::new(FILE, *blocks * 4096)
+                .offset(*block * 4096)
+                .mode(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
+                .build(),
+        };
+        let number = u64::try_from(slot).expect("an index fits 64 bits");
+        // SAFETY: buffers and vectors live in `flying` until the completion is reaped, `drop` included.
+        unsafe { self.push(&entry.user_data(number)) };
+    }
+
+    /// # Safety
+    /// What the entry points to must live until its completion.
+    unsafe fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: by this function's contract.
+        let pushed = unsafe { self.ring.submission().push(entry) };
+        // Each slot in flight and the doorbell have at most one request each in the ring.
+        pushed.expect("the ring has room for depth + 1 requests");
+    }
+
+    /// Tells the kernel of new requests, and lets it finish what it has put off; no system call without need.
+    fn enter(&mut self) {
+        let submission = self.ring.submission();
+        if !submission.is_empty() || submission.taskrun() || submission.cq_overflow() {
+            drop(submission);
+            // Interrupted, or short of memory: the requests stay in the ring until the next time.
+            let _ = self.ring.submit();
+        }
+    }
+
+    /// Takes note of what has ended.
+    fn reap(&mut self) {
+        let mut results = mem::take(&mut self.results);
+        results.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
+        for (number, result) in results.drain(..) {
+            if number == DOORBELL {
+                self.doorbell_armed = false;
+            } else if let Some(slot) = usize::try_from(number).ok().filter(|&n| self.flying.contains(n)) {
+                self.settle(slot, result);
+            }
+        }
+        self.results = results;
+    }
+
+    fn settle(&mut self, slot: usize, result: i32) {
+        if let Job::Transfer(transfer) = &mut self.flying[slot] {
+            let outcome = transfer.settle(result);
+            if outcome == Outcome::More {
+                return self.send(slot);
+            }
+            let Job::Transfer(transfer) = self.flying.remove(slot) else { return };
+            return self.finish(transfer, &outcome);
+        }
+        let (operation, token, block) = match self.flying.remove(slot) {
+            Job::Flush { token } => ("flush", token, None),
+            Job::Discard { token, block, .. } => ("discard", token, Some(block)),
+            Job::Transfer(_) => return,
+        };
+        let ignored = operation == "discard" && result == -libc::EOPNOTSUPP;
+        let result = if result >= 0 || ignored {
+            Ok(())
+        } else {
+            Err(Error { block, ..Error::from_errno(-result, operation, &self.store.name) })
+        };
+        self.end(token, None, result);
+    }
+
+    fn finish(&mut self, transfer: Transfer, outcome: &Outcome) {
+        if *outcome != Outcome::Done && transfer.parts.len() > 1 {
+            for alone in transfer.split().rev() {
+                self.ready.push_front(Job::Transfer(alone));
+            }
+            return;
+        }
+        for part in transfer.parts {
+            let result = match outcome {
+                Outcome::Done => Ok(()),
+                failure => Err(explain(failure, &part, &self.store.name)),
+            };
+            self.end(part.token, Some(part.buffer), result);
+        }
+    }
+
+    /// Keeps a read of the doorbell in flight.
+    fn arm(&mut self) {
+        if mem::replace(&mut self.doorbell_armed, true) {
+            return;
+        }
+        let target = self.doorbell_count.as_mut_ptr();
+        let entry = opcode::Read::new(EVENT, target, 8).build().user_data(DOORBELL);
+        // SAFETY: the target lives on the heap until `drop` has seen the completion, and nobody reads it.
+        unsafe { self.push(&entry) };
+    }
+
+    /// Waits until nothing is in flight. Says whether it came to that.
+    fn drain(&mut self) -> bool {
+        if self.doorbell_armed {
+            self.doorbell.ring();
+        }
+        loop {
+            let results: Vec<_> = self.ring.completion().map(|entry| entry.user_data()).collect();
+            for number in results {
+                if number == DOORBELL {
+                    self.doorbell_armed = false;
+                } else if let Ok(slot) = usize::try_from(number) {
+                    self.flying.try_remove(slot);
+                }
+            }
+            if self.flying.is_empty() && !self.doorbell_armed {
+                return true;
+            }
+            let again = [libc::EINTR, libc::EAGAIN, libc::EBUSY, libc::ENOMEM];
+            match self.ring.submit_and_wait(1) {
+                Err(error) if !error.raw_os_error().is_some_and(|e| again.contains(&e)) => return false,
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Registers the pool, so that the kernel need not pin its pages for each transfer. It may refuse (the limit
+/// of locked memory, mostly); then it goes without.
+fn register(ring: &IoUring, arena: &Arena) -> Option<(NonNull<u8>, usize)> {
+    let (base, length) = arena.range();
+    let vector = libc::iovec { iov_base: base.as_ptr().cast(), iov_len: length };
+    // SAFETY: the arena's memory is mapped as long as any buffer of it lives, and a request points into it
+    // only while it owns such a buffer.
+    unsafe { ring.submitter().register_buffers(&[vector]) }.ok().map(|()| (base, length))
+}
+
+fn explain(failure: &Outcome, part: &Part, store: &str) -> Error {
+    let operation = part.direction.name();
+    let message = match (failure, part.direction) {
+        (Outcome::Refused(errno), _) => {
+            return Error::from_errno(*errno, operation, store).at(part.block);
+        }
+        (Outcome::Short(_), Direction::Read) => "it ends here now; has somebody cut it off?".to_owned(),
+        (Outcome::Short(bytes), Direction::Write) => format!("only {bytes} bytes more were accepted"),
+        (other, _) => format!("the kernel claims what cannot be: {other:?}"),
+    };
+    Error::new(ErrorKind::Io, operation, store, message).at(part.block)
+}
+
+impl Queue for FileQueue {
+    fn buffer(&mut self, blocks: usize) -> Buffer {
+        self.arena.buffer(blocks)
+    }
+
+    fn submit(&mut self, token: u64, operation: Operation) {
+        match operation {
+            Operation::Read { block, buffer } => {
+                self.hold(Part { direction: Direction::Read, block, token, buffer });
+            }
+            Operation::Write { block, buffer } => {
+                self.hold(Part { direction: Direction::Write, block, token, buffer });
+            }
+            Operation::Flush => self.ready.push_back(Job::Flush { token }),
+            Operation::Discard { block, blocks } => match self.refusal("discard", block, blocks) {
+                Some(error) => self.end(token, None, Err(error)),
+                None => self.ready.push_back(Job::Discard { token, block, blocks }),
+            },
+        }
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        self.dispatch();
+        self.enter();
+        self.reap();
+        // Room has become free, or a transfer goes on: the device need not wait for the next poll.
+        self.dispatch();
+        if !self.ring.submission().is_empty() {
+            self.enter();
+        }
+        completions.append(&mut self.ended);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) {
+        let before = completions.len();
+        self.poll(completions);
+        if completions.len() > before || timeout == Some(Duration::ZERO) {
+            return;
+        }
+        self.arm();
+        if self.doorbell.fall_asleep() {
+            // Whatever ends the sleep, an error included, ends the wait: it may return early.
+            let _ = match timeout {
+                None => self.ring.submit_and_wait(1),
+                Some(timeout) => {
+                    let time = types::Timespec::from(timeout);
+                    self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&time))
+                }
+            };
+            self.doorbell.awake();
+            self.poll(completions);
+        }
+    }
+
+    fn waker(&self) -> Waker {
+        Waker::from(self.doorbell.clone())
+    }
+}
+
+impl Drop for FileQueue {
+    fn drop(&mut self) {
+        if self.drain() {
+            // A device is free for others once the ring lets go of it, which it would do too late by itself.
+            let _ = self.ring.submitter().unregister_files();
+        } else {
+            // The kernel may still write there: better lost than given to somebody else.
+            mem::forget(self.store.clone());
+            mem::forget(mem::take(&mut self.flying));
+            mem::forget(mem::take(&mut self.doorbell_count));
+        }
+    }
+}

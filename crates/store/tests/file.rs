@@ -1,0 +1,265 @@
+//! What is particular to files and devices: opening, locking, and a host that changes them meanwhile.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use store::{BLOCK_SIZE, Completion, Error, ErrorKind, FileStore, Operation, Options, Queue, Store};
+use tempfile::TempDir;
+
+/// In the build directory: the system's temporary one may be a tmpfs.
+fn directory() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+fn kind(path: &Path, options: Options) -> ErrorKind {
+    FileStore::open(path, options).expect_err("must not open").kind
+}
+
+fn image(directory: &TempDir, blocks: u64) -> FileStore {
+    let options = Options { create: Some(blocks), ..Options::default() };
+    FileStore::open(directory.path().join("image"), options).unwrap()
+}
+
+fn run(queue: &mut dyn Queue, operations: Vec<Operation>) -> Vec<Completion> {
+    let expected = operations.len();
+    for (token, operation) in (0..).zip(operations) {
+        queue.submit(token, operation);
+    }
+    let mut completions = Vec::new();
+    while completions.len() < expected {
+        queue.wait(Some(Duration::from_secs(10)), &mut completions);
+    }
+    completions.sort_by_key(|completion| completion.token);
+    completions
+}
+
+#[test]
+fn what_is_no_store_is_refused_by_kind() {
+    let directory = directory();
+    let path = directory.path().join("image");
+    let defaults = Options::default();
+    assert_eq!(kind(&path, defaults), ErrorKind::NotFound);
+    assert_eq!(kind(directory.path(), defaults), ErrorKind::Directory);
+    assert_eq!(kind(Path::new("/dev/null"), defaults), ErrorKind::Unsupported);
+    fs::write(&path, "").unwrap();
+    assert_eq!(kind(&path, defaults), ErrorKind::TooSmall);
+    fs::write(&path, [7; 5000]).unwrap();
+    assert_eq!(kind(&path, defaults), ErrorKind::UnevenSize);
+    let create = Options { create: Some(1), ..defaults };
+    assert_eq!(kind(&path, create), ErrorKind::Exists);
+    assert_eq!(kind(&path, Options { read_only: true, ..create }), ErrorKind::ReadOnly);
+    assert_eq!(fs::read(&path).unwrap(), [7; 5000], "and left alone");
+    let huge = Options { create: Some(u64::MAX / 2), ..defaults };
+    let path = directory.path().join("huge");
+    assert_eq!(kind(&path, huge), ErrorKind::NoSpace);
+    assert!(!path.exists(), "a file that got no size is gone again");
+}
+
+#[test]
+fn an_image_is_attached_once_and_read_by_many() {
+    let directory = directory();
+    let path = directory.path().join("image");
+    let defaults = Options::default();
+    let read_only = Options { read_only: true, ..defaults };
+    let first = image(&directory, 2);
+    assert_eq!(first.blocks(), 2);
+    assert_eq!(kind(&path, defaults), ErrorKind::InUse);
+    assert_eq!(kind(&path, read_only), ErrorKind::InUse);
+    drop(FileStore::open(&path, Options { exclusive: false, ..defaults }).unwrap());
+    let queue = first.queue(1).unwrap();
+    drop(first);
+    assert_eq!(kind(&path, defaults), ErrorKind::InUse, "a queue keeps it attached");
+    drop(queue);
+    let readers = [(); 2].map(|()| FileStore::open(&path, read_only).unwrap());
+    assert_eq!(kind(&path, defaults), ErrorKind::InUse);
+    drop(readers);
+    drop(FileStore::open(&path, defaults).unwrap());
+}
+
+#[test]
+fn what_is_opened_for_reading_is_not_written() {
+    let directory = directory();
+    drop(image(&directory, 2));
+    let path = directory.path().join("image");
+    let store = FileStore::open(&path, Options { read_only: true, ..Options::default() }).unwrap();
+    let mut queue = store.queue(4).unwrap();
+    let operations = vec![
+        Operation::Write { block: 0, buffer: queue.buffer(1) },
+        Operation::Discard { block: 0, blocks: 1 },
+        Operation::Read { block: 0, buffer: queue.buffer(1) },
+        Operation::Flush,
+    ];
+    let kinds: Vec<_> =
+        run(&mut *queue, operations).into_iter().map(|c| c.result.err().map(|error| error.kind)).collect();
+    assert_eq!(kinds, [Some(ErrorKind::ReadOnly), Some(ErrorKind::ReadOnly), None, None]);
+}
+
+/// The four reads go out as one transfer, which fails; what is still there must not fail with the rest.
+#[test]
+fn a_cut_off_file_fails_where_it_was_cut() {
+    let directory = directory();
+    let store = image(&directory, 4);
+    let mut queue = store.queue(8).unwrap();
+    let file = File::options().write(true).open(directory.path().join("image")).unwrap();
+    let cut = u64::try_from(2 * BLOCK_SIZE + 512).unwrap();
+    file.set_len(cut).unwrap();
+    let reads = (0..4).map(|block| Operation::Read { block, buffer: queue.buffer(1) });
+    let reads = reads.collect();
+    let results: Vec<_> = run(&mut *queue, reads)
+        .into_iter()
+        .map(|c| c.result.map_err(|Error { kind, block, .. }| (kind, block)))
+        .collect();
+    let expected = [Ok(()), Ok(()), Err((ErrorKind::Io, Some(2))), Err((ErrorKind::Io, Some(3)))];
+    assert_eq!(results, expected);
+    assert_eq!(store.blocks(), 2, "the size is what the host says now");
+    let write = Operation::Write { block: 2, buffer: queue.buffer(1) };
+    let error = run(&mut *queue, vec![write]).remove(0).result.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::OutOfRange);
+    assert_eq!(file.metadata().unwrap().len(), cut, "a write does not make it grow again");
+}
+
+#[test]
+fn a_grown_file_can_be_used_once_its_size_was_asked_for() {
+    let directory = directory();
+    let store = image(&directory, 1);
+    let mut queue = store.queue(1).unwrap();
+    let file = File::options().write(true).open(directory.path().join("image")).unwrap();
+    file.set_len(2 * u64::try_from(BLOCK_SIZE).unwrap()).unwrap();
+    assert_eq!(store.blocks(), 2);
+    let read = Operation::Read { block: 1, buffer: queue.buffer(1) };
+    assert_eq!(run(&mut *queue, vec![read]).remove(0).result, Ok(()));
+}
+
+#[test]
+fn a_discard_gives_space_back() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = directory();
+    let store = image(&directory, 256);
+    let mut queue = store.queue(4).unwrap();
+    let write = Operation::Write { block: 0, buffer: queue.buffer(256) };
+    run(&mut *queue, vec![write]).remove(0).result.unwrap();
+    run(&mut *queue, vec![Operation::Flush]).remove(0).result.unwrap();
+    let used = || fs::metadata(directory.path().join("image")).unwrap().blocks();
+    let before = used();
+    run(&mut *queue, vec![Operation::Discard { block: 0, blocks: 256 }]).remove(0).result.unwrap();
+    assert!(used() + 1024 <= before, "{} of {before} sectors are left", used());
+}
+
+/// The kernel writes into buffers of a dropped queue until their transfers end; were they freed before,
+/// whoever gets that memory next would see it change.
+#[test]
+fn a_dropped_queue_keeps_its_buffers_until_the_kernel_is_done() {
+    let directory = directory();
+    let store = image(&directory, 2048);
+    let mut queue = store.queue(64).unwrap();
+    let mut buffer = queue.buffer(2048);
+    buffer.copy_from(0, &vec![0xaa; 2048 * BLOCK_SIZE]);
+    run(&mut *queue, vec![Operation::Write { block: 0, buffer }]).remove(0).result.unwrap();
+    for _ in 0..20 {
+        let mut queue = store.queue(64).unwrap();
+        for n in 0..64 {
+            let buffer = store::Buffer::private_zeroed(16);
+            queue.submit(n, Operation::Read { block: n * 32, buffer });
+        }
+        queue.poll(&mut Vec::new());
+        drop(queue);
+        let mut fresh: Vec<_> = (0..64).map(|_| store::Buffer::private_zeroed(16)).collect();
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(fresh.iter_mut().all(|b| b.private_mut().unwrap().iter().all(|&byte| byte == 0)));
+    }
+}
+
+/// A loop device over a file, for as long as it lives.
+struct LoopDevice(String);
+
+impl LoopDevice {
+    /// Nothing where this user may not make one, or there are none.
+    fn over(path: &Path) -> Option<Self> {
+        let output = Command::new("losetup").args(["--find", "--show"]).arg(path).output().ok()?;
+        output.status.success().then(|| Self(String::from_utf8(output.stdout).unwrap().trim().to_owned()))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let status = Command::new("losetup").args(["--detach", &self.0]).status();
+        assert!(status.is_ok_and(|status| status.success()), "{} is left over", self.0);
+    }
+}
+
+#[test]
+fn a_block_device_is_a_store() {
+    let directory = directory();
+    let path = directory.path().join("disk");
+    File::create(&path).unwrap().set_len(64 * 4096).unwrap();
+    let Some(device) = LoopDevice::over(&path) else {
+        eprintln!("skipped: no loop device to be had (needs root and /dev/loop-control)");
+        return;
+    };
+    let open = || FileStore::open(&device.0, Options::default());
+    let store = open().unwrap();
+    assert_eq!(store.blocks(), 64);
+    assert_eq!(open().unwrap_err().kind, ErrorKind::InUse);
+    let mut queue = store.queue(4).unwrap();
+    let mut buffer = queue.buffer(2);
+    buffer.copy_from(0, &[0x5a; 2 * BLOCK_SIZE]);
+    run(&mut *queue, vec![Operation::Write { block: 62, buffer }]).remove(0).result.unwrap();
+    run(&mut *queue, vec![Operation::Flush]).remove(0).result.unwrap();
+    assert_eq!(fs::read(&path).unwrap()[62 * 4096..], [0x5a; 2 * BLOCK_SIZE]);
+    run(&mut *queue, vec![Operation::Discard { block: 0, blocks: 62 }]).remove(0).result.unwrap();
+    let read = Operation::Read { block: 62, buffer: queue.buffer(2) };
+    let back = run(&mut *queue, vec![read]).remove(0).buffer.unwrap();
+    assert_eq!(back.private().unwrap(), [0x5a; 2 * BLOCK_SIZE]);
+    let beyond = Operation::Read { block: 63, buffer: queue.buffer(2) };
+    assert_eq!(run(&mut *queue, vec![beyond]).remove(0).result.unwrap_err().kind, ErrorKind::OutOfRange);
+    drop((store, queue));
+    drop(open().expect("free again at once"));
+}
+
+/// As in a container with a strict seccomp profile, on one thread only.
+#[test]
+fn where_io_uring_is_forbidden_the_error_says_what_to_do() {
+    let directory = directory();
+    let store = image(&directory, 1);
+    let forbidden = std::thread::spawn(move || {
+        forbid_io_uring();
+        store.queue(1).err()
+    });
+    let error = forbidden.join().unwrap().expect("no ring to be had");
+    assert_eq!((error.kind, error.errno), (ErrorKind::Forbidden, Some(libc::EPERM)));
+    assert!(error.message.contains("kernel.io_uring_disabled") && error.message.contains("allow"), "{error}");
+}
+
+/// Makes `io_uring_setup` fail with EPERM for this thread, by a classic BPF filter (see seccomp(2)).
+fn forbid_io_uring() {
+    let statement = |code: u32, jump_false, value| libc::sock_filter {
+        code: u16::try_from(code).unwrap(),
+        jt: 0,
+        jf: jump_false,
+        k: value,
+    };
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        statement(
+            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+            1,
+            u32::try_from(libc::SYS_io_uring_setup).unwrap(),
+        ),
+        statement(
+            libc::BPF_RET | libc::BPF_K,
+            0,
+            libc::SECCOMP_RET_ERRNO | u32::try_from(libc::EPERM).unwrap(),
+        ),
+        statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+    // SAFETY: both calls concern this thread only; the program and its four statements outlive the calls,
+    // which copy them.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let set = libc::SECCOMP_SET_MODE_FILTER;
+        assert_eq!(libc::syscall(libc::SYS_seccomp, set, 0, &raw const program), 0);
+    }
+}
