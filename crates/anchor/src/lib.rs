@@ -1,5 +1,22 @@
 //! Trusted freshness: a small value outside the host's reach that moves only by compare-and-swap.
+//!
+//! [`open_address`] opens an anchor by its address; [`FileAnchor`] keeps the stamp in a file,
+//! [`MemoryAnchor`] and [`ScriptedAnchor`] in memory, for tests and for the simulator.
+#![forbid(unsafe_code)]
 
+mod address;
+mod file;
+mod memory;
+mod scripted;
+mod stamp;
+
+pub use address::{Address, open_address};
+pub use file::FileAnchor;
+pub use memory::MemoryAnchor;
+pub use scripted::{Outcome, ScriptedAnchor};
+pub use stamp::{AUTHENTICATED_SIZE, STAMP_VERSION, StampError};
+
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 
@@ -51,6 +68,25 @@ pub enum Error {
     /// The anchor could not be reached or written. Whether it moved is unknown.
     Io(String),
 }
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Conflict(None) => {
+                f.write_str("the anchor was never claimed, but a stamp was expected in it")
+            }
+            Error::Conflict(Some(held)) => write!(
+                f,
+                "the anchor holds another stamp than expected: generation {}, claim {}",
+                held.generation, held.claims
+            ),
+            Error::Unusable(why) => f.write_str(why),
+            Error::Io(why) => write!(f, "the anchor could not be reached or written: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
 
 /// A place that keeps one stamp and moves it only by compare-and-swap.
 pub trait Anchor: Send + Sync {
