@@ -1,1 +1,5 @@
 //! The protected volume.
+
+pub mod format;
+pub mod geometry;
+pub mod policy;

@@ -1,0 +1,177 @@
+//! Header: what the disk says about the volume. A claim, until MAC, policy and stamp agree with it.
+
+use super::bytes::{Reader, Writer};
+use super::{BLOCK_SIZE, Malformed, Page};
+use crate::geometry::{Claim, Geometry, Shape};
+
+pub use super::probe::Probe;
+pub use super::protections::{Freshness, Provision, SuiteCode, check_protections};
+
+/// First bytes of a header.
+pub const MAGIC: &[u8; 8] = b"cvmioVOL";
+/// The version of the format.
+pub const VERSION: u32 = 1;
+/// Bytes of the header that its MAC covers: the MAC follows them.
+pub const SIGNED: usize = 4064;
+/// Bytes of the MAC.
+pub const MAC_SIZE: usize = 32;
+
+const WHAT: &str = "header";
+const RESERVED: usize = 3992;
+
+/// The header, without its MAC.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Header {
+    /// Raised by every change of header or key slots; from 1.
+    pub generation: u32,
+    /// Volume id.
+    pub volume: [u8; 16],
+    /// Cipher of data blocks.
+    pub suite: SuiteCode,
+    /// Whether the host cannot read the data.
+    pub confidentiality: bool,
+    /// Whether the host cannot change the data unnoticed.
+    pub integrity: bool,
+    /// Whether, and how soon, the host cannot put old data back unnoticed.
+    pub freshness: Freshness,
+    /// Whether the space for all logical blocks is there.
+    pub provision: Provision,
+    /// Sizes and places.
+    pub geometry: Geometry,
+}
+
+impl Header {
+    /// Lays the header out, with zeros in place of the MAC.
+    pub fn encode_unsigned(&self) -> Page {
+        let geometry = &self.geometry;
+        Writer::<BLOCK_SIZE>::new()
+            .put(MAGIC)
+            .put(&VERSION.to_le_bytes())
+            .put(&self.generation.to_le_bytes())
+            .put(&self.volume)
+            .put(&[self.suite.code()])
+            .put(&[u8::from(self.confidentiality) | u8::from(self.integrity) << 1])
+            .put(&[self.freshness.code(), self.provision.code()])
+            .skip(4)
+            .put(&geometry.logical_blocks.to_le_bytes())
+            .put(&geometry.physical_blocks.to_le_bytes())
+            .put(&[geometry.fan_out_bits, geometry.salt_bits, geometry.bitmap_bits])
+            .skip(1)
+            .put(&geometry.segment_blocks.to_le_bytes())
+            .put(&geometry.segments.to_le_bytes())
+            .put(&geometry.unit_blocks.to_le_bytes())
+            .skip(RESERVED + MAC_SIZE)
+            .end()
+    }
+
+    /// Reads a header of the standard shape. The MAC is the caller's to check, and the policy to compare.
+    ///
+    /// # Errors
+    /// When `page` is not one block, or a field is unknown, out of bounds or in contradiction to another.
+    pub fn decode(page: &[u8]) -> Result<Self, Malformed> {
+        Self::decode_as(page, Shape::STANDARD)
+    }
+
+    /// Reads a header of some shape, which the caller knows and does not take from the disk.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn decode_as(page: &[u8], shape: Shape) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(WHAT, page);
+        reader.magic(MAGIC)?;
+        let version = reader.u32("version")?;
+        if version != VERSION {
+            let message = format!("it is {version}, and this program knows {VERSION}");
+            return Err(reader.malformed("version", message));
+        }
+        let generation = reader.u32("generation")?;
+        if generation == 0 {
+            return Err(reader.malformed("generation", "generations count from 1"));
+        }
+        let volume = reader.array("volume id")?;
+        let suite = known(&mut reader, "suite", SuiteCode::from_code)?;
+        let protections = known(&mut reader, "protections", |bits| (bits < 4).then_some(bits))?;
+        let freshness = known(&mut reader, "freshness", Freshness::from_code)?;
+        let provision = known(&mut reader, "provision", Provision::from_code)?;
+        reader.zeros(4, "reserved")?;
+        let claim = claim(&mut reader)?;
+        reader.zeros(RESERVED, "reserved")?;
+        reader.array::<MAC_SIZE>("MAC")?;
+        reader.end()?;
+
+        let (confidentiality, integrity) = (protections & 1 != 0, protections & 2 != 0);
+        check_protections(suite, confidentiality, integrity, freshness)
+            .map_err(|(field, message)| Malformed { what: WHAT, field, message })?;
+        let geometry = Geometry::from_header(&claim, shape)?;
+        if provision == Provision::Full && !geometry.fully_provisioned() {
+            let message = "it is full, but the physical blocks are too few for that".into();
+            return Err(Malformed { what: WHAT, field: "provision", message });
+        }
+        Ok(Self { generation, volume, suite, confidentiality, integrity, freshness, provision, geometry })
+    }
+
+    /// What the first bytes of a store look like; see [`Probe::of`].
+    pub fn probe(start: &[u8]) -> Probe {
+        Probe::of(start)
+    }
+}
+
+/// The bytes of a header that its MAC covers.
+///
+/// # Errors
+/// When `page` is not one block.
+pub fn signed_part(page: &[u8]) -> Result<&[u8], Malformed> {
+    split(page).map(|(signed, _)| signed)
+}
+
+/// A header's MAC.
+///
+/// # Errors
+/// When `page` is not one block.
+pub fn mac(page: &[u8]) -> Result<&[u8; MAC_SIZE], Malformed> {
+    split(page).map(|(_, mac)| mac)
+}
+
+/// Enters a header's MAC.
+pub fn put_mac(page: &mut Page, mac: &[u8; MAC_SIZE]) {
+    page[SIGNED..].copy_from_slice(mac);
+}
+
+fn split(page: &[u8]) -> Result<(&[u8], &[u8; MAC_SIZE]), Malformed> {
+    match page.split_last_chunk() {
+        Some((signed, mac)) if signed.len() == SIGNED => Ok((signed, mac)),
+        _ => Err(Malformed {
+            what: WHAT,
+            field: "length",
+            message: format!("{} bytes instead of {BLOCK_SIZE}", page.len()),
+        }),
+    }
+}
+
+fn known<T>(
+    reader: &mut Reader<'_>,
+    field: &'static str,
+    meaning: impl Fn(u8) -> Option<T>,
+) -> Result<T, Malformed> {
+    let code = reader.u8(field)?;
+    meaning(code).ok_or_else(|| reader.malformed(field, format!("{code} has no meaning")))
+}
+
+fn claim(reader: &mut Reader<'_>) -> Result<Claim, Malformed> {
+    let (logical_blocks, physical_blocks) = (reader.u64("logical blocks")?, reader.u64("physical blocks")?);
+    let (fan_out_bits, salt_bits) = (reader.u8("map fan-out")?, reader.u8("salt-table fan-out")?);
+    let bitmap_bits = reader.u8("bitmap leaf bits")?;
+    reader.zeros(1, "reserved")?;
+    let (segment_blocks, segments) = (reader.u32("segment blocks")?, reader.u32("segments")?);
+    let unit_blocks = reader.u32("unit blocks")?;
+    Ok(Claim {
+        logical_blocks,
+        physical_blocks,
+        fan_out_bits,
+        salt_bits,
+        bitmap_bits,
+        segment_blocks,
+        segments,
+        unit_blocks,
+    })
+}
