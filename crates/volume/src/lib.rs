@@ -1,5 +1,38 @@
-//! The protected volume.
+//! The protected volume: a block device on a store that nobody trusts.
+//!
+//! The host can neither read it, nor change it, nor put an older state of it back. `docs/disk-format.md` has the bytes and the
+//! protocols, `docs/semantics.md` what is promised when. Start at [`create`] and [`attach`]; then open a [`Queue`] per thread and drive
+//! [`Volume::maintenance`] from one more.
+#![forbid(unsafe_code)]
 
+mod attach;
+mod cache;
+mod checkpoint;
+mod commit;
+mod core;
+mod create;
+mod error;
 pub mod format;
 pub mod geometry;
+mod io;
+mod journal;
+mod keys;
+mod merge;
+mod overlay;
 pub mod policy;
+mod queue;
+mod readers;
+mod replay;
+mod request;
+mod space;
+mod superblock_io;
+mod tree;
+mod volume;
+
+pub use crate::core::{Clock, Environment};
+pub use attach::{AttachOptions, Window, attach};
+pub use create::{CreateOptions, SavePolicy, create};
+pub use error::{Error, Kind, Result};
+pub use io::Driven;
+pub use queue::{Completion, Queue, Request};
+pub use volume::{Status, Volume};

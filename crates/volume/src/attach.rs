@@ -1,0 +1,512 @@
+//! Attaching: from bytes that the host offers to a session that may write.
+//!
+//! Invariants:
+//! 1. Nothing is written before every field of the header was checked against the policy, the stamp was checked, the journal led to the stamp's
+//!    head, and the anchor was claimed.
+//! 2. What is accepted beyond the stamp is flushed before the claim vouches for it.
+//! 3. A session starts in segments, units, superblock slots and bitmap places that its predecessor never writes.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anchor::{Stamp, State};
+use event_listener::Event;
+use futures::FutureExt;
+use seal::slot::{Credential, KeySlots, SlotLimits};
+use seal::{DataMode, MacKey, Suite, VolumeKey};
+use store::BLOCK_SIZE;
+
+use crate::cache::{Cache, NodeKey};
+use crate::commit::{Commit, advance, sign_stamp};
+use crate::core::{Core, Counters, Environment, Limits, Roots};
+use crate::error::{Error, Kind, Result};
+use crate::format::ad::Tree;
+use crate::format::entry::{Entry, entry_at};
+use crate::format::header::{self, Header};
+use crate::format::probe::{PROBE_SIZE, Probe};
+use crate::format::superblock::{Leg, MAX_LEGS, Superblock};
+use crate::geometry::{Geometry, Shape};
+use crate::io::{Driven, Io};
+use crate::journal::Journal;
+use crate::keys::Keyring;
+use crate::policy::Policy;
+use crate::readers::Readers;
+use crate::replay::{Replay, Replayed, Standing, standing_error};
+use crate::space::Space;
+use crate::superblock_io::read_superblocks;
+use crate::volume::Volume;
+
+/// How far the anchor may lag behind at level `interval`: whatever comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// Time since the anchor moved. The host owns the clock, so this alone bounds nothing.
+    pub time: Duration,
+    /// Bytes committed since.
+    pub bytes: u64,
+    /// Commits since.
+    pub commits: u64,
+}
+
+impl Default for Window {
+    /// One second, 64 MiB, 1000 commits.
+    fn default() -> Self {
+        Self { time: Duration::from_secs(1), bytes: 64 << 20, commits: 1000 }
+    }
+}
+
+/// How to attach.
+#[derive(Debug, Clone, Copy)]
+pub struct AttachOptions {
+    /// Bytes for overlay and node cache together.
+    pub memory: u64,
+    /// Bounds of level `interval`.
+    pub window: Window,
+    /// What a key slot may cost to open.
+    pub slot_limits: SlotLimits,
+    /// The shape that the volume must have; only the simulator has another than the standard.
+    pub shape: Shape,
+}
+
+impl Default for AttachOptions {
+    /// 256 MiB of memory.
+    fn default() -> Self {
+        Self {
+            memory: 256 << 20,
+            window: Window::default(),
+            slot_limits: SlotLimits::default(),
+            shape: Shape::STANDARD,
+        }
+    }
+}
+
+/// Attaches a volume for reading and writing.
+///
+/// # Errors
+/// In the job: one per [`Kind`]; nothing was written unless the claim had been won.
+pub fn attach(
+    environment: Environment,
+    policy: Policy,
+    credential: Credential,
+    options: AttachOptions,
+) -> Result<Driven<Result<Volume>>> {
+    let store = Arc::clone(&environment.store);
+    Driven::new(store.as_ref(), 64, move |io| {
+        async move { Attaching { environment, policy, options, io }.run(&credential).await }.boxed_local()
+    })
+}
+
+struct Attaching {
+    environment: Environment,
+    policy: Policy,
+    options: AttachOptions,
+    io: Io,
+}
+
+/// A header pair that was checked against the policy, and opened.
+pub(crate) struct Opened {
+    pub(crate) header: Header,
+    pub(crate) slots: KeySlots,
+    pub(crate) digest: [u8; 32],
+    pub(crate) key: VolumeKey,
+    pub(crate) stamp: Option<Stamp>,
+    pub(crate) stamp_key: MacKey,
+}
+
+impl Attaching {
+    async fn run(self, credential: &Credential) -> Result<Volume> {
+        let opened =
+            open_header(&self.io, &self.environment, &self.policy, credential, &self.options).await?;
+        let suite = suite_of(&opened.header);
+        let mode = DataMode::new(suite, opened.header.confidentiality, opened.header.integrity)
+            .map_err(|error| Error::new(Kind::Policy, error.to_string()))?;
+        let Opened { header, digest, key, stamp, stamp_key, .. } = opened;
+        let keys = Keyring::new(key, suite, mode);
+        let (replayed, stamp) = self.find(&header, &keys, stamp.as_ref(), &stamp_key).await?;
+        let session = self.draw()?;
+        // Everything that was accepted becomes durable before anything vouches for it.
+        self.io.flush().await?;
+        let claims = stamp.as_ref().map_or(replayed.superblock.claims, |stamp| stamp.claims) + 1;
+        let stamp = self.claim(&replayed, stamp, session, claims, &stamp_key).await?;
+        let pair = 1 - replayed.superblock.pair;
+        let core = self.core(header, digest, keys, session, claims, pair, stamp, stamp_key, &replayed)?;
+        Ok(Volume::new(self.start(core, replayed).await?))
+    }
+
+    /// The state that the stamp vouches for, or the error that says what else this is. The stamp comes back as it was compared.
+    async fn find(
+        &self,
+        header: &Header,
+        keys: &Keyring,
+        stamp: Option<&Stamp>,
+        stamp_key: &MacKey,
+    ) -> Result<(Replayed, Option<Stamp>)> {
+        let _ = stamp_key;
+        let mut superblocks = read_superblocks(&self.io, &keys.key, keys.suite, &header.volume).await?;
+        superblocks.retain(|(_, superblock)| superblock.check(&header.geometry).is_ok());
+        let age =
+            |superblock: &Superblock| (superblock.generation, superblock.claims, superblock.publication);
+        superblocks.sort_by_key(|(_, superblock)| std::cmp::Reverse(age(superblock)));
+        let mut failed = Vec::new();
+        for (slot, superblock) in superblocks {
+            let replay = Replay { io: &self.io, header, keys, stamp };
+            let replayed = replay.run(superblock, slot).await?;
+            if replayed.standing == Standing::Through {
+                return Ok((replayed, stamp.cloned()));
+            }
+            failed.push(replayed);
+        }
+        let nowhere = Stamp {
+            volume: header.volume,
+            generation: 0,
+            head: [0; 32],
+            session: [0; 16],
+            claims: 0,
+            header_digest: [0; 32],
+            state: State::Released,
+            mac: [0; 32],
+        };
+        Err(standing_error(&failed, stamp.unwrap_or(&nowhere)))
+    }
+
+    fn draw(&self) -> Result<[u8; 16]> {
+        let mut session = [0; 16];
+        self.environment.random.fill(&mut session);
+        if session == [0; 16] {
+            return Err(Error::new(
+                Kind::Io,
+                "the source of randomness gives zeros; attach nothing on this machine",
+            ));
+        }
+        Ok(session)
+    }
+
+    async fn claim(
+        &self,
+        replayed: &Replayed,
+        stamp: Option<Stamp>,
+        session: [u8; 16],
+        claims: u64,
+        key: &MacKey,
+    ) -> Result<Option<Stamp>> {
+        let (Some(anchor), Some(old)) = (&self.environment.anchor, stamp) else { return Ok(None) };
+        let new = Stamp {
+            generation: replayed.generation,
+            head: replayed.head,
+            session,
+            claims,
+            state: State::Claimed,
+            ..old.clone()
+        };
+        let new = sign_stamp(key, new);
+        advance(anchor.as_ref(), Some(&old), &new).await?;
+        Ok(Some(new))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "each is one finding of the attach, used once, here")]
+    fn core(
+        &self,
+        header: Header,
+        header_digest: [u8; 32],
+        keys: Keyring,
+        session: [u8; 16],
+        claims: u64,
+        pair: u8,
+        stamp: Option<Stamp>,
+        stamp_key: MacKey,
+        replayed: &Replayed,
+    ) -> Result<Core> {
+        let geometry = header.geometry;
+        let readers = Arc::new(Readers::default());
+        let used: Vec<u32> = replayed.segments.iter().copied().collect();
+        let foreign: Vec<u32> = replayed.foreign_segments.iter().copied().collect();
+        let journal = Journal::new(&geometry, replayed.generation, replayed.head, &used, &foreign)?;
+        let (limits, cache) = limits(&geometry, self.options.memory);
+        Ok(Core {
+            random: Arc::clone(&self.environment.random),
+            commit: Commit::new(journal, stamp, self.environment.clock.now()),
+            environment: self.environment.clone(),
+            space: Space::new(geometry, Arc::clone(&readers)),
+            geometry,
+            header,
+            keys,
+            session,
+            claims,
+            pair,
+            header_digest,
+            stamp_key,
+            cache: Cache::new(cache),
+            roots: Mutex::new(replayed.roots),
+            overlay: crate::overlay::Overlay::new(),
+            readers,
+            limits,
+            window: self.options.window,
+            counters: Counters::default(),
+            bitmap_places: Mutex::new(HashMap::new()),
+            new_salts: Mutex::new(Vec::new()),
+            next_epoch: AtomicU64::new(u64::from(replayed.next_epoch)),
+            checkpoint_wanted: AtomicU64::new(0),
+            checkpoint_done: AtomicU64::new(0),
+            publish_wanted: AtomicU64::new(0),
+            publish_done: AtomicU64::new(0),
+            unanchored_pins: Mutex::new(Vec::new()),
+            spilled: AtomicBool::new(false),
+            run_age: AtomicU64::new(1),
+            stopping: AtomicBool::new(false),
+            publications: AtomicU64::new(0),
+            work: Event::new(),
+            progress: Event::new(),
+        })
+    }
+
+    /// Makes the first reservations and the session's first superblock.
+    async fn start(&self, mut core: Core, replayed: Replayed) -> Result<Arc<Core>> {
+        let held: Vec<u64> = replayed.overlay.physical_blocks();
+        let foreign: Vec<u32> = replayed.foreign_units.iter().copied().collect();
+        core.overlay = replayed.overlay;
+        *core.new_salts.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner) = replayed.salts;
+        let free = core.count_free(&self.io).await?;
+        core.space.begin(&free, &foreign, &held);
+        core.begin_session_epoch()?;
+        let units = core.space.choose(core.limits.reserve_target, crate::format::superblock::MAX_UNITS / 2);
+        core.load_units(&self.io, &units).await?;
+        core.space.activate(&units);
+        let mut legs: Vec<Leg> = replayed.closed;
+        legs.push(core.commit.leg(&core.geometry));
+        if legs.len() > MAX_LEGS {
+            return Err(Error::new(
+                Kind::Usage,
+                "too many sessions in a row ended before their first checkpoint; report this as a defect",
+            ));
+        }
+        let crowded = legs.len() > MAX_LEGS / 2;
+        core.publish(&self.io, replayed.generation, replayed.head, legs).await?;
+        let core = Arc::new(core);
+        if crowded {
+            core.want_checkpoint();
+        }
+        Ok(core)
+    }
+}
+
+/// Reads both header pairs, chooses the one in force, checks it against policy and anchor, and opens it.
+pub(crate) async fn open_header(
+    io: &Io,
+    environment: &Environment,
+    policy: &Policy,
+    credential: &Credential,
+    options: &AttachOptions,
+) -> Result<Opened> {
+    let stamp = match &environment.anchor {
+        Some(anchor) => Some(anchor.read().await?.ok_or_else(|| {
+            Error::new(Kind::Anchor, format!("the anchor {} was never claimed; either this is the wrong anchor, or the volume was never created to the end", anchor.address()))
+        })?),
+        None => None,
+    };
+    if let Some(stamp) = &stamp {
+        check_stamp(stamp, policy)?;
+    }
+    let mut pairs = Vec::new();
+    let mut refused = None;
+    for first in [0, 2] {
+        let buffer = io.read(first, 2).await?;
+        let mut bytes = [0; 2 * BLOCK_SIZE];
+        buffer.copy_to(0, &mut bytes);
+        match check_pair(&bytes, policy, options) {
+            Ok((header, slots)) => {
+                let digest = seal::sha256(&[&bytes]);
+                if stamp.as_ref().is_none_or(|stamp| stamp.header_digest == digest) {
+                    pairs.push((header, slots, digest, bytes));
+                } else {
+                    refused.get_or_insert_with(|| {
+                        Error::new(
+                            Kind::Stale,
+                            "the header or its key slots are not the ones that the anchor vouches for: they were changed, or an older copy was put back. Attach the current image",
+                        )
+                    });
+                }
+            }
+            Err(error) => drop(refused.get_or_insert(error)),
+        }
+    }
+    pairs.sort_by_key(|(header, ..)| std::cmp::Reverse(header.generation));
+    if pairs.is_empty() {
+        return Err(match refused {
+            Some(error) => blank_or(io, environment, error).await,
+            None => Error::new(Kind::Corrupt, "this store has no header"),
+        });
+    }
+    if environment.store.blocks() < pairs[0].0.geometry.physical_blocks {
+        return Err(Error::new(
+            Kind::Io,
+            format!(
+                "{} has {} blocks, the volume needs {}: it was truncated. Attach the whole image",
+                environment.store.name(),
+                environment.store.blocks(),
+                pairs[0].0.geometry.physical_blocks
+            ),
+        ));
+    }
+    let mut locked = None;
+    for (header, slots, digest, bytes) in pairs {
+        let key = match slots.unlock(&header.volume, credential, &options.slot_limits) {
+            Ok(key) => key,
+            Err(error) => {
+                locked.get_or_insert_with(|| Error::new(Kind::Locked, error.to_string()));
+                continue;
+            }
+        };
+        let (page, _) = bytes.split_at(BLOCK_SIZE);
+        if !key.mac("header").verify(&[header::signed_part(page)?], header::mac(page)?) {
+            locked.get_or_insert_with(|| {
+                Error::new(
+                    Kind::Corrupt,
+                    "the header was changed: its MAC does not hold. Restore the image from a backup",
+                )
+            });
+            continue;
+        }
+        let stamp_key = key.mac("stamp");
+        if let Some(stamp) = &stamp
+            && !stamp_key.verify(&[&stamp.authenticated_bytes()], &stamp.mac)
+        {
+            return Err(Error::new(
+                Kind::Anchor,
+                "the anchor's stamp was not made by this volume; check the anchor's address in the policy",
+            ));
+        }
+        return Ok(Opened { header, slots, digest, key, stamp, stamp_key });
+    }
+    Err(locked.unwrap_or_else(|| Error::new(Kind::Locked, "no key slot opens")))
+}
+
+fn check_stamp(stamp: &Stamp, policy: &Policy) -> Result<()> {
+    if stamp.volume != policy.volume {
+        return Err(Error::new(
+            Kind::Anchor,
+            "the anchor belongs to another volume; check the anchor's address in the policy",
+        ));
+    }
+    if stamp.state == State::Terminal {
+        return Err(Error::new(
+            Kind::Anchor,
+            "this volume has moved to another anchor; use the policy that names the new one",
+        ));
+    }
+    Ok(())
+}
+
+fn check_pair(
+    bytes: &[u8; 2 * BLOCK_SIZE],
+    policy: &Policy,
+    options: &AttachOptions,
+) -> Result<(Header, KeySlots)> {
+    let (header, area) = bytes.split_at(BLOCK_SIZE);
+    let header = Header::decode_as(header, options.shape)?;
+    policy.check_header(&header).map_err(|error| Error::new(Kind::Policy, error.to_string()))?;
+    let area: &[u8; BLOCK_SIZE] =
+        area.try_into().map_err(|_| Error::new(Kind::Corrupt, "the key-slot area is cut short"))?;
+    let slots = KeySlots::decode(area).map_err(|error| Error::new(Kind::Corrupt, error.to_string()))?;
+    Ok((header, slots))
+}
+
+/// Says it plainly when what is there is no volume at all.
+async fn blank_or(io: &Io, environment: &Environment, error: Error) -> Error {
+    let blocks = (PROBE_SIZE / BLOCK_SIZE).min(usize::try_from(environment.store.blocks()).unwrap_or(0));
+    let Ok(buffer) = io.read(0, blocks).await else { return error };
+    let mut start = vec![0; blocks * BLOCK_SIZE];
+    buffer.copy_to(0, &mut start);
+    let name = environment.store.name();
+    match Probe::of(&start) {
+        Probe::Volume => error,
+        Probe::Blank => Error::new(
+            Kind::Usage,
+            format!("{name} is blank: there is no volume on it. Create one, or check the path"),
+        ),
+        Probe::Foreign(kind) => {
+            Error::new(Kind::Usage, format!("{name} is not a cvmio volume, it holds {kind}. Check the path"))
+        }
+    }
+}
+
+pub(crate) fn suite_of(header: &Header) -> Suite {
+    use crate::format::protections::SuiteCode;
+    match header.suite {
+        SuiteCode::Aes256Gcm => Suite::Aes256Gcm,
+        SuiteCode::Aegis128x2 => Suite::Aegis128x2,
+        SuiteCode::Aegis256x2 => Suite::Aegis256x2,
+        SuiteCode::Aes256Xts => Suite::Aes256Xts,
+    }
+}
+
+/// Bytes that one change takes in overlay and pending list, with the maps' slack.
+const CHANGE_BYTES: u64 = 224;
+
+/// Splits the allowed memory: half for the overlay's two generations and what they keep waiting, half for nodes.
+fn limits(geometry: &Geometry, memory: u64) -> (Limits, u64) {
+    let journal_items = crate::format::record::items_per_record(geometry.segment_blocks) as u64
+        * u64::from(geometry.segments / 8).max(1);
+    let pinned = geometry.pinned_limit();
+    let overlay = (memory / 2 / CHANGE_BYTES).clamp(16, 2 * pinned.max(16));
+    let reserve_target = geometry.reserve_target().max(4);
+    let node_reserve = geometry.map_nodes().min(2 * overlay * u64::from(geometry.map_levels()))
+        + geometry.salt_reserve().min(8);
+    let limits = Limits {
+        overlay,
+        pending: journal_items.min(overlay).max(8),
+        pinned,
+        node_reserve,
+        reserve_low: reserve_target / 2,
+        reserve_target,
+    };
+    (limits, memory / 2)
+}
+
+impl Core {
+    /// Free blocks of each unit, as the bitmap has it.
+    async fn count_free(&self, io: &Io) -> Result<Vec<u32>> {
+        let geometry = &self.geometry;
+        let leaf_bits = 1u64 << geometry.bitmap_bits;
+        let mut free = Vec::with_capacity(geometry.units() as usize);
+        let mut inner: Option<(u64, Option<Arc<crate::cache::Page>>)> = None;
+        for unit in 0..geometry.units() {
+            let range = geometry.unit_range(unit);
+            let blocks = range.end - range.start;
+            let leaf = (range.start - geometry.data_start()) >> geometry.bitmap_bits;
+            let whole = blocks == leaf_bits && geometry.bitmap_levels() > 1;
+            let count = if whole {
+                // A unit that is a whole leaf: its parent's entry has the number.
+                let index = leaf >> geometry.fan_out_bits;
+                if inner.as_ref().is_none_or(|(held, _)| *held != index) {
+                    inner =
+                        Some((index, self.node(io, NodeKey { tree: Tree::Bitmap, level: 1, index }).await?));
+                }
+                let slot = crate::tree::child_slot(leaf, geometry.fan_out_bits);
+                match inner.as_ref().and_then(|(_, page)| page.as_ref()) {
+                    Some(page) => match entry_at(page.as_slice(), slot)? {
+                        Entry::ABSENT => blocks,
+                        entry => u64::from(entry.flags),
+                    },
+                    None => blocks,
+                }
+            } else {
+                let used = self.unit_bits(io, unit).await?;
+                blocks - used.iter().map(|word| u64::from(word.count_ones())).sum::<u64>()
+            };
+            free.push(u32::try_from(count).unwrap_or(u32::MAX));
+        }
+        Ok(free)
+    }
+
+    /// Begins the session's epoch. Its superblock and every record carry the salt, so no item has to.
+    fn begin_session_epoch(&self) -> Result<()> {
+        let (number, salt) = self.draw_epoch()?;
+        self.keys.begin(number, salt);
+        Ok(())
+    }
+}
+
+/// Used by tests of the roots' arithmetic.
+pub(crate) const EMPTY_ROOTS: Roots =
+    Roots { map: Entry::ABSENT, salts: Entry::ABSENT, bitmap: Entry::ABSENT, mapped: 0 };

@@ -1,0 +1,277 @@
+//! The maintenance job: reservations, checkpoints, anchoring in the background, and the end of a session.
+//!
+//! Invariants:
+//! 1. Only this job merges, reserves and publishes, so none of these has a rival.
+//! 2. A superblock covers an anchored generation (a durable one at level `off`), and what it reaches is durable before it is written.
+//! 3. Journal segments, bitmap places and old blocks are let go only after the superblock that does without them is durable.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use anchor::State;
+
+use crate::cache::NodeKey;
+use crate::commit::{Committed, Want};
+use crate::core::Core;
+use crate::error::{Error, Kind, Result};
+use crate::format::ad::Tree;
+use crate::format::item::{Item, Units};
+use crate::format::protections::Freshness;
+use crate::format::superblock::{Leg, MAX_UNITS};
+use crate::io::Io;
+use crate::merge::{Bit, Merge, Salt};
+use crate::space::Pin;
+
+impl Core {
+    /// Runs until the session is stopped and everything is put away, or something fails for good.
+    pub(crate) async fn maintain(self: Arc<Self>, io: Io) -> Result<()> {
+        let result = self.maintenance_loop(&io).await;
+        if let Err(error) = &result {
+            self.stop(error);
+        }
+        self.progress.notify(usize::MAX);
+        result
+    }
+
+    async fn maintenance_loop(&self, io: &Io) -> Result<()> {
+        loop {
+            let listener = self.work.listen();
+            self.check_alive()?;
+            if self.space.collect() {
+                self.progress.notify(usize::MAX);
+            }
+            if self.keys.current()?.worn() {
+                self.begin_epoch()?;
+            }
+            if self.stopping.load(Ordering::SeqCst) {
+                return self.release(io).await;
+            }
+            if self.space.usable() < self.limits.reserve_low && self.space.free() > self.space.usable() {
+                self.reserve(io).await?;
+            }
+            if self.publish_is_wanted() {
+                self.publish_transaction(io).await?;
+            } else if self.checkpoint_is_due() {
+                self.checkpoint(io).await?;
+            } else if self.anchor_is_due() {
+                self.commit(io, Want { data: true, anchor: true, ..Want::default() }).await?;
+            } else {
+                listener.await;
+            }
+        }
+    }
+
+    fn is_transactional(&self) -> bool {
+        self.header.freshness == Freshness::Transaction
+    }
+
+    fn checkpoint_is_due(&self) -> bool {
+        let wanted =
+            self.checkpoint_wanted.load(Ordering::SeqCst) > self.checkpoint_done.load(Ordering::SeqCst);
+        let full = self.overlay.active() >= self.limits.overlay / 2;
+        if self.is_transactional() {
+            return wanted || full;
+        }
+        let pinned = self.space.pinned() + self.overlay.superseded() + self.overlay.active()
+            >= self.limits.pinned / 2
+            && self.overlay.active() + self.overlay.superseded() > self.limits.pinned / 8;
+        let journal = self.commit.free_segments() < self.geometry.segments as usize / 2;
+        wanted || full || pinned || journal
+    }
+
+    fn publish_is_wanted(&self) -> bool {
+        self.publish_wanted.load(Ordering::SeqCst) > self.publish_done.load(Ordering::SeqCst)
+    }
+
+    fn anchor_is_due(&self) -> bool {
+        if self.header.freshness != Freshness::Interval {
+            return false;
+        }
+        let (age, bytes, commits) = self.commit.unanchored(self.environment.clock.now());
+        let waiting = bytes > 0 || commits > 0 || self.overlay.pending() > 0;
+        waiting && (age >= self.window.time || bytes >= self.window.bytes || commits >= self.window.commits)
+    }
+
+    /// Reserves units until the target is met; durable when it returns. False if there is nothing left to reserve.
+    pub(crate) async fn reserve(&self, io: &Io) -> Result<bool> {
+        let want = self.limits.reserve_target.saturating_sub(self.space.usable()).max(1);
+        let units = self.space.choose(want, self.space.room(MAX_UNITS));
+        if units.is_empty() {
+            return Ok(false);
+        }
+        self.load_units(io, &units).await?;
+        for group in units.chunks(8) {
+            self.commit.add_control(Item::Reserve(Units::new(group).ok_or_else(|| {
+                Error::new(
+                    Kind::Usage,
+                    "a reservation has more units than the format allows; report this as a defect",
+                )
+            })?));
+        }
+        let data = !self.is_transactional();
+        self.commit(io, Want { data, urgent: true, ..Want::default() }).await?;
+        self.space.activate(&units);
+        self.progress.notify(usize::MAX);
+        Ok(true)
+    }
+
+    /// Brings the current view of units into memory.
+    pub(crate) async fn load_units(&self, io: &Io, units: &[u32]) -> Result<()> {
+        for unit in units {
+            if !self.space.is_resident(*unit) {
+                let used = self.unit_bits(io, *unit).await?;
+                self.space.load(*unit, used);
+            }
+        }
+        Ok(())
+    }
+
+    /// A bit per block of a unit, as the bitmap has it.
+    pub(crate) async fn unit_bits(&self, io: &Io, unit: u32) -> Result<Vec<u64>> {
+        let range = self.geometry.unit_range(unit);
+        let first = range.start - self.geometry.data_start();
+        let key = NodeKey { tree: Tree::Bitmap, level: 0, index: first >> self.geometry.bitmap_bits };
+        let bits = range.end - range.start;
+        let words = usize::try_from(bits.div_ceil(64)).unwrap_or(0);
+        let Some(page) = self.node(io, key).await? else { return Ok(vec![0; words]) };
+        let skip = first & ((1 << self.geometry.bitmap_bits) - 1);
+        let mut used = vec![0u64; words];
+        for bit in 0..bits {
+            let at = skip + bit;
+            let byte = page[usize::try_from(at / 8).unwrap_or(0)];
+            used[usize::try_from(bit / 64).unwrap_or(0)] |= u64::from(byte >> (at % 8) & 1) << (bit % 64);
+        }
+        Ok(used)
+    }
+
+    /// A free block for a map or salt node.
+    pub(crate) async fn node_place(&self, io: &Io) -> Result<u64> {
+        loop {
+            if let Some(run) = self.space.take(1, 0).into_iter().next() {
+                return Ok(run.start);
+            }
+            if !self.reserve(io).await? && !self.space.collect() {
+                return Err(Error::new(
+                    Kind::NoSpace,
+                    "no block is left for the volume's own map; detach it, enlarge its backing file and attach it again",
+                ));
+            }
+        }
+    }
+
+    /// One checkpoint. At level `transaction`, a spill: the new roots stay in memory.
+    async fn checkpoint(&self, io: &Io) -> Result<()> {
+        let wanted = self.checkpoint_wanted.load(Ordering::SeqCst);
+        self.run_age.fetch_add(1, Ordering::SeqCst);
+        if self.is_transactional() {
+            let pin = self.spill(io).await?;
+            self.unanchored_pins.lock().unwrap_or_else(PoisonError::into_inner).extend(pin);
+            self.spilled.store(true, Ordering::SeqCst);
+        } else {
+            let cut = self.commit(io, Want { data: true, anchor: true, freeze: true, urgent: true }).await?;
+            let pin = self.merge(io).await?;
+            io.flush().await?;
+            self.finish(io, &cut, [pin]).await?;
+        }
+        self.counters.checkpoints.add(1);
+        let done = wanted.max(self.checkpoint_done.load(Ordering::SeqCst) + 1);
+        self.checkpoint_done.store(done, Ordering::SeqCst);
+        self.progress.notify(usize::MAX);
+        Ok(())
+    }
+
+    /// Freezes the overlay without a commit and merges it. What it freed stays pinned until the transaction is anchored.
+    async fn spill(&self, io: &Io) -> Result<Vec<Pin>> {
+        let superseded = self.overlay.cut(true).superseded;
+        let pin = self.space.pin(superseded);
+        Ok(vec![pin, self.merge(io).await?])
+    }
+
+    /// Merges the frozen generation into the trees and drops it. Returns the pin on what was freed.
+    async fn merge(&self, io: &Io) -> Result<Pin> {
+        let frozen = self.overlay.frozen();
+        let merge = Merge::new(self, io);
+        merge.run(Tree::Map, &frozen.entries, &frozen.discards).await?;
+        self.overlay.thaw();
+        self.progress.notify(usize::MAX);
+        let mut salts: Vec<_> =
+            std::mem::take(&mut *self.new_salts.lock().unwrap_or_else(PoisonError::into_inner))
+                .into_iter()
+                .map(|(epoch, salt)| (u64::from(epoch), Salt(salt)))
+                .collect();
+        salts.sort_unstable_by_key(|(epoch, _)| *epoch);
+        merge.run(Tree::Salts, &salts, &[]).await?;
+        let start = self.geometry.data_start();
+        let freed = merge.freed.take();
+        let mut bits: Vec<(u64, Bit)> = freed.iter().map(|block| (block - start, Bit(false))).collect();
+        bits.extend(merge.placed.take().into_iter().map(|block| (block - start, Bit(true))));
+        bits.sort_unstable_by_key(|(bit, _)| *bit);
+        // Pinned before the bitmap says that they are free: a unit may be loaded at any moment from now.
+        let pin = self.space.pin(freed.into_iter().chain(frozen.void).collect());
+        merge.run(Tree::Bitmap, &bits, &[]).await?;
+        let mut roots = self.roots();
+        roots.mapped = roots.mapped.saturating_add_signed(merge.mapped.get());
+        drop(roots);
+        Ok(pin)
+    }
+
+    /// Writes the superblock that covers `cut`, and lets go of what it makes superfluous.
+    async fn finish(&self, io: &Io, cut: &Committed, pins: impl IntoIterator<Item = Pin>) -> Result<()> {
+        let listed = self.publish(io, cut.generation, cut.head, vec![cut.leg.clone()]).await?;
+        self.bitmap_places.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.commit.retire(&cut.leg);
+        self.space.published(&listed);
+        self.space.let_go(pins);
+        self.progress.notify(usize::MAX);
+        Ok(())
+    }
+
+    /// The end of a transaction: everything completed becomes durable and anchored, at once.
+    async fn publish_transaction(&self, io: &Io) -> Result<()> {
+        let wanted = self.publish_wanted.load(Ordering::SeqCst);
+        let tight = self.commit.free_segments() < self.geometry.segments as usize / 2;
+        if self.spilled.load(Ordering::SeqCst) || tight || self.overlay.pending() > self.limits.pending {
+            self.run_age.fetch_add(1, Ordering::SeqCst);
+            let mut pins = self.spill(io).await?;
+            pins.append(&mut self.unanchored_pins.lock().unwrap_or_else(PoisonError::into_inner));
+            let roots = *self.roots();
+            for (tree, entry) in
+                [(Tree::Map, roots.map), (Tree::Salts, roots.salts), (Tree::Bitmap, roots.bitmap)]
+            {
+                self.commit.add_control(Item::Root { tree, entry });
+            }
+            self.commit.add_control(Item::Mapped(roots.mapped));
+            let cut = self.commit(io, Want { anchor: true, urgent: true, ..Want::default() }).await?;
+            self.spilled.store(false, Ordering::SeqCst);
+            self.finish(io, &cut, pins).await?;
+        } else {
+            self.commit(io, Want { data: true, anchor: true, urgent: true, ..Want::default() }).await?;
+        }
+        self.publish_done.fetch_max(wanted, Ordering::SeqCst);
+        self.progress.notify(usize::MAX);
+        Ok(())
+    }
+
+    /// The clean end: a checkpoint, and a stamp that says that nobody has the volume.
+    async fn release(&self, io: &Io) -> Result<()> {
+        if self.is_transactional() {
+            // What was not committed is not the owner's will; it is left to be forgotten.
+            let stamp = self.commit.stamp();
+            if let Some(stamp) = stamp {
+                let (generation, head) = (stamp.generation, stamp.head);
+                let leg = Leg { segment: 0, block: 0, first: 0, last: 0, head };
+                return self.move_anchor(&Committed { generation, head, leg }, State::Released).await;
+            }
+            return Ok(());
+        }
+        self.checkpoint(io).await?;
+        let (generation, head) = self.commit.position();
+        let cut = self.commit(io, Want { data: true, anchor: true, urgent: true, ..Want::default() }).await?;
+        debug_assert_eq!(
+            (generation, head),
+            (cut.generation, cut.head),
+            "nothing is written after the last checkpoint"
+        );
+        self.move_anchor(&cut, State::Released).await
+    }
+}

@@ -1,0 +1,339 @@
+//! Commits: what was completed becomes durable, and anchored, together.
+//!
+//! Invariants:
+//! 1. One commit at a time; its leader is the task that found none running. A flush is satisfied by a commit that began after it.
+//! 2. A commit holds every change that completed before it began, on whatever queue (the overlay's cut), and every control item
+//!    added before it.
+//! 3. The order is: records written, store flushed, anchor moved, then pins let go. With data integrity off the store is flushed
+//!    before the records too, since recovery could not tell whether data arrived.
+//! 4. When anything fails in between, the state on the store is unknown: the session is poisoned and writes no more.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anchor::{Stamp, State};
+use event_listener::Event;
+use futures::future::try_join_all;
+
+use crate::core::Core;
+use crate::error::{Error, Kind, Result};
+use crate::format::item::Item;
+use crate::format::protections::Freshness;
+use crate::format::superblock::Leg;
+use crate::geometry::Geometry;
+use crate::io::Io;
+use crate::journal::Journal;
+use crate::space::Pin;
+
+/// What a caller wants of a commit.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Want {
+    /// The changes of the overlay (else only control items).
+    pub(crate) data: bool,
+    /// The anchor must have moved.
+    pub(crate) anchor: bool,
+    /// The overlay's active generation is frozen at the cut.
+    pub(crate) freeze: bool,
+    /// May use the segments that are kept for checkpoints.
+    pub(crate) urgent: bool,
+}
+
+/// Where a commit ended.
+#[derive(Clone)]
+pub(crate) struct Committed {
+    pub(crate) generation: u64,
+    pub(crate) head: [u8; 32],
+    /// Where the journal goes on.
+    pub(crate) leg: Leg,
+}
+
+struct Inner {
+    running: bool,
+    begun: u64,
+    /// The last commit that is durable, and the last that is anchored.
+    durable: u64,
+    anchored: u64,
+    poison: Option<Error>,
+    control: Vec<Item>,
+    /// What each commit superseded, until the anchor covers it.
+    pins: VecDeque<(u64, Pin)>,
+    stamp: Option<Stamp>,
+    anchored_at: Duration,
+    unanchored_bytes: u64,
+}
+
+/// The state of committing.
+pub(crate) struct Commit {
+    inner: Mutex<Inner>,
+    journal: Mutex<Journal>,
+    changed: Event,
+}
+
+impl Commit {
+    pub(crate) fn new(journal: Journal, stamp: Option<Stamp>, now: Duration) -> Self {
+        let inner = Inner {
+            running: false,
+            begun: 0,
+            durable: 0,
+            anchored: 0,
+            poison: None,
+            control: Vec::new(),
+            pins: VecDeque::new(),
+            stamp,
+            anchored_at: now,
+            unanchored_bytes: 0,
+        };
+        Self { inner: Mutex::new(inner), journal: Mutex::new(journal), changed: Event::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn journal(&self) -> MutexGuard<'_, Journal> {
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn poison(&self, reason: &Error) {
+        self.lock().poison.get_or_insert_with(|| reason.clone());
+        self.changed.notify(usize::MAX);
+    }
+
+    pub(crate) fn poisoned(&self) -> Option<Error> {
+        self.lock().poison.clone()
+    }
+
+    pub(crate) fn add_control(&self, item: Item) {
+        self.lock().control.push(item);
+    }
+
+    pub(crate) fn stamp(&self) -> Option<Stamp> {
+        self.lock().stamp.clone()
+    }
+
+    /// Generation and head of the chain now.
+    pub(crate) fn position(&self) -> (u64, [u8; 32]) {
+        let journal = self.journal();
+        (journal.generation, journal.head)
+    }
+
+    pub(crate) fn free_segments(&self) -> usize {
+        self.journal().free()
+    }
+
+    /// The open leg that begins with the next record.
+    pub(crate) fn leg(&self, geometry: &Geometry) -> Leg {
+        self.journal().leg(geometry)
+    }
+
+    pub(crate) fn retire(&self, leg: &Leg) {
+        self.journal().retire(leg);
+    }
+
+    /// How long ago the anchor moved, and how many bytes and commits it does not cover.
+    pub(crate) fn unanchored(&self, now: Duration) -> (Duration, u64, u64) {
+        let inner = self.lock();
+        (
+            now.saturating_sub(inner.anchored_at),
+            inner.unanchored_bytes,
+            inner.durable.saturating_sub(inner.anchored),
+        )
+    }
+}
+
+/// Ends a commit that its task gave up: nobody knows what arrived.
+struct Leading<'a> {
+    core: &'a Core,
+    ended: bool,
+}
+
+impl Drop for Leading<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.core.stop(&Error::new(
+                Kind::Io,
+                "a commit was abandoned half-way; detach the volume and attach it again",
+            ));
+        }
+        self.core.commit.lock().running = false;
+        self.core.commit.changed.notify(usize::MAX);
+    }
+}
+
+impl Core {
+    /// Segments that only a checkpoint's commits may use: enough for all changes that may be pending.
+    pub(crate) fn kept_segments(&self) -> usize {
+        (self.geometry.segments / 4).max(2) as usize
+    }
+
+    /// Whether a commit that is not urgent has to wait for a checkpoint to make room in the journal.
+    fn journal_is_tight(&self) -> bool {
+        self.commit.free_segments() <= self.kept_segments()
+    }
+
+    /// Whether every commit moves the anchor.
+    pub(crate) fn anchors_always(&self) -> bool {
+        matches!(self.header.freshness, Freshness::Strict | Freshness::Write)
+    }
+
+    /// Makes what was completed before the call durable, and anchored if that is wanted or the level demands it.
+    pub(crate) async fn commit(&self, io: &Io, want: Want) -> Result<Committed> {
+        let anchor = (want.anchor && self.header.freshness != Freshness::Off) || self.anchors_always();
+        let target = self.commit.lock().begun + 1;
+        loop {
+            let listener = self.commit.changed.listen();
+            let progress = self.progress.listen();
+            let tight = !want.urgent && self.journal_is_tight();
+            let leads = {
+                let mut inner = self.commit.lock();
+                if let Some(reason) = &inner.poison {
+                    return Err(reason.clone());
+                }
+                let reached = if anchor { inner.anchored } else { inner.durable };
+                if reached >= target && !want.freeze {
+                    let journal = self.commit.journal();
+                    return Ok(self.committed(&journal));
+                }
+                let leads = !inner.running && !tight;
+                if leads {
+                    inner.running = true;
+                    inner.begun += 1;
+                }
+                leads
+            };
+            if leads {
+                return self.lead(io, want, anchor).await;
+            }
+            if tight {
+                self.want_checkpoint();
+                futures::future::select(listener, progress).await;
+            } else {
+                listener.await;
+            }
+        }
+    }
+
+    fn committed(&self, journal: &Journal) -> Committed {
+        Committed { generation: journal.generation, head: journal.head, leg: journal.leg(&self.geometry) }
+    }
+
+    async fn lead(&self, io: &Io, want: Want, anchor: bool) -> Result<Committed> {
+        let mut leading = Leading { core: self, ended: false };
+        let result = self.perform(io, want, anchor).await;
+        leading.ended = true;
+        if let Err(error) = &result {
+            self.stop(error);
+        }
+        drop(leading);
+        result
+    }
+
+    async fn perform(&self, io: &Io, want: Want, anchor: bool) -> Result<Committed> {
+        let (items, number) = self.cut(want);
+        if !items.is_empty() {
+            if !self.header.integrity {
+                io.flush().await?;
+            }
+            let records = self.commit.journal().records(self, io, &items)?;
+            let blocks: usize = records.iter().map(|(_, buffer)| buffer.blocks()).sum();
+            try_join_all(records.into_iter().map(|(place, buffer)| io.write(place, buffer))).await?;
+            io.flush().await?;
+            self.counters.journal_blocks.add(blocks as u64);
+            self.counters.commits.add(1);
+        }
+        let committed = self.committed(&self.commit.journal());
+        {
+            let mut inner = self.commit.lock();
+            inner.durable = number;
+            inner.unanchored_bytes += items.len() as u64 * store::BLOCK_SIZE as u64;
+        }
+        if anchor {
+            self.move_anchor(&committed, State::Claimed).await?;
+            let mut inner = self.commit.lock();
+            inner.anchored = number;
+            inner.anchored_at = self.environment.clock.now();
+            inner.unanchored_bytes = 0;
+        }
+        self.let_go(anchor, number);
+        Ok(committed)
+    }
+
+    /// Takes what this commit is to hold. What it supersedes is pinned under the commit's number.
+    fn cut(&self, want: Want) -> (Vec<Item>, u64) {
+        // Control items first: a reservation or epoch stands before the entries that use it.
+        let (mut items, number) = {
+            let mut inner = self.commit.lock();
+            (std::mem::take(&mut inner.control), inner.begun)
+        };
+        if want.data {
+            let cut = self.overlay.cut(want.freeze);
+            items.extend(cut.items);
+            self.pin(number, cut.superseded);
+        }
+        (items, number)
+    }
+
+    /// Pins blocks until commit `number` is anchored (durable, at level `off`).
+    pub(crate) fn pin(&self, number: u64, blocks: Vec<u64>) {
+        if !blocks.is_empty() {
+            let pin = self.space.pin(blocks);
+            self.commit.lock().pins.push_back((number, pin));
+        }
+    }
+
+    /// The number of the commit that runs or ran last.
+    pub(crate) fn commit_number(&self) -> u64 {
+        self.commit.lock().begun
+    }
+
+    fn let_go(&self, anchored: bool, number: u64) {
+        if anchored || self.header.freshness == Freshness::Off {
+            let pins: Vec<Pin> = {
+                let mut inner = self.commit.lock();
+                let ready = inner.pins.iter().take_while(|(commit, _)| *commit <= number).count();
+                inner.pins.drain(..ready).map(|(_, pin)| pin).collect()
+            };
+            self.space.let_go(pins);
+        }
+        self.progress.notify(usize::MAX);
+    }
+
+    /// Moves the anchor to a committed state by compare-and-swap.
+    pub(crate) async fn move_anchor(&self, to: &Committed, state: State) -> Result<()> {
+        let (Some(anchor), Some(old)) = (&self.environment.anchor, self.commit.stamp()) else {
+            return Ok(());
+        };
+        if old.generation == to.generation && old.head == to.head && old.state == state {
+            return Ok(());
+        }
+        let new = sign_stamp(
+            &self.stamp_key,
+            Stamp { generation: to.generation, head: to.head, state, mac: [0; 32], ..old.clone() },
+        );
+        advance(anchor.as_ref(), Some(&old), &new).await?;
+        self.commit.lock().stamp = Some(new);
+        self.counters.anchor_moves.add(1);
+        Ok(())
+    }
+}
+
+/// Moves an anchor; when it is unknown whether it moved, asks it.
+pub(crate) async fn advance(anchor: &dyn anchor::Anchor, old: Option<&Stamp>, new: &Stamp) -> Result<()> {
+    match anchor.advance(old, new).await {
+        Err(anchor::Error::Io(reason)) => match anchor.read().await {
+            Ok(Some(now)) if now == *new => Ok(()),
+            Ok(now) if now.as_ref() == old => Ok(anchor.advance(old, new).await?),
+            Ok(_) => Err(anchor::Error::Conflict(None).into()),
+            Err(_) => Err(anchor::Error::Io(reason).into()),
+        },
+        other => Ok(other?),
+    }
+}
+
+/// The stamp with its MAC.
+pub(crate) fn sign_stamp(key: &seal::MacKey, mut stamp: Stamp) -> Stamp {
+    stamp.mac = [0; 32];
+    stamp.mac = key.sign(&[&stamp.authenticated_bytes()]);
+    stamp
+}

@@ -1,0 +1,221 @@
+//! What all parts of an attached volume share.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anchor::Anchor;
+use event_listener::Event;
+use seal::Random;
+use store::Store;
+
+use crate::attach::Window;
+use crate::cache::{Cache, NodeKey};
+use crate::commit::Commit;
+use crate::error::{Error, Result};
+use crate::format::ad::Tree;
+use crate::format::entry::Entry;
+use crate::format::header::Header;
+use crate::format::item::Item;
+use crate::geometry::Geometry;
+use crate::keys::{EPOCHS, Keyring};
+use crate::overlay::Overlay;
+use crate::readers::Readers;
+use crate::space::Space;
+
+/// Where time comes from. Only differences matter; it may jump.
+pub trait Clock: Send + Sync {
+    /// Time since some fixed moment.
+    fn now(&self) -> Duration;
+}
+
+/// What a volume stands on, all handed in.
+#[derive(Clone)]
+pub struct Environment {
+    /// The untrusted store.
+    pub store: Arc<dyn Store>,
+    /// The freshness anchor; absent only at freshness `off`.
+    pub anchor: Option<Arc<dyn Anchor>>,
+    /// Randomness for keys, salts and ids.
+    pub random: Arc<dyn Random>,
+    /// Time, for intervals and rates.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// The roots of the three trees, as of the last merge.
+#[derive(Clone, Copy)]
+pub(crate) struct Roots {
+    pub(crate) map: Entry,
+    pub(crate) salts: Entry,
+    pub(crate) bitmap: Entry,
+    /// Logical blocks that have an entry in the map.
+    pub(crate) mapped: u64,
+}
+
+/// A count that only grows.
+#[derive(Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub(crate) fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What is counted, in blocks unless the name says otherwise.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) read_blocks: Counter,
+    pub(crate) written_blocks: Counter,
+    pub(crate) discarded_blocks: Counter,
+    pub(crate) nodes_read: Counter,
+    pub(crate) node_writes: Counter,
+    pub(crate) journal_blocks: Counter,
+    pub(crate) superblock_writes: Counter,
+    pub(crate) commits: Counter,
+    pub(crate) anchor_moves: Counter,
+    pub(crate) checkpoints: Counter,
+    pub(crate) flushes: Counter,
+    pub(crate) corrupt_blocks: Counter,
+    pub(crate) waits_for_space: Counter,
+}
+
+/// Limits that follow from the memory the user allowed and from the geometry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Changes in one overlay generation before a checkpoint begins.
+    pub(crate) overlay: u64,
+    /// Changes that may wait for the journal.
+    pub(crate) pending: u64,
+    /// Blocks that may be pinned before writers wait.
+    pub(crate) pinned: u64,
+    /// Free blocks that only map nodes may take.
+    pub(crate) node_reserve: u64,
+    /// Usable free blocks below which more is reserved.
+    pub(crate) reserve_low: u64,
+    /// What a reservation aims for.
+    pub(crate) reserve_target: u64,
+}
+
+/// An attached volume's shared state.
+pub(crate) struct Core {
+    pub(crate) environment: Environment,
+    pub(crate) random: Arc<dyn Random>,
+    pub(crate) header: Header,
+    pub(crate) geometry: Geometry,
+    pub(crate) keys: Keyring,
+    pub(crate) session: [u8; 16],
+    pub(crate) claims: u64,
+    pub(crate) pair: u8,
+    pub(crate) header_digest: [u8; 32],
+    pub(crate) stamp_key: seal::MacKey,
+    pub(crate) cache: Cache,
+    pub(crate) roots: Mutex<Roots>,
+    pub(crate) overlay: Overlay,
+    pub(crate) space: Space,
+    pub(crate) readers: Arc<Readers>,
+    pub(crate) commit: Commit,
+    pub(crate) limits: Limits,
+    pub(crate) window: Window,
+    pub(crate) counters: Counters,
+    /// Which of its two places each bitmap node uses until the next superblock.
+    pub(crate) bitmap_places: Mutex<HashMap<NodeKey, u64>>,
+    /// Salts that the salt table does not have yet.
+    pub(crate) new_salts: Mutex<Vec<(u32, [u8; 32])>>,
+    pub(crate) next_epoch: AtomicU64,
+    /// Checkpoints asked for and done; a checkpoint that began after a request satisfies it.
+    pub(crate) checkpoint_wanted: AtomicU64,
+    pub(crate) checkpoint_done: AtomicU64,
+    /// Ends of transactions, likewise.
+    pub(crate) publish_wanted: AtomicU64,
+    pub(crate) publish_done: AtomicU64,
+    /// What the spills of this transaction freed.
+    pub(crate) unanchored_pins: Mutex<Vec<crate::space::Pin>>,
+    /// Whether this transaction was spilled, so that its end must name new roots.
+    pub(crate) spilled: AtomicBool,
+    /// Raised by each freeze: runs taken before must be given back.
+    pub(crate) run_age: AtomicU64,
+    pub(crate) stopping: AtomicBool,
+    pub(crate) publications: AtomicU64,
+    /// For the maintenance job: something may be wanted of it.
+    pub(crate) work: Event,
+    /// For everybody else: space, journal or overlay may have room again, or the session has failed.
+    pub(crate) progress: Event,
+}
+
+impl Core {
+    pub(crate) fn roots(&self) -> MutexGuard<'_, Roots> {
+        self.roots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn root(&self, tree: Tree) -> Entry {
+        let roots = self.roots();
+        match tree {
+            Tree::Map => roots.map,
+            Tree::Salts => roots.salts,
+            Tree::Bitmap => roots.bitmap,
+        }
+    }
+
+    pub(crate) fn set_root(&self, tree: Tree, entry: Entry) {
+        let mut roots = self.roots();
+        match tree {
+            Tree::Map => roots.map = entry,
+            Tree::Salts => roots.salts = entry,
+            Tree::Bitmap => roots.bitmap = entry,
+        }
+    }
+
+    /// Where a bitmap node is written now: the one of this session's two places that the last superblock does not reach.
+    pub(crate) fn bitmap_place(&self, key: NodeKey, old: &Entry) -> u64 {
+        let mut places = self.bitmap_places.lock().unwrap_or_else(PoisonError::into_inner);
+        *places.entry(key).or_insert_with(|| {
+            let [first, second] =
+                [0, 1].map(|copy| self.geometry.bitmap_place(key.level, key.index, 2 * self.pair + copy));
+            if old.physical == first { second } else { first }
+        })
+    }
+
+    /// Begins a new epoch; its salt goes to the journal with the next commit.
+    pub(crate) fn begin_epoch(&self) -> Result<()> {
+        let (number, salt) = self.draw_epoch()?;
+        self.commit.add_control(Item::Epoch { epoch: number, salt });
+        self.keys.begin(number, salt);
+        Ok(())
+    }
+
+    /// A new epoch's number and salt, noted for the salt table.
+    pub(crate) fn draw_epoch(&self) -> Result<(u32, [u8; 32])> {
+        let number = u32::try_from(self.next_epoch.fetch_add(1, Ordering::SeqCst)).unwrap_or(u32::MAX);
+        if number >= EPOCHS.min(self.geometry.last_epoch()) {
+            return Err(Error::new(
+                crate::error::Kind::Usage,
+                "all key epochs of this volume are used up; copy its content to a new volume",
+            ));
+        }
+        let mut salt = [0; 32];
+        self.random.fill(&mut salt);
+        self.new_salts.lock().unwrap_or_else(PoisonError::into_inner).push((number, salt));
+        Ok((number, salt))
+    }
+
+    /// Asks for a checkpoint; the number to compare `checkpoint_done` with.
+    pub(crate) fn want_checkpoint(&self) -> u64 {
+        let number = self.checkpoint_done.load(Ordering::SeqCst) + 1;
+        self.checkpoint_wanted.fetch_max(number, Ordering::SeqCst);
+        self.work.notify(usize::MAX);
+        number
+    }
+
+    /// Ends the session: nothing is written from now on. The first reason stays.
+    pub(crate) fn stop(&self, reason: &Error) {
+        self.commit.poison(reason);
+        self.progress.notify(usize::MAX);
+        self.work.notify(usize::MAX);
+    }
+}

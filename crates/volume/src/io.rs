@@ -1,0 +1,187 @@
+//! One thread's I/O as futures: a store queue, and who waits for what on it.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use futures::future::LocalBoxFuture;
+use slab::Slab;
+use store::{Buffer, Completion, Operation, Store};
+
+use crate::error::Result;
+
+/// A store queue whose operations are futures. Clones share the queue; it stays on its thread.
+#[derive(Clone)]
+pub(crate) struct Io(Rc<RefCell<Inner>>);
+
+struct Inner {
+    queue: Box<dyn store::Queue>,
+    slots: Slab<Slot>,
+    ended: Vec<Completion>,
+}
+
+enum Slot {
+    Waiting(Option<Waker>),
+    Ended(Completion),
+    /// Nobody waits any more; the slot goes when the operation ends.
+    Abandoned,
+}
+
+impl Io {
+    pub(crate) fn open(store: &dyn Store, depth: u32) -> Result<Self> {
+        let queue = store.queue(depth)?;
+        Ok(Self(Rc::new(RefCell::new(Inner { queue, slots: Slab::new(), ended: Vec::new() }))))
+    }
+
+    pub(crate) fn buffer(&self, blocks: usize) -> Buffer {
+        self.0.borrow_mut().queue.buffer(blocks)
+    }
+
+    pub(crate) async fn read(&self, block: u64, blocks: usize) -> Result<Buffer> {
+        let buffer = self.buffer(blocks);
+        let ended = self.start(Operation::Read { block, buffer }).await;
+        ended.result?;
+        ended.buffer.ok_or_else(|| {
+            crate::error::Error::new(
+                crate::error::Kind::Io,
+                "the store kept a read's buffer; report this as a defect",
+            )
+        })
+    }
+
+    pub(crate) async fn write(&self, block: u64, buffer: Buffer) -> Result<()> {
+        Ok(self.start(Operation::Write { block, buffer }).await.result?)
+    }
+
+    pub(crate) async fn flush(&self) -> Result<()> {
+        Ok(self.start(Operation::Flush).await.result?)
+    }
+
+    fn start(&self, operation: Operation) -> Transfer {
+        let mut inner = self.0.borrow_mut();
+        let slot = inner.slots.insert(Slot::Waiting(None));
+        inner.queue.submit(slot as u64, operation);
+        Transfer { io: self.clone(), slot }
+    }
+
+    /// Sends and reaps without blocking; wakes the futures whose operations have ended. Says how many.
+    pub(crate) fn poll(&self) -> usize {
+        self.reap(|queue, ended| queue.poll(ended))
+    }
+
+    /// Like `poll`, but sleeps until something ends, a waker is woken, or the time-out passes.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> usize {
+        self.reap(|queue, ended| queue.wait(timeout, ended))
+    }
+
+    pub(crate) fn waker(&self) -> Waker {
+        self.0.borrow().queue.waker()
+    }
+
+    fn reap(&self, step: impl FnOnce(&mut dyn store::Queue, &mut Vec<Completion>)) -> usize {
+        let mut inner = self.0.borrow_mut();
+        let Inner { queue, slots, ended } = &mut *inner;
+        step(queue.as_mut(), ended);
+        let count = ended.len();
+        let mut wakers = Vec::with_capacity(count);
+        for completion in ended.drain(..) {
+            // A token that is not ours would be the store's defect; it has nobody to go to.
+            let Some(key) = usize::try_from(completion.token).ok().filter(|key| slots.contains(*key)) else {
+                continue;
+            };
+            match std::mem::replace(&mut slots[key], Slot::Ended(completion)) {
+                Slot::Waiting(waker) => wakers.extend(waker),
+                Slot::Abandoned => drop(slots.remove(key)),
+                Slot::Ended(_) => {}
+            }
+        }
+        drop(inner);
+        wakers.into_iter().for_each(Waker::wake);
+        count
+    }
+}
+
+/// One operation on its way.
+struct Transfer {
+    io: Io,
+    slot: usize,
+}
+
+impl Future for Transfer {
+    type Output = Completion;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Completion> {
+        let slots = &mut self.io.0.borrow_mut().slots;
+        match &mut slots[self.slot] {
+            Slot::Waiting(waker) => {
+                *waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+            Slot::Ended(_) | Slot::Abandoned => {
+                match std::mem::replace(&mut slots[self.slot], Slot::Abandoned) {
+                    Slot::Ended(completion) => Poll::Ready(completion),
+                    _ => Poll::Pending,
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        // The queue owns the buffer until the operation ends, so an abandoned one harms nobody.
+        let slots = &mut self.io.0.borrow_mut().slots;
+        match slots.get(self.slot) {
+            Some(Slot::Waiting(_)) => slots[self.slot] = Slot::Abandoned,
+            Some(_) => drop(slots.remove(self.slot)),
+            None => {}
+        }
+    }
+}
+
+/// A job with its own store queue, moved on by whoever holds it: a thread that blocks, or a scheduler that
+/// interleaves.
+pub struct Driven<T> {
+    io: Io,
+    future: LocalBoxFuture<'static, T>,
+    waker: Waker,
+}
+
+impl<T> Driven<T> {
+    pub(crate) fn new(
+        store: &dyn Store,
+        depth: u32,
+        job: impl FnOnce(Io) -> LocalBoxFuture<'static, T>,
+    ) -> Result<Self> {
+        let io = Io::open(store, depth)?;
+        Ok(Self { future: job(io.clone()), waker: io.waker(), io })
+    }
+
+    /// Does what can be done now; the result, when the job has ended. Never blocks.
+    pub fn poll(&mut self) -> Option<T> {
+        self.io.poll();
+        let ended = self.advance();
+        self.io.poll();
+        ended
+    }
+
+    fn advance(&mut self) -> Option<T> {
+        match self.future.as_mut().poll(&mut Context::from_waker(&self.waker)) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => None,
+        }
+    }
+
+    /// Runs the job to its end on this thread.
+    pub fn block(mut self) -> T {
+        loop {
+            if let Some(result) = self.advance() {
+                return result;
+            }
+            self.io.wait(Some(Duration::from_millis(100)));
+        }
+    }
+}

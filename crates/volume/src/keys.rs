@@ -1,0 +1,115 @@
+//! The session's epoch, the nonces in it, and the keys of earlier epochs.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use seal::{DataMode, EpochKeys, Suite, VolumeKey};
+
+use crate::error::{Error, Kind, Result};
+
+/// Seals under one key after which a new epoch begins.
+pub(crate) const EPOCH_SEALS: u64 = 1 << 36;
+/// Epoch numbers have 24 bits; 0 is none.
+pub(crate) const EPOCHS: u32 = 1 << 24;
+
+/// An epoch that this session seals in.
+pub(crate) struct Epoch {
+    pub(crate) number: u32,
+    pub(crate) salt: [u8; 32],
+    pub(crate) keys: EpochKeys,
+    data: AtomicU64,
+    node: AtomicU64,
+    journal: AtomicU64,
+}
+
+/// Which of an epoch's keys.
+#[derive(Clone, Copy)]
+pub(crate) enum Use {
+    Data,
+    Node,
+    Journal,
+}
+
+impl Epoch {
+    /// `count` nonces that nobody else gets; the first of them. `None` when the epoch is used up.
+    pub(crate) fn nonces(&self, purpose: Use, count: u64) -> Option<u64> {
+        let counter = match purpose {
+            Use::Data => &self.data,
+            Use::Node => &self.node,
+            Use::Journal => &self.journal,
+        };
+        let first = counter.fetch_add(count, Ordering::Relaxed);
+        (first + count <= EPOCH_SEALS).then_some(first)
+    }
+
+    /// Whether it is time to begin the next one; well before `nonces` refuses.
+    pub(crate) fn worn(&self) -> bool {
+        let most = [&self.data, &self.node, &self.journal]
+            .map(|counter| counter.load(Ordering::Relaxed))
+            .into_iter()
+            .max();
+        most.is_some_and(|seals| seals > EPOCH_SEALS - (EPOCH_SEALS >> 4))
+    }
+}
+
+/// All keys that the volume key gives.
+pub(crate) struct Keyring {
+    pub(crate) key: VolumeKey,
+    pub(crate) suite: Suite,
+    pub(crate) mode: DataMode,
+    current: RwLock<Option<Arc<Epoch>>>,
+    known: RwLock<HashMap<u32, Arc<EpochKeys>>>,
+}
+
+impl Keyring {
+    pub(crate) fn new(key: VolumeKey, suite: Suite, mode: DataMode) -> Self {
+        Self { key, suite, mode, current: RwLock::new(None), known: RwLock::default() }
+    }
+
+    pub(crate) fn derive(&self, salt: &[u8; 32]) -> EpochKeys {
+        self.key.epoch(self.mode, self.suite, salt)
+    }
+
+    /// Makes the epoch the one that new seals use.
+    pub(crate) fn begin(&self, number: u32, salt: [u8; 32]) {
+        self.learn(number, &salt);
+        let epoch = Epoch {
+            number,
+            salt,
+            keys: self.derive(&salt),
+            data: AtomicU64::new(0),
+            node: AtomicU64::new(0),
+            journal: AtomicU64::new(0),
+        };
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(epoch));
+    }
+
+    pub(crate) fn current(&self) -> Result<Arc<Epoch>> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        current.clone().ok_or_else(|| Error::new(Kind::Usage, "this volume is attached for reading only"))
+    }
+
+    /// Nonces of the current epoch.
+    pub(crate) fn nonces(&self, purpose: Use, count: u64) -> Result<(Arc<Epoch>, u64)> {
+        let epoch = self.current()?;
+        let first = epoch.nonces(purpose, count).ok_or_else(|| {
+            Error::new(
+                Kind::Usage,
+                "this session's key epoch is used up; detach the volume and attach it again",
+            )
+        })?;
+        Ok((epoch, first))
+    }
+
+    /// The keys of an epoch, if they are in memory.
+    pub(crate) fn known(&self, number: u32) -> Option<Arc<EpochKeys>> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+    }
+
+    pub(crate) fn learn(&self, number: u32, salt: &[u8; 32]) -> Arc<EpochKeys> {
+        let keys = Arc::new(self.derive(salt));
+        self.known.write().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::clone(&keys));
+        keys
+    }
+}

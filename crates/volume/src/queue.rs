@@ -1,0 +1,184 @@
+//! One thread's way into a volume: requests go in, run to completion on this thread, and come out.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::future::LocalBoxFuture;
+use futures::stream::FuturesUnordered;
+use store::Buffer;
+
+use crate::core::Core;
+use crate::error::Result;
+use crate::io::Io;
+
+/// What a volume may be asked. Addresses and lengths are logical blocks of 4096 bytes.
+#[derive(Debug)]
+pub enum Request {
+    /// Fill `buffer` (private memory) with the blocks from `block` on.
+    Read {
+        /// First block.
+        block: u64,
+        /// As long as what is to be read.
+        buffer: Buffer,
+    },
+    /// Write all of `buffer` (private memory) to the blocks from `block` on.
+    Write {
+        /// First block.
+        block: u64,
+        /// The new content.
+        buffer: Buffer,
+        /// Complete only when it is as durable as after a flush.
+        fua: bool,
+    },
+    /// Make everything that completed before this durable; at levels `strict` and `write`, also fresh.
+    Flush,
+    /// These blocks read as zeros from now on, and their space is free.
+    Discard {
+        /// First block.
+        block: u64,
+        /// How many.
+        blocks: u64,
+    },
+    /// End the transaction: everything that completed before this is durable and anchored when it completes.
+    Commit,
+}
+
+/// The end of one request.
+#[derive(Debug)]
+pub struct Completion {
+    /// The number that the submitter gave.
+    pub token: u64,
+    /// The request's buffer. After a failed read its content is undefined, but never plaintext of other blocks.
+    pub buffer: Option<Buffer>,
+    /// `Ok`, or why it failed.
+    pub result: Result<()>,
+}
+
+/// A queue of requests to an attached volume; it belongs to the thread that opened it.
+pub struct Queue {
+    core: Arc<Core>,
+    io: Io,
+    waker: Waker,
+    runs: Rc<RefCell<Runs>>,
+    tasks: FuturesUnordered<LocalBoxFuture<'static, Completion>>,
+}
+
+impl Queue {
+    pub(crate) fn open(core: Arc<Core>, depth: u32) -> Result<Self> {
+        let io = Io::open(core.environment.store.as_ref(), depth)?;
+        Ok(Self { waker: io.waker(), io, core, runs: Rc::default(), tasks: FuturesUnordered::new() })
+    }
+
+    /// Accepts a request. Nothing happens before the next [`poll`](Self::poll).
+    pub fn submit(&mut self, token: u64, request: Request) {
+        let (core, io, runs) = (Arc::clone(&self.core), self.io.clone(), Rc::clone(&self.runs));
+        self.tasks.push(Box::pin(async move {
+            let (buffer, result) = core.serve(&io, &runs, request).await;
+            Completion { token, buffer, result }
+        }));
+    }
+
+    /// Requests that have not completed.
+    pub fn pending(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Moves everything on as far as it goes without waiting; appends what has completed.
+    pub fn poll(&mut self, completions: &mut Vec<Completion>) {
+        self.io.poll();
+        self.run(completions);
+        self.io.poll();
+    }
+
+    /// Like `poll`, and then sleeps until something can move on, the [`waker`](Self::waker) is woken, or the time-out passes.
+    pub fn wait(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) {
+        let before = completions.len();
+        self.poll(completions);
+        if completions.len() == before {
+            self.io.wait(timeout);
+            self.run(completions);
+        }
+    }
+
+    /// Ends a `wait` from any thread.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    fn run(&mut self, completions: &mut Vec<Completion>) {
+        let mut context = Context::from_waker(&self.waker);
+        while let Poll::Ready(Some(completion)) = self.tasks.poll_next_unpin(&mut context) {
+            completions.push(completion);
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.tasks.clear();
+        for run in self.runs.borrow_mut().runs.drain(..) {
+            self.core.space.give_back(run);
+        }
+    }
+}
+
+/// Free blocks that a queue has taken ahead of its writes.
+#[derive(Default)]
+pub(crate) struct Runs {
+    runs: VecDeque<Range<u64>>,
+    age: u64,
+}
+
+/// Blocks that a queue takes at a time, when there are plenty.
+const RUN_BLOCKS: u64 = 256;
+
+impl Runs {
+    /// `blocks` blocks in as few runs as there are; all or nothing. At least `keep` blocks of the volume stay free.
+    pub(crate) fn take(&mut self, core: &Core, blocks: u64, keep: u64) -> Option<Vec<Range<u64>>> {
+        let age = core.run_age.load(Ordering::SeqCst);
+        if age != self.age {
+            // The last checkpoint may not have listed their units.
+            self.runs.drain(..).for_each(|run| core.space.give_back(run));
+            self.age = age;
+        }
+        let held: u64 = self.runs.iter().map(|run| run.end - run.start).sum();
+        if held < blocks {
+            // Near the end of the space a queue must not sit on what another needs.
+            let plenty = core.space.free().saturating_sub(keep) / 64;
+            let ahead = RUN_BLOCKS.min(plenty);
+            self.runs.extend(core.space.take((blocks - held).max(ahead), keep));
+            if core.space.usable() < core.limits.reserve_low {
+                core.work.notify(usize::MAX);
+            }
+        }
+        let held: u64 = self.runs.iter().map(|run| run.end - run.start).sum();
+        if held < blocks {
+            return None;
+        }
+        let mut taken = Vec::with_capacity(1);
+        let mut left = blocks;
+        while left > 0 {
+            let run = self.runs.front_mut()?;
+            let end = run.end.min(run.start + left);
+            taken.push(run.start..end);
+            left -= end - run.start;
+            run.start = end;
+            if run.start == run.end {
+                self.runs.pop_front();
+            }
+        }
+        Some(taken)
+    }
+
+    /// Puts back what was taken and not written.
+    pub(crate) fn put_back(&mut self, core: &Core, runs: Vec<Range<u64>>) {
+        runs.into_iter().for_each(|run| core.space.give_back(run));
+    }
+}

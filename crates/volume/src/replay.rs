@@ -1,0 +1,345 @@
+//! Reading the journal back: from a superblock along its legs, as far as the chain holds.
+//!
+//! Invariants:
+//! 1. A record counts only if it opens under the volume key with the head before it as associated data; a commit only if all its
+//!    records are there.
+//! 2. The state is that of the last commit that counts: up to the stamp all of them, behind it those that continue it, and the very last
+//!    only if the data that it names opens (nothing proves that the flush behind it ever ended).
+//! 3. Reservations count wherever the chain holds, also in what is not applied: their writer may still be alive.
+
+use std::collections::BTreeSet;
+
+use anchor::Stamp;
+use store::BLOCK_SIZE;
+
+use crate::error::{Error, Kind, Result};
+use crate::format::ad::{Tree, data_ad};
+use crate::format::entry::Entry;
+use crate::format::header::Header;
+use crate::format::item::{Item, items};
+use crate::format::protections::Freshness;
+use crate::format::record::{RECORD_HEADER, RecordHeader};
+use crate::format::superblock::{Leg, Superblock};
+use crate::io::Io;
+use crate::journal::next_head;
+use crate::keys::Keyring;
+use crate::overlay::Overlay;
+
+/// Where a replay stands relative to the stamp.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// The chain passes through the stamp (or there is no stamp to pass through).
+    Through,
+    /// The chain ends before the stamp's generation.
+    Short,
+    /// At the stamp's generation the chain has another head.
+    Beside,
+}
+
+/// What a replay found.
+pub(crate) struct Replayed {
+    pub(crate) superblock: Superblock,
+    pub(crate) slot: u8,
+    pub(crate) standing: Standing,
+    /// The last commit that counts.
+    pub(crate) generation: u64,
+    pub(crate) head: [u8; 32],
+    pub(crate) overlay: Overlay,
+    pub(crate) roots: crate::core::Roots,
+    pub(crate) salts: Vec<(u32, [u8; 32])>,
+    pub(crate) next_epoch: u32,
+    /// Legs to list as closed, should a session go on from here.
+    pub(crate) closed: Vec<Leg>,
+    /// Segments that those legs are in.
+    pub(crate) segments: BTreeSet<u32>,
+    /// Segments and units in which the predecessor may still write.
+    pub(crate) foreign_segments: BTreeSet<u32>,
+    pub(crate) foreign_units: BTreeSet<u32>,
+}
+
+/// Replays one superblock's journal.
+pub(crate) struct Replay<'a> {
+    pub(crate) io: &'a Io,
+    pub(crate) header: &'a Header,
+    pub(crate) keys: &'a Keyring,
+    pub(crate) stamp: Option<&'a Stamp>,
+}
+
+/// One commit, as read.
+struct Commit {
+    items: Vec<Item>,
+    generation: u64,
+    head: [u8; 32],
+    leg: usize,
+    segments: Vec<u32>,
+}
+
+impl Replay<'_> {
+    pub(crate) async fn run(&self, superblock: Superblock, slot: u8) -> Result<Replayed> {
+        let mut state = Replayed {
+            standing: Standing::Short,
+            generation: superblock.legs.first().map_or(superblock.generation, |leg| leg.first - 1),
+            head: superblock.legs.first().map_or(superblock.head, |leg| leg.head),
+            overlay: Overlay::new(),
+            roots: crate::core::Roots {
+                map: superblock.map,
+                salts: superblock.salts,
+                bitmap: superblock.bitmap,
+                mapped: superblock.mapped,
+            },
+            salts: Vec::new(),
+            next_epoch: superblock.next_epoch,
+            closed: Vec::new(),
+            segments: BTreeSet::new(),
+            foreign_segments: BTreeSet::new(),
+            foreign_units: superblock.units.iter().copied().collect(),
+            slot,
+            superblock,
+        };
+        if state.superblock.epoch != 0 {
+            self.keys.learn(state.superblock.epoch, &state.superblock.epoch_salt);
+            state.salts.push((state.superblock.epoch, state.superblock.epoch_salt));
+        }
+        self.compare(&mut state);
+        self.walk(&mut state).await?;
+        // The overlay holds the changes; nothing of it waits for a journal.
+        state.overlay.cut(false);
+        Ok(state)
+    }
+
+    /// Notes whether the state that counts now is the stamp's.
+    fn compare(&self, state: &mut Replayed) {
+        state.standing = match self.stamp {
+            None => Standing::Through,
+            Some(stamp) if stamp.generation == state.generation => {
+                if stamp.head == state.head {
+                    Standing::Through
+                } else {
+                    Standing::Beside
+                }
+            }
+            Some(_) => state.standing,
+        };
+    }
+
+    async fn walk(&self, state: &mut Replayed) -> Result<()> {
+        // The last commit behind the stamp is held back until its data has been seen, or another follows it.
+        let mut held: Option<Commit> = None;
+        let mut scan = Scan { generation: state.generation, head: state.head };
+        let legs = state.superblock.legs.clone();
+        for (number, leg) in legs.iter().enumerate() {
+            if leg.first != scan.generation + 1 || leg.head != scan.head {
+                break;
+            }
+            state.foreign_segments.insert(leg.segment);
+            let mut place = Place { segment: leg.segment, block: leg.block, next: None };
+            let mut items = Vec::new();
+            let mut segments = Vec::new();
+            while leg.is_open() || scan.generation < leg.last {
+                let Some((record, read)) = self.record(&mut place, &scan).await? else { break };
+                if leg.is_open() && record.session != state.superblock.session {
+                    break;
+                }
+                scan = Scan { generation: record.generation, head: next_head(&scan.head, &record) };
+                if leg.is_open() {
+                    note_reservations(state, &record, place.segment, &read);
+                }
+                items.extend(read);
+                segments.push(place.segment);
+                if !record.last {
+                    continue;
+                }
+                let commit = Commit {
+                    items: std::mem::take(&mut items),
+                    generation: scan.generation,
+                    head: scan.head,
+                    leg: number,
+                    segments: std::mem::take(&mut segments),
+                };
+                if state.standing == Standing::Short || !leg.is_open() {
+                    self.apply(state, commit, leg);
+                    self.compare(state);
+                    if state.standing == Standing::Beside {
+                        return Ok(());
+                    }
+                } else if self.header.freshness != Freshness::Transaction {
+                    if let Some(before) = held.replace(commit) {
+                        self.apply(state, before, leg);
+                    }
+                }
+            }
+        }
+        if let Some(last) = held
+            && self.data_is_there(&last).await?
+        {
+            let leg = legs[last.leg];
+            self.apply(state, last, &leg);
+        }
+        Ok(())
+    }
+
+    /// The next record, if it is one and continues the chain.
+    async fn record(&self, place: &mut Place, scan: &Scan) -> Result<Option<(RecordHeader, Vec<Item>)>> {
+        let geometry = &self.header.geometry;
+        if place.block >= geometry.segment_blocks {
+            let Some(next) = place.next else { return Ok(None) };
+            *place = Place { segment: next, block: 0, next: None };
+        }
+        if place.segment >= geometry.segments {
+            return Ok(None);
+        }
+        let first = geometry.segment_start(place.segment) + u64::from(place.block);
+        let mut bytes = self.read(first, 1).await?;
+        let Ok(header) = RecordHeader::decode(&bytes[..RECORD_HEADER]) else { return Ok(None) };
+        let blocks = u32::from(header.blocks);
+        let continues = header.volume == self.header.volume
+            && header.generation == scan.generation + 1
+            && blocks >= 1
+            && place.block + blocks <= geometry.segment_blocks
+            && header.next_segment < geometry.segments;
+        if !continues {
+            return Ok(None);
+        }
+        if blocks > 1 {
+            bytes.extend(self.read(first + 1, blocks as usize - 1).await?);
+        }
+        let Ok(sealed) = header.sealed(&bytes) else { return Ok(None) };
+        let mut payload = vec![0; sealed.len()];
+        let keys = self.keys.derive(&header.salt);
+        if keys
+            .journal
+            .open(header.nonce, &header.associated_data(&scan.head), sealed, &header.tag, &mut payload)
+            .is_err()
+        {
+            return Ok(None);
+        }
+        // From here on these are our own words, unless our own code is wrong; still nothing may panic on them.
+        let Ok(read) = items(&payload).collect::<std::result::Result<Vec<_>, _>>() else { return Ok(None) };
+        if read.iter().any(|item| item.check(geometry).is_err()) {
+            return Ok(None);
+        }
+        self.keys.learn(header.epoch, &header.salt);
+        place.block += blocks;
+        place.next = Some(header.next_segment);
+        Ok(Some((header, read)))
+    }
+
+    async fn read(&self, block: u64, blocks: usize) -> Result<Vec<u8>> {
+        let buffer = self.io.read(block, blocks).await?;
+        let mut bytes = vec![0; blocks * BLOCK_SIZE];
+        buffer.copy_to(0, &mut bytes);
+        Ok(bytes)
+    }
+
+    fn apply(&self, state: &mut Replayed, commit: Commit, leg: &Leg) {
+        for item in &commit.items {
+            match *item {
+                Item::Write { logical, entry } => state.overlay.insert(logical, &[entry]),
+                Item::Discard { logical, blocks } => state.overlay.discard(logical..logical + blocks),
+                Item::Epoch { epoch, salt } => {
+                    self.keys.learn(epoch, &salt);
+                    state.salts.push((epoch, salt));
+                    state.next_epoch = state.next_epoch.max(epoch + 1);
+                }
+                Item::Root { tree, entry } => {
+                    // New roots hold everything before them.
+                    state.overlay = Overlay::new();
+                    match tree {
+                        Tree::Map => state.roots.map = entry,
+                        Tree::Salts => state.roots.salts = entry,
+                        Tree::Bitmap => state.roots.bitmap = entry,
+                    }
+                }
+                Item::Mapped(blocks) => state.roots.mapped = blocks,
+                Item::Reserve(_) => {}
+            }
+        }
+        state.generation = commit.generation;
+        state.head = commit.head;
+        let closed = Leg { last: commit.generation, ..*leg };
+        match state.closed.last_mut() {
+            Some(last) if last.first == leg.first => *last = closed,
+            _ => state.closed.push(closed),
+        }
+        state.segments.insert(leg.segment);
+        state.segments.extend(commit.segments);
+    }
+
+    /// Whether every block that a commit names can be opened.
+    async fn data_is_there(&self, commit: &Commit) -> Result<bool> {
+        if !self.header.integrity {
+            // Without tags nobody can tell; the writer flushed the data before it wrote the record.
+            return Ok(true);
+        }
+        let mut last: std::collections::HashMap<u64, Option<Entry>> = std::collections::HashMap::new();
+        for item in &commit.items {
+            match *item {
+                Item::Write { logical, entry } => drop(last.insert(logical, Some(entry))),
+                Item::Discard { logical, blocks } => {
+                    last.retain(|block, _| !(logical..logical + blocks).contains(block));
+                }
+                _ => {}
+            }
+        }
+        let mut opened = vec![0; BLOCK_SIZE];
+        for (logical, entry) in last.into_iter().filter_map(|(logical, entry)| Some((logical, entry?))) {
+            let Some(keys) = self.keys.known(entry.epoch) else { return Ok(false) };
+            let sealed = self.read(entry.physical, 1).await?;
+            let ad = data_ad(&self.header.volume, logical);
+            if keys.data.open(entry.nonce, &ad, &sealed, &entry.tag, &mut opened).is_err() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Where the chain stands while it is read.
+struct Scan {
+    generation: u64,
+    head: [u8; 32],
+}
+
+/// Where the next record should be.
+struct Place {
+    segment: u32,
+    block: u32,
+    next: Option<u32>,
+}
+
+/// The predecessor may be alive, and write wherever it reserved.
+fn note_reservations(state: &mut Replayed, record: &RecordHeader, segment: u32, items: &[Item]) {
+    state.foreign_segments.insert(segment);
+    state.foreign_segments.insert(record.next_segment);
+    for item in items {
+        if let Item::Reserve(units) = item {
+            state.foreign_units.extend(units.as_slice());
+        }
+    }
+}
+
+/// The failure that a replay's standing means.
+pub(crate) fn standing_error(found: &[Replayed], stamp: &Stamp) -> Error {
+    let best = found.iter().max_by_key(|replayed| replayed.generation);
+    let beside = found.iter().any(|replayed| replayed.standing == Standing::Beside);
+    match best {
+        None => Error::new(
+            Kind::Corrupt,
+            "no superblock of this volume opens: they were overwritten or replaced. Restore the image from a backup",
+        ),
+        Some(best) if beside || best.superblock.generation > stamp.generation => Error::new(
+            Kind::Forked,
+            format!(
+                "this image has a history of its own beside the one that the anchor vouches for (generation {}). Somebody ran a copy of it, or anchor and image were restored from different times. Attach the image that belongs to the anchor",
+                stamp.generation
+            ),
+        ),
+        Some(best) => Error::new(
+            Kind::Stale,
+            format!(
+                "this image is an older state: its journal ends at generation {}, the anchor vouches for {}. The host put an old copy back, or lost flushed writes. Attach the current image",
+                best.generation, stamp.generation
+            ),
+        ),
+    }
+}

@@ -1,0 +1,389 @@
+//! What happens to one request, from the first look at it to its completion.
+//!
+//! Invariants:
+//! 1. A write names its new place only after the store has acknowledged it; the entry becomes visible with its sequence number.
+//! 2. A reader is counted before it looks anything up and until it has opened what it read, so no place that it holds is reused.
+//! 3. Bytes reach the caller only from a successful `open` (or as zeros).
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use futures::future::join_all;
+use store::{BLOCK_SIZE, Buffer};
+
+use crate::cache::NodeKey;
+use crate::commit::Want;
+use crate::core::Core;
+use crate::error::{Error, Kind, Result};
+use crate::format::ad::{Tree, data_ad};
+use crate::format::entry::{Entry, entry_at};
+use crate::format::protections::{Freshness, Provision};
+use crate::io::Io;
+use crate::keys::Use;
+use crate::queue::{Request, Runs};
+use crate::tree::child_slot;
+
+impl Core {
+    pub(crate) async fn serve(
+        &self,
+        io: &Io,
+        runs: &RefCell<Runs>,
+        request: Request,
+    ) -> (Option<Buffer>, Result<()>) {
+        match request {
+            Request::Read { block, mut buffer } => {
+                let result = self.read(io, block, &mut buffer).await;
+                (Some(buffer), result)
+            }
+            Request::Write { block, buffer, fua } => {
+                let result = self.write(io, runs, block, &buffer, fua).await;
+                (Some(buffer), result)
+            }
+            Request::Flush => (None, self.flush(io).await),
+            Request::Discard { block, blocks } => (None, self.discard(io, block, blocks).await),
+            Request::Commit => (None, self.commit_transaction(io).await),
+        }
+    }
+
+    fn check_range(&self, block: u64, blocks: u64) -> Result<()> {
+        let size = self.geometry.logical_blocks;
+        if block.checked_add(blocks).is_some_and(|end| end <= size) {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::Usage,
+            format!(
+                "blocks {block} to {} are not in this volume of {size} blocks",
+                block.saturating_add(blocks)
+            ),
+        ))
+    }
+
+    async fn read(&self, io: &Io, block: u64, buffer: &mut Buffer) -> Result<()> {
+        let blocks = buffer.blocks();
+        self.check_range(block, blocks as u64)?;
+        let _reading = self.readers.enter();
+        let entries = self.entries(io, block, blocks).await?;
+        let target = private_mut(buffer)?;
+        let runs = physical_runs(&entries);
+        let read = join_all(runs.iter().map(|run| io.read(entries[run.start].physical, run.len()))).await;
+        let mut damaged = None;
+        for (entry, page) in entries.iter().zip(target.chunks_exact_mut(BLOCK_SIZE)) {
+            if entry.is_absent() {
+                page.fill(0);
+            }
+        }
+        for (run, sealed) in runs.into_iter().zip(read) {
+            let sealed = sealed?;
+            for (at, index) in run.enumerate() {
+                let page = &mut target[index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE];
+                let logical = block + index as u64;
+                if !self.open(io, logical, &entries[index], &sealed, at, page).await? {
+                    damaged.get_or_insert(logical);
+                }
+            }
+        }
+        self.counters.read_blocks.add(blocks as u64);
+        match damaged {
+            None => Ok(()),
+            Some(logical) => Err(Error::corrupt_block(logical)),
+        }
+    }
+
+    /// The entries of a stretch of logical blocks, from the overlay or the map.
+    async fn entries(&self, io: &Io, block: u64, blocks: usize) -> Result<Vec<Entry>> {
+        let bits = self.geometry.fan_out_bits;
+        let mut entries = Vec::with_capacity(blocks);
+        let mut leaf = None;
+        for logical in block..block + blocks as u64 {
+            if let Some(entry) = self.overlay.find(logical) {
+                entries.push(entry);
+                continue;
+            }
+            let index = logical >> bits;
+            let page = match &leaf {
+                Some((held, page)) if *held == index => page,
+                _ => {
+                    let page = self.node(io, NodeKey { tree: Tree::Map, level: 0, index }).await?;
+                    &leaf.insert((index, page)).1
+                }
+            };
+            // The overlay may have been merged between the look-up there and the leaf's: the leaf is the newer of the two.
+            entries.push(match page {
+                Some(page) => entry_at(page.as_slice(), child_slot(logical, bits))?,
+                None => Entry::ABSENT,
+            });
+        }
+        Ok(entries)
+    }
+
+    /// Opens block `at` of what was read into the caller's page; false if it is not what was written.
+    async fn open(
+        &self,
+        io: &Io,
+        logical: u64,
+        entry: &Entry,
+        sealed: &Buffer,
+        at: usize,
+        page: &mut [u8],
+    ) -> Result<bool> {
+        let keys = self.epoch_keys(io, entry.epoch).await?;
+        let ad = data_ad(&self.header.volume, logical);
+        let from = at * BLOCK_SIZE;
+        let opened = match sealed.private() {
+            Some(bytes) => {
+                keys.data.open(entry.nonce, &ad, &bytes[from..from + BLOCK_SIZE], &entry.tag, page)
+            }
+            None => {
+                // The host can write here at any moment: one copy out, and only that copy is believed.
+                let mut staged = [0; BLOCK_SIZE];
+                sealed.copy_to(from, &mut staged);
+                keys.data.open(entry.nonce, &ad, &staged, &entry.tag, page)
+            }
+        };
+        if opened.is_err() {
+            self.counters.corrupt_blocks.add(1);
+        }
+        Ok(opened.is_ok())
+    }
+
+    async fn write(
+        &self,
+        io: &Io,
+        runs: &RefCell<Runs>,
+        block: u64,
+        buffer: &Buffer,
+        fua: bool,
+    ) -> Result<()> {
+        let blocks = buffer.blocks() as u64;
+        self.check_range(block, blocks)?;
+        let plaintext = private(buffer)?;
+        self.admit().await?;
+        let places = self.allocate(io, runs, block, blocks).await?;
+        let entries = match self.place(io, block, plaintext, &places).await {
+            Ok(entries) => entries,
+            Err(error) => {
+                runs.borrow_mut().put_back(self, places);
+                return Err(error);
+            }
+        };
+        self.overlay.insert(block, &entries);
+        self.counters.written_blocks.add(blocks);
+        self.nudge();
+        let durable = fua && self.header.freshness != Freshness::Transaction;
+        if durable || self.header.freshness == Freshness::Write {
+            self.commit(io, Want { data: true, ..Want::default() }).await?;
+        }
+        Ok(())
+    }
+
+    /// Seals blocks and writes them to their places; their entries.
+    async fn place(
+        &self,
+        io: &Io,
+        block: u64,
+        plaintext: &[u8],
+        places: &[Range<u64>],
+    ) -> Result<Vec<Entry>> {
+        let total = plaintext.len() / BLOCK_SIZE;
+        let (epoch, first_nonce) = self.keys.nonces(Use::Data, total as u64)?;
+        let mut entries = Vec::with_capacity(total);
+        let mut transfers = Vec::with_capacity(places.len());
+        for place in places {
+            let mut sealed = io.buffer(usize::try_from(place.end - place.start).unwrap_or(0));
+            for (at, physical) in place.clone().enumerate() {
+                let index = entries.len();
+                let nonce = first_nonce + index as u64;
+                let ad = data_ad(&self.header.volume, block + index as u64);
+                let page = &plaintext[index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE];
+                let tag = seal_into(&epoch.keys.data, nonce, &ad, page, &mut sealed, at);
+                entries.push(Entry { physical, epoch: epoch.number, nonce, flags: 0, tag });
+            }
+            transfers.push(io.write(place.start, sealed));
+        }
+        // All of them must have ended, also when one fails: their blocks may be used again after that.
+        join_all(transfers).await.into_iter().collect::<Result<Vec<()>>>()?;
+        Ok(entries)
+    }
+
+    /// Waits while there is more in memory than may be.
+    async fn admit(&self) -> Result<()> {
+        while self.is_over_limits() {
+            let progress = self.progress.listen();
+            self.check_alive()?;
+            if self.is_over_limits() {
+                self.work.notify(usize::MAX);
+                progress.await;
+            }
+        }
+        self.check_alive()?;
+        if self.stopping.load(Ordering::SeqCst) {
+            return Err(Self::stopped());
+        }
+        Ok(())
+    }
+
+    fn is_over_limits(&self) -> bool {
+        let unpublished = self.overlay.active() + self.overlay.superseded();
+        let journalled = self.header.freshness != Freshness::Transaction;
+        unpublished >= self.limits.overlay
+            || (journalled && self.overlay.pending() >= self.limits.pending)
+            || (journalled && unpublished + self.space.pinned() >= 2 * self.limits.pinned)
+    }
+
+    /// Tells the maintenance job when it may have something to do.
+    fn nudge(&self) {
+        let unpublished = self.overlay.active() + self.overlay.superseded();
+        if unpublished >= self.limits.overlay / 2
+            || self.overlay.pending() >= self.limits.pending / 2
+            || unpublished >= self.limits.pinned / 2
+        {
+            self.work.notify(usize::MAX);
+        }
+    }
+
+    /// Places for new data; waits for reservations, or for a checkpoint to free what is pinned.
+    async fn allocate(
+        &self,
+        io: &Io,
+        runs: &RefCell<Runs>,
+        block: u64,
+        blocks: u64,
+    ) -> Result<Vec<Range<u64>>> {
+        let mut waited = None;
+        let keep = self.keep_free(io, block, blocks).await?;
+        if let Some(places) = runs.borrow_mut().take(self, blocks, keep) {
+            return Ok(places);
+        }
+        loop {
+            let progress = self.progress.listen();
+            self.check_alive()?;
+            let keep = self.keep_free(io, block, blocks).await?;
+            if let Some(places) = runs.borrow_mut().take(self, blocks, keep) {
+                return Ok(places);
+            }
+            let short = self.space.free() < keep + blocks;
+            if short {
+                let idle =
+                    self.overlay.active() == 0 && self.overlay.superseded() == 0 && self.space.pinned() == 0;
+                let done = self.checkpoint_done.load(Ordering::SeqCst);
+                // One checkpoint that was under way, and one that began after us.
+                if idle || waited.is_some_and(|number| done > number) {
+                    return Err(Error::new(
+                        Kind::NoSpace,
+                        "no space is left on this volume; discard something, or enlarge its backing file",
+                    ));
+                }
+                waited.get_or_insert(done + 1);
+                self.want_checkpoint();
+                self.counters.waits_for_space.add(1);
+            } else {
+                self.work.notify(usize::MAX);
+            }
+            progress.await;
+        }
+    }
+
+    /// How many blocks must stay free after this write: the map's, and for new data on a thin volume also what overwrites need.
+    async fn keep_free(&self, io: &Io, block: u64, blocks: u64) -> Result<u64> {
+        let nodes = self.limits.node_reserve;
+        let reserve = nodes + self.limits.pinned;
+        if self.header.provision == Provision::Full || self.space.free() >= reserve + blocks {
+            return Ok(nodes);
+        }
+        let _reading = self.readers.enter();
+        let count = usize::try_from(blocks).unwrap_or(usize::MAX);
+        let overwrite = self.entries(io, block, count).await?.iter().all(|entry| !entry.is_absent());
+        Ok(if overwrite { nodes } else { reserve })
+    }
+
+    async fn flush(&self, io: &Io) -> Result<()> {
+        self.counters.flushes.add(1);
+        if self.header.freshness == Freshness::Transaction {
+            return self.check_alive();
+        }
+        self.commit(io, Want { data: true, ..Want::default() }).await.map(drop)
+    }
+
+    async fn discard(&self, io: &Io, block: u64, blocks: u64) -> Result<()> {
+        self.check_range(block, blocks)?;
+        if blocks == 0 {
+            return Ok(());
+        }
+        self.admit().await?;
+        self.overlay.discard(block..block + blocks);
+        self.counters.discarded_blocks.add(blocks);
+        self.nudge();
+        if self.header.freshness == Freshness::Write {
+            self.commit(io, Want { data: true, ..Want::default() }).await?;
+        }
+        Ok(())
+    }
+
+    async fn commit_transaction(&self, io: &Io) -> Result<()> {
+        if self.header.freshness != Freshness::Transaction {
+            return self.commit(io, Want { data: true, anchor: true, ..Want::default() }).await.map(drop);
+        }
+        // One that began after us: the one under way may have made its cut before our last write.
+        let number = self.publish_wanted.fetch_add(1, Ordering::SeqCst) + 1;
+        loop {
+            let progress = self.progress.listen();
+            self.check_alive()?;
+            if self.publish_done.load(Ordering::SeqCst) >= number {
+                return Ok(());
+            }
+            self.work.notify(usize::MAX);
+            progress.await;
+        }
+    }
+}
+
+/// Seals one block into a store's buffer.
+fn seal_into(
+    key: &seal::BlockKey,
+    nonce: u64,
+    ad: &[u8],
+    page: &[u8],
+    buffer: &mut Buffer,
+    at: usize,
+) -> [u8; 16] {
+    let from = at * BLOCK_SIZE;
+    if let Some(bytes) = buffer.private_mut() {
+        return key.seal(nonce, ad, page, &mut bytes[from..from + BLOCK_SIZE]);
+    }
+    // The host can read and write here at any moment: sealed in private, then copied once.
+    let mut staged = [0; BLOCK_SIZE];
+    let tag = key.seal(nonce, ad, page, &mut staged);
+    buffer.copy_from(from, &staged);
+    tag
+}
+
+/// Stretches of entries whose physical blocks follow one another.
+fn physical_runs(entries: &[Entry]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (index, entry) in entries.iter().enumerate() {
+        if entry.is_absent() {
+            continue;
+        }
+        match runs.last_mut() {
+            Some(run) if run.end == index && entries[index - 1].physical + 1 == entry.physical => {
+                run.end += 1
+            }
+            _ => runs.push(index..index + 1),
+        }
+    }
+    runs
+}
+
+fn private(buffer: &Buffer) -> Result<&[u8]> {
+    buffer.private().ok_or_else(not_private)
+}
+
+fn private_mut(buffer: &mut Buffer) -> Result<&mut [u8]> {
+    buffer.private_mut().ok_or_else(not_private)
+}
+
+fn not_private() -> Error {
+    Error::new(Kind::Usage, "plaintext belongs in private memory; this buffer is shared with the host")
+}

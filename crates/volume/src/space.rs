@@ -1,0 +1,385 @@
+//! Free space in memory: which blocks this session may take, and which wait to become free.
+//!
+//! Two views of "in use" exist. The *checkpointed* one is the bitmap on the store: what the published trees reach. The *current* one,
+//! here, also has what was taken since, and what is freed but still pinned. It is kept only for units that this session has reserved.
+//!
+//! Invariants:
+//! 1. A block is handed out at most once until it is released, only from a unit in state `Usable`, and only if it is free in the
+//!    current view.
+//! 2. `free` of a unit is the number of its blocks that are free in the current view.
+//! 3. A pinned block is in use in the current view until `release`, which needs both: its batch was let go, and all readers from
+//!    before that have finished.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::geometry::Geometry;
+use crate::readers::Readers;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Not reserved; this session may reserve it (again).
+    Open,
+    /// The predecessor may still write there.
+    Foreign,
+    /// Being loaded, or reserved in a commit that is not durable yet.
+    Pending,
+    /// Reserved: this session writes there.
+    Usable,
+}
+
+#[derive(Clone, Copy)]
+struct Unit {
+    free: u32,
+    state: State,
+}
+
+/// The current view of one unit: a bit per block, set = in use; and where the next search begins.
+struct Bits {
+    words: Vec<u64>,
+    cursor: usize,
+}
+
+/// Names a batch of pinned blocks.
+pub(crate) type Pin = u64;
+
+#[derive(Default)]
+struct Inner {
+    units: Vec<Unit>,
+    resident: HashMap<u32, Bits>,
+    /// Usable units with free blocks, the one in use first.
+    queue: VecDeque<u32>,
+    queued: HashSet<u32>,
+    /// Usable units that ran empty since the last superblock; somebody may still hold a run of theirs.
+    emptied: HashSet<u32>,
+    cursor: usize,
+    free: u64,
+    usable: u64,
+    held: HashMap<u32, Vec<u64>>,
+    pinned: BTreeMap<Pin, Vec<u64>>,
+    next_pin: Pin,
+    pinned_blocks: u64,
+    let_go: Vec<Pin>,
+    draining: Option<(u64, Vec<Pin>)>,
+}
+
+/// The session's free space.
+pub(crate) struct Space {
+    geometry: Geometry,
+    readers: Arc<Readers>,
+    inner: Mutex<Inner>,
+}
+
+impl Space {
+    /// No space at all, until [`begin`](Self::begin).
+    pub(crate) fn new(geometry: Geometry, readers: Arc<Readers>) -> Self {
+        Self { geometry, readers, inner: Mutex::default() }
+    }
+
+    /// Free space as of the published bitmap: `free[u]` free blocks in unit `u`; none of it in the predecessor's units, and without the
+    /// blocks that the replayed journal names.
+    pub(crate) fn begin(&self, free: &[u32], foreign: &[u32], held: &[u64]) {
+        let mut inner = self.lock();
+        inner.units = free.iter().map(|free| Unit { free: *free, state: State::Open }).collect();
+        for unit in foreign {
+            if let Some(unit) = inner.units.get_mut(*unit as usize) {
+                unit.state = State::Foreign;
+            }
+        }
+        for block in held {
+            let unit = self.geometry.unit_of(*block);
+            inner.held.entry(unit).or_default().push(*block);
+            if let Some(unit) = inner.units.get_mut(unit as usize) {
+                unit.free = unit.free.saturating_sub(1);
+            }
+        }
+        inner.free = inner
+            .units
+            .iter()
+            .filter(|unit| unit.state == State::Open)
+            .map(|unit| u64::from(unit.free))
+            .sum();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes up to `want` blocks, in runs, leaving at least `keep` blocks of the whole volume free. Empty if there is nothing to take.
+    pub(crate) fn take(&self, want: u64, keep: u64) -> Vec<Range<u64>> {
+        let mut inner = self.lock();
+        let mut left = want.min(inner.free.saturating_sub(keep));
+        let mut runs = Vec::new();
+        while left > 0 {
+            let Some(unit) = inner.queue.front().copied() else { break };
+            let range = self.geometry.unit_range(unit);
+            let Some(bits) = inner.resident.get_mut(&unit) else { break };
+            match bits.take(left, range.end - range.start) {
+                Some(run) => {
+                    let length = run.end - run.start;
+                    left -= length;
+                    inner.free -= length;
+                    inner.usable -= length;
+                    let entry = &mut inner.units[unit as usize];
+                    entry.free = entry.free.saturating_sub(u32::try_from(length).unwrap_or(u32::MAX));
+                    runs.push(range.start + run.start..range.start + run.end);
+                }
+                None => {
+                    inner.queue.pop_front();
+                    inner.queued.remove(&unit);
+                    inner.emptied.insert(unit);
+                }
+            }
+        }
+        runs
+    }
+
+    /// Gives back blocks that were taken and never written.
+    pub(crate) fn give_back(&self, run: Range<u64>) {
+        let mut inner = self.lock();
+        for block in run {
+            inner.release(&self.geometry, block);
+        }
+    }
+
+    /// Free blocks that may be taken now without a reservation.
+    pub(crate) fn usable(&self) -> u64 {
+        self.lock().usable
+    }
+
+    /// Free blocks of the volume that this session could have.
+    pub(crate) fn free(&self) -> u64 {
+        self.lock().free
+    }
+
+    /// Blocks that are freed but may not be used yet.
+    pub(crate) fn pinned(&self) -> u64 {
+        self.lock().pinned_blocks
+    }
+
+    /// Chooses units for a reservation, next-fit, until they have `want` free blocks; `most` at most. They are `Pending` then.
+    pub(crate) fn choose(&self, want: u64, most: usize) -> Vec<u32> {
+        let mut inner = self.lock();
+        let count = inner.units.len();
+        let open: Vec<u64> = inner
+            .units
+            .iter()
+            .filter(|unit| unit.state == State::Open && unit.free > 0)
+            .map(|unit| u64::from(unit.free))
+            .collect();
+        if open.is_empty() {
+            return Vec::new();
+        }
+        // Emptier units have longer runs; passing over the fuller half is what makes random writes sequential.
+        let average = open.iter().sum::<u64>() / open.len() as u64;
+        let mut chosen = Vec::new();
+        let mut sum = 0;
+        for threshold in [average, 1] {
+            for step in 0..count {
+                if sum >= want || chosen.len() >= most {
+                    return chosen;
+                }
+                let at = (inner.cursor + step) % count;
+                let unit = &mut inner.units[at];
+                if unit.state == State::Open && u64::from(unit.free) >= threshold.max(1) {
+                    unit.state = State::Pending;
+                    sum += u64::from(unit.free);
+                    chosen.push(u32::try_from(at).unwrap_or(u32::MAX));
+                    if chosen.len() == 1 {
+                        inner.cursor = (at + 1) % count;
+                    }
+                }
+            }
+        }
+        chosen
+    }
+
+    /// Takes a loaded unit in: `used` has a bit per block of the unit, as the published bitmap says.
+    pub(crate) fn load(&self, unit: u32, mut used: Vec<u64>) {
+        let mut inner = self.lock();
+        let range = self.geometry.unit_range(unit);
+        let pinned = inner.pinned.values().flatten();
+        let held = inner.held.get(&unit).into_iter().flatten();
+        for block in pinned.chain(held).filter(|block| range.contains(block)) {
+            set(&mut used, block - range.start);
+        }
+        let length = range.end - range.start;
+        let free = length - (0..length).filter(|bit| get(&used, *bit)).count() as u64;
+        let was =
+            std::mem::replace(&mut inner.units[unit as usize].free, u32::try_from(free).unwrap_or(u32::MAX));
+        inner.free = (inner.free + free).saturating_sub(u64::from(was));
+        inner.resident.insert(unit, Bits { words: used, cursor: 0 });
+    }
+
+    /// The reservation of these units is durable: blocks may be taken from them.
+    pub(crate) fn activate(&self, units: &[u32]) {
+        let mut inner = self.lock();
+        for unit in units {
+            inner.units[*unit as usize].state = State::Usable;
+            inner.usable += u64::from(inner.units[*unit as usize].free);
+            inner.enqueue(*unit);
+        }
+    }
+
+    /// Units that this session may still write into, for the superblock; at most `most`.
+    pub(crate) fn reserved(&self, most: usize) -> Vec<u32> {
+        let inner = self.lock();
+        let mut units: Vec<u32> = inner.queue.iter().chain(&inner.emptied).copied().collect();
+        units.sort_unstable();
+        units.dedup();
+        units.truncate(most);
+        units
+    }
+
+    /// How many more units may be reserved before a superblock could not list them all.
+    pub(crate) fn room(&self, most: usize) -> usize {
+        let inner = self.lock();
+        most.saturating_sub(inner.queue.len() + inner.emptied.len())
+    }
+
+    /// A superblock that lists `listed` is durable. The bitmap has what recovery held; what is not listed must be reserved anew.
+    pub(crate) fn published(&self, listed: &[u32]) {
+        let mut inner = self.lock();
+        inner.held.clear();
+        let listed: HashSet<u32> = listed.iter().copied().collect();
+        inner.emptied.clear();
+        inner.queue.retain(|unit| listed.contains(unit));
+        inner.queued.retain(|unit| listed.contains(unit));
+        let mut usable = 0;
+        let Inner { units, queued, .. } = &mut *inner;
+        for (number, unit) in (0u32..).zip(units.iter_mut()) {
+            if unit.state != State::Usable {
+                continue;
+            }
+            if queued.contains(&number) {
+                usable += u64::from(unit.free);
+            } else {
+                unit.state = State::Open;
+            }
+        }
+        inner.usable = usable;
+    }
+
+    /// Whether the unit's current view is in memory already.
+    pub(crate) fn is_resident(&self, unit: u32) -> bool {
+        self.lock().resident.contains_key(&unit)
+    }
+
+    /// Pins blocks: they stay in use until the pin is let go.
+    pub(crate) fn pin(&self, blocks: Vec<u64>) -> Pin {
+        let mut inner = self.lock();
+        let pin = inner.next_pin;
+        inner.next_pin += 1;
+        inner.pinned_blocks += blocks.len() as u64;
+        inner.pinned.insert(pin, blocks);
+        pin
+    }
+
+    /// What pinned these blocks has passed; they become free when no earlier reader is left.
+    pub(crate) fn let_go(&self, pins: impl IntoIterator<Item = Pin>) {
+        self.lock().let_go.extend(pins);
+        self.collect();
+    }
+
+    /// Frees what no reader can hold any more. Says whether anything became free.
+    pub(crate) fn collect(&self) -> bool {
+        let mut inner = self.lock();
+        let mut freed = false;
+        // Twice: ending one grace period may let the next begin and end at once.
+        for _ in 0..2 {
+            if let Some((phase, pins)) = inner.draining.take() {
+                if !self.readers.drained(phase) {
+                    inner.draining = Some((phase, pins));
+                    return freed;
+                }
+                for pin in pins {
+                    let blocks = inner.pinned.remove(&pin).unwrap_or_default();
+                    inner.pinned_blocks -= blocks.len() as u64;
+                    freed |= !blocks.is_empty();
+                    for block in blocks {
+                        inner.release(&self.geometry, block);
+                    }
+                }
+            }
+            if !inner.let_go.is_empty()
+                && let Some(phase) = self.readers.begin_grace()
+            {
+                let pins = std::mem::take(&mut inner.let_go);
+                inner.draining = Some((phase, pins));
+            }
+        }
+        freed
+    }
+
+    /// Bytes of memory that this takes.
+    pub(crate) fn memory(&self) -> u64 {
+        let inner = self.lock();
+        let bits = inner.resident.values().map(|bits| bits.words.len() * 8 + 64).sum::<usize>();
+        (bits + inner.units.len() * size_of::<Unit>()) as u64 + inner.pinned_blocks * 8
+    }
+}
+
+impl Inner {
+    fn release(&mut self, geometry: &Geometry, block: u64) {
+        let unit = geometry.unit_of(block);
+        let start = geometry.unit_range(unit).start;
+        if let Some(bits) = self.resident.get_mut(&unit) {
+            clear(&mut bits.words, block - start);
+        }
+        let Some(entry) = self.units.get_mut(unit as usize) else { return };
+        entry.free += 1;
+        let state = entry.state;
+        if state != State::Foreign {
+            self.free += 1;
+        }
+        if state == State::Usable {
+            self.usable += 1;
+            self.enqueue(unit);
+        }
+    }
+
+    fn enqueue(&mut self, unit: u32) {
+        if self.units[unit as usize].free > 0 && self.queued.insert(unit) {
+            self.queue.push_back(unit);
+        }
+    }
+}
+
+impl Bits {
+    /// The next run of at most `want` free blocks behind the cursor, wrapping once; it is in use then.
+    fn take(&mut self, want: u64, length: u64) -> Option<Range<u64>> {
+        let length = usize::try_from(length).ok()?;
+        let want = usize::try_from(want).ok()?;
+        let start = (self.cursor..length)
+            .chain(0..self.cursor.min(length))
+            .find(|bit| !get(&self.words, *bit as u64))?;
+        let end = (start..length.min(start + want))
+            .find(|bit| get(&self.words, *bit as u64))
+            .unwrap_or(length.min(start + want));
+        for bit in start..end {
+            set(&mut self.words, bit as u64);
+        }
+        self.cursor = end % length;
+        Some(start as u64..end as u64)
+    }
+}
+
+fn place(bit: u64) -> (usize, u64) {
+    (usize::try_from(bit / 64).unwrap_or(usize::MAX), 1 << (bit % 64))
+}
+
+fn get(words: &[u64], bit: u64) -> bool {
+    let (word, mask) = place(bit);
+    words[word] & mask != 0
+}
+
+fn set(words: &mut [u64], bit: u64) {
+    let (word, mask) = place(bit);
+    words[word] |= mask;
+}
+
+fn clear(words: &mut [u64], bit: u64) {
+    let (word, mask) = place(bit);
+    words[word] &= !mask;
+}

@@ -1,0 +1,122 @@
+//! Reading and writing superblocks: self-salted, each in its own slot.
+
+use seal::{Suite, VolumeKey};
+use store::BLOCK_SIZE;
+
+use crate::core::Core;
+use crate::error::{Error, Kind, Result};
+use crate::format::ad::superblock_ad;
+use crate::format::superblock::{Leg, Superblock, assemble, split};
+use crate::geometry::{SUPERBLOCK_SLOTS, SUPERBLOCK_START};
+use crate::io::Io;
+
+const KEY_LABEL: &str = "superblock";
+
+/// Seals a superblock for its slot.
+pub(crate) fn seal_superblock(
+    key: &VolumeKey,
+    suite: Suite,
+    volume: &[u8; 16],
+    slot: u8,
+    salt: &[u8; 32],
+    superblock: &Superblock,
+) -> Result<[u8; BLOCK_SIZE]> {
+    let payload = superblock.encode()?;
+    let mut sealed = payload;
+    let tag =
+        key.one_time(suite, KEY_LABEL, salt).seal(0, &superblock_ad(volume, slot), &payload, &mut sealed);
+    Ok(assemble(salt, &sealed, &tag))
+}
+
+/// Opens what stands in a slot; `None` if it is not a superblock of this volume, whatever else it is.
+pub(crate) fn open_superblock(
+    key: &VolumeKey,
+    suite: Suite,
+    volume: &[u8; 16],
+    slot: u8,
+    page: &[u8],
+) -> Option<Superblock> {
+    let (salt, sealed, tag) = split(page).ok()?;
+    let mut payload = *sealed;
+    key.one_time(suite, KEY_LABEL, salt)
+        .open(0, &superblock_ad(volume, slot), sealed, tag, &mut payload)
+        .ok()?;
+    Superblock::decode(&payload).ok()
+}
+
+/// Reads all slots; those that open, with their slot.
+pub(crate) async fn read_superblocks(
+    io: &Io,
+    key: &VolumeKey,
+    suite: Suite,
+    volume: &[u8; 16],
+) -> Result<Vec<(u8, Superblock)>> {
+    let buffer = io.read(SUPERBLOCK_START, usize::from(SUPERBLOCK_SLOTS)).await?;
+    let mut found = Vec::new();
+    for slot in 0..SUPERBLOCK_SLOTS {
+        let mut page = [0; BLOCK_SIZE];
+        buffer.copy_to(usize::from(slot) * BLOCK_SIZE, &mut page);
+        found.extend(open_superblock(key, suite, volume, slot, &page).map(|superblock| (slot, superblock)));
+    }
+    Ok(found)
+}
+
+impl Core {
+    /// Writes the next superblock of this session and makes it durable. It covers an anchored generation.
+    pub(crate) async fn publish(
+        &self,
+        io: &Io,
+        generation: u64,
+        head: [u8; 32],
+        legs: Vec<Leg>,
+    ) -> Result<Vec<u32>> {
+        let roots = *self.roots();
+        let epoch = self.keys.current()?;
+        let publication = self.publications.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
+        let units = self.space.reserved(crate::format::superblock::MAX_UNITS);
+        let superblock = Superblock {
+            generation,
+            head,
+            session: self.session,
+            claims: self.claims,
+            epoch: epoch.number,
+            next_epoch: u32::try_from(self.next_epoch.load(std::sync::atomic::Ordering::SeqCst))
+                .unwrap_or(u32::MAX),
+            epoch_salt: epoch.salt,
+            map: roots.map,
+            salts: roots.salts,
+            bitmap: roots.bitmap,
+            mapped: roots.mapped,
+            publication,
+            pair: self.pair,
+            legs,
+            units: units.clone(),
+        };
+        // The two slots of the pair in turn, beginning with the one that the claim's number selects: a predecessor that
+        // started from the same superblock, and may still be about to write its first, then has the other one.
+        let slot = 2 * self.pair + u8::from((self.claims + publication) % 2 == 1);
+        let mut salt = [0; 32];
+        self.random.fill(&mut salt);
+        let page =
+            seal_superblock(&self.keys.key, self.keys.suite, &self.header.volume, slot, &salt, &superblock)?;
+        let mut buffer = io.buffer(1);
+        buffer.copy_from(0, &page);
+        io.write(SUPERBLOCK_START + u64::from(slot), buffer).await?;
+        io.flush().await?;
+        self.counters.superblock_writes.add(1);
+        Ok(units)
+    }
+
+    /// The error for a session that must not write.
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        match self.commit.poisoned() {
+            Some(reason) => Err(reason),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses when this session has been told to stop.
+    pub(crate) fn stopped() -> Error {
+        Error::new(Kind::Usage, "the volume is being detached; attach it again to use it")
+    }
+}

@@ -1,0 +1,151 @@
+//! The radix trees on the store, read through the cache: map, salt table, bitmap.
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use futures::future::LocalBoxFuture;
+use seal::EpochKeys;
+
+use crate::cache::{NodeKey, Page};
+use crate::core::Core;
+use crate::error::{Error, Kind, Result};
+use crate::format::ad::{Tree, node_ad, salt_node_ad};
+use crate::format::entry::{Entry, entry_at};
+use crate::geometry::Geometry;
+use crate::io::Io;
+
+/// Bytes of a salt-table node's clear salt.
+pub(crate) const NODE_SALT: usize = 32;
+
+impl Geometry {
+    /// log2 of the children of an inner node.
+    pub(crate) fn inner_bits(&self, tree: Tree) -> u8 {
+        match tree {
+            Tree::Map | Tree::Bitmap => self.fan_out_bits,
+            Tree::Salts => self.salt_bits,
+        }
+    }
+
+    /// log2 of the items in a leaf.
+    pub(crate) fn leaf_bits(&self, tree: Tree) -> u8 {
+        match tree {
+            Tree::Map => self.fan_out_bits,
+            Tree::Salts => self.salt_bits,
+            Tree::Bitmap => self.bitmap_bits,
+        }
+    }
+}
+
+/// Position of node or item `index` within its parent.
+pub(crate) fn child_slot(index: u64, bits: u8) -> usize {
+    usize::try_from(index & ((1 << bits) - 1)).unwrap_or(0)
+}
+
+impl Core {
+    /// A node as the current tree has it; `None` if it is absent.
+    pub(crate) async fn node(&self, io: &Io, key: NodeKey) -> Result<Option<Arc<Page>>> {
+        if let Some(page) = self.cache.get(key) {
+            return Ok(Some(page));
+        }
+        let bits = self.geometry.inner_bits(key.tree);
+        let top = self.geometry.levels(key.tree) - 1;
+        let at = |level: u8| NodeKey { level, index: key.index >> (bits * (level - key.level)), ..key };
+        // All versions first: whatever entry we find on the way down was current at some moment after.
+        let versions: Vec<u64> = (key.level..=top).map(|level| self.cache.version(at(level))).collect();
+        let mut parent: Option<Arc<Page>> = None;
+        for level in (key.level..=top).rev() {
+            let here = at(level);
+            let entry = match &parent {
+                None => self.root(key.tree),
+                Some(page) => entry_at(page.as_slice(), child_slot(here.index, bits))?,
+            };
+            let page = match self.cache.get(here) {
+                Some(page) => page,
+                None if entry.is_absent() => return Ok(None),
+                None => {
+                    let page = self.load(io, here, &entry).await?;
+                    self.cache.fill(here, &page, versions[usize::from(level - key.level)]);
+                    page
+                }
+            };
+            parent = Some(page);
+        }
+        Ok(parent)
+    }
+
+    /// Reads and opens the node that `entry` names.
+    pub(crate) async fn load(&self, io: &Io, key: NodeKey, entry: &Entry) -> Result<Arc<Page>> {
+        let damaged = || {
+            let NodeKey { tree, level, index } = key;
+            Error::new(
+                Kind::Corrupt,
+                format!(
+                    "node {index} at level {level} of the {tree:?} tree (physical block {}) is not what was written there; restore the volume from a backup",
+                    entry.physical
+                ),
+            )
+        };
+        if entry.physical >= self.geometry.physical_blocks {
+            return Err(damaged());
+        }
+        let buffer = io.read(entry.physical, 1).await?;
+        let mut sealed = [0; store::BLOCK_SIZE];
+        buffer.copy_to(0, &mut sealed);
+        let mut page = Arc::new([0; store::BLOCK_SIZE]);
+        let out = Arc::get_mut(&mut page).ok_or_else(damaged)?;
+        if key.tree == Tree::Salts {
+            let salt: [u8; NODE_SALT] = sealed[..NODE_SALT].try_into().map_err(|_| damaged())?;
+            let ad = salt_node_ad(&self.header.volume, key.level, key.index);
+            let body = &mut out[..store::BLOCK_SIZE - NODE_SALT];
+            let block_key = self.keys.key.one_time(self.keys.suite, "salt table", &salt);
+            block_key.open(0, &ad, &sealed[NODE_SALT..], &entry.tag, body).map_err(|_| damaged())?;
+        } else {
+            let keys = self.epoch_keys(io, entry.epoch).await?;
+            let ad = node_ad(&self.header.volume, key.tree, key.level, key.index);
+            keys.node.open(entry.nonce, &ad, &sealed, &entry.tag, out).map_err(|_| damaged())?;
+        }
+        self.counters.nodes_read.add(1);
+        Ok(page)
+    }
+
+    /// The keys of an epoch, from memory or the salt table.
+    pub(crate) fn epoch_keys<'a>(
+        &'a self,
+        io: &'a Io,
+        number: u32,
+    ) -> LocalBoxFuture<'a, Result<Arc<EpochKeys>>> {
+        if let Some(keys) = self.keys.known(number) {
+            return futures::future::ready(Ok(keys)).boxed_local();
+        }
+        async move {
+            let unknown = || {
+                Error::new(
+                    Kind::Corrupt,
+                    format!(
+                        "the salt table does not know key epoch {number}; restore the volume from a backup"
+                    ),
+                )
+            };
+            let bits = self.geometry.salt_bits;
+            let key = NodeKey { tree: Tree::Salts, level: 0, index: u64::from(number) >> bits };
+            let page = self.node(io, key).await?.ok_or_else(unknown)?;
+            let at = child_slot(u64::from(number), bits) * 32;
+            let salt: [u8; 32] = page[at..at + 32].try_into().map_err(|_| unknown())?;
+            if salt == [0; 32] {
+                return Err(unknown());
+            }
+            Ok(self.keys.learn(number, &salt))
+        }
+        .boxed_local()
+    }
+
+    /// The tree's entry of a logical block (the overlay is not asked).
+    pub(crate) async fn tree_entry(&self, io: &Io, logical: u64) -> Result<Entry> {
+        let bits = self.geometry.fan_out_bits;
+        let key = NodeKey { tree: Tree::Map, level: 0, index: logical >> bits };
+        match self.node(io, key).await? {
+            Some(page) => Ok(entry_at(page.as_slice(), child_slot(logical, bits))?),
+            None => Ok(Entry::ABSENT),
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! An attached volume, as its users see it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use futures::FutureExt;
+use serde::Serialize;
+
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::io::Driven;
+use crate::queue::Queue;
+
+/// An attached volume. Clones share it.
+///
+/// Somebody must drive its [`maintenance`](Self::maintenance): without it, reservations, checkpoints and background anchoring do not
+/// happen, and writers wait.
+#[derive(Clone)]
+pub struct Volume(Arc<Core>);
+
+/// What a volume says about itself.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Status {
+    /// Volume id, hex.
+    pub volume: String,
+    /// Cipher of data blocks.
+    pub suite: String,
+    /// Whether the host cannot read data.
+    pub confidentiality: bool,
+    /// Whether changed data is found out.
+    pub integrity: bool,
+    /// Freshness level.
+    pub freshness: String,
+    /// `thin` or `full`.
+    pub provision: String,
+    /// `private` (sealed in private buffers, handed to the kernel), or `staged` (sealed in private, copied to shared memory).
+    pub sealing: String,
+    /// Logical size, bytes.
+    pub size: u64,
+    /// Size of the store that the volume occupies, bytes.
+    pub store_size: u64,
+    /// The store's name.
+    pub store: String,
+    /// The anchor's address.
+    pub anchor: Option<String>,
+    /// Number of the last journal record.
+    pub generation: u64,
+    /// Number of the last anchored journal record.
+    pub anchored_generation: Option<u64>,
+    /// How often the volume was claimed.
+    pub claims: u64,
+    /// Logical blocks that hold data, as of the last checkpoint.
+    pub mapped_blocks: u64,
+    /// Blocks that new data could take.
+    pub free_blocks: u64,
+    /// Blocks that are freed but not reusable yet.
+    pub pinned_blocks: u64,
+    /// Changes since the last checkpoint.
+    pub overlay_changes: u64,
+    /// Bytes of nodes in the cache.
+    pub cache_bytes: u64,
+    /// Look-ups in the node cache that found the node.
+    pub cache_hits: u64,
+    /// Those that did not.
+    pub cache_misses: u64,
+    /// Bytes of memory for free space.
+    pub space_bytes: u64,
+    /// Blocks read by users.
+    pub read_blocks: u64,
+    /// Blocks written by users.
+    pub written_blocks: u64,
+    /// Blocks discarded by users.
+    pub discarded_blocks: u64,
+    /// Flushes asked for.
+    pub flushes: u64,
+    /// Blocks written to the store for journal, nodes and superblocks.
+    pub metadata_blocks: u64,
+    /// Nodes read from the store.
+    pub nodes_read: u64,
+    /// Blocks written to the store for each block that users wrote; `None` before the first.
+    pub write_amplification: Option<f64>,
+    /// Commits.
+    pub commits: u64,
+    /// Times the anchor was moved.
+    pub anchor_moves: u64,
+    /// Checkpoints.
+    pub checkpoints: u64,
+    /// Blocks that did not verify.
+    pub corrupt_blocks: u64,
+    /// Times a writer had to wait for space.
+    pub waits_for_space: u64,
+    /// Why the session stopped writing, if it did.
+    pub failure: Option<String>,
+}
+
+impl Volume {
+    pub(crate) fn new(core: Arc<Core>) -> Self {
+        Self(core)
+    }
+
+    /// Opens a queue for the calling thread, with room for `depth` store operations in flight.
+    ///
+    /// # Errors
+    /// When the store refuses another queue.
+    pub fn queue(&self, depth: u32) -> Result<Queue> {
+        Queue::open(Arc::clone(&self.0), depth)
+    }
+
+    /// The job that keeps the volume going; it ends after [`stop`](Self::stop), with everything put away, or when the session failed.
+    /// Drive it from a thread of its own, once.
+    ///
+    /// # Errors
+    /// When the store refuses another queue.
+    pub fn maintenance(&self) -> Result<Driven<Result<()>>> {
+        let core = Arc::clone(&self.0);
+        Driven::new(self.0.environment.store.as_ref(), 128, move |io| core.maintain(io).boxed_local())
+    }
+
+    /// Ends the session cleanly: no more requests are taken; the maintenance job makes a last checkpoint and releases the anchor.
+    pub fn stop(&self) {
+        self.0.stopping.store(true, Ordering::SeqCst);
+        self.0.work.notify(usize::MAX);
+        self.0.progress.notify(usize::MAX);
+    }
+
+    /// To be called now and then (every 100 ms, say): lets time-bound work begin.
+    pub fn tick(&self) {
+        self.0.work.notify(usize::MAX);
+    }
+
+    /// Asks for a checkpoint soon.
+    pub fn checkpoint_soon(&self) {
+        self.0.want_checkpoint();
+    }
+
+    /// Size in logical blocks.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.0.geometry.logical_blocks
+    }
+
+    /// Why the session stopped writing, if it did.
+    #[must_use]
+    pub fn failure(&self) -> Option<Error> {
+        self.0.commit.poisoned()
+    }
+
+    /// What the volume says about itself, now.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        let core = &self.0;
+        let counters = &core.counters;
+        let metadata_blocks =
+            counters.journal_blocks.get() + counters.node_writes.get() + counters.superblock_writes.get();
+        let written = counters.written_blocks.get();
+        #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
+        let amplification = (written > 0).then(|| (written + metadata_blocks) as f64 / written as f64);
+        let block = store::BLOCK_SIZE as u64;
+        Status {
+            volume: hex::encode(core.header.volume),
+            suite: core.header.suite.to_string(),
+            confidentiality: core.header.confidentiality,
+            integrity: core.header.integrity,
+            freshness: core.header.freshness.to_string(),
+            provision: core.header.provision.to_string(),
+            sealing: "private".into(),
+            size: core.geometry.logical_bytes(),
+            store_size: core.geometry.physical_blocks * block,
+            store: core.environment.store.name(),
+            anchor: core.environment.anchor.as_ref().map(|anchor| anchor.address()),
+            generation: core.commit.position().0,
+            anchored_generation: core.commit.stamp().map(|stamp| stamp.generation),
+            claims: core.claims,
+            mapped_blocks: core.roots().mapped,
+            free_blocks: core.space.free(),
+            pinned_blocks: core.space.pinned(),
+            overlay_changes: core.overlay.active(),
+            cache_bytes: core.cache.len() as u64 * block,
+            cache_hits: core.cache.hits.load(Ordering::Relaxed),
+            cache_misses: core.cache.misses.load(Ordering::Relaxed),
+            space_bytes: core.space.memory(),
+            read_blocks: counters.read_blocks.get(),
+            written_blocks: written,
+            discarded_blocks: counters.discarded_blocks.get(),
+            flushes: counters.flushes.get(),
+            metadata_blocks,
+            nodes_read: counters.nodes_read.get(),
+            write_amplification: amplification,
+            commits: counters.commits.get(),
+            anchor_moves: counters.anchor_moves.get(),
+            checkpoints: counters.checkpoints.get(),
+            corrupt_blocks: counters.corrupt_blocks.get(),
+            waits_for_space: counters.waits_for_space.get(),
+            failure: core.commit.poisoned().map(|error| error.to_string()),
+        }
+    }
+}
