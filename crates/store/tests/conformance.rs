@@ -216,8 +216,15 @@ fn waker_ends_wait(subject: &Subject) {
         queue.wait(None, &mut completions);
         thread.join().unwrap();
     }
-    assert!(completions.is_empty());
     queue.wait(Some(Duration::from_millis(5)), &mut completions);
+    assert!(completions.is_empty());
+    let waker = queue.waker();
+    let thread = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(2));
+        waker.wake();
+    });
+    queue.wait(Some(Duration::MAX), &mut completions);
+    thread.join().unwrap();
     assert_eq!(subject.read(&mut *queue, 0, 1).len(), BLOCK_SIZE, "still of use");
 }
 
