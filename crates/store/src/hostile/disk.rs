@@ -40,6 +40,7 @@ impl Pending {
 
 pub(super) struct Disk {
     pub(super) faults: Faults,
+    pub(super) shared_buffers: bool,
     pub(super) bad: Vec<(Range<u64>, i32)>,
     chance: Chance,
     trace: Option<Trace>,
@@ -63,6 +64,7 @@ impl Disk {
     pub(super) fn new(image: Image, seed: u64, faults: Faults) -> Self {
         Self {
             faults,
+            shared_buffers: false,
             bad: Vec::new(),
             chance: Chance::new(seed),
             trace: None,
@@ -173,8 +175,9 @@ impl Disk {
                 let result = self.read(block, &mut buffer);
                 (Some(buffer), result)
             }
-            Operation::Write { block, buffer } => {
+            Operation::Write { block, mut buffer } => {
                 let result = self.write(block, &buffer);
+                self.scribble(block, &mut buffer);
                 (Some(buffer), result)
             }
             Operation::Flush => (None, self.flush(after)),
@@ -224,6 +227,17 @@ impl Disk {
             }
         }
         Ok(())
+    }
+
+    /// Changes what the host can change of a write that it has done.
+    fn scribble(&mut self, block: u64, buffer: &mut Buffer) {
+        if buffer.is_shared() && self.strikes("scribble", self.faults.scribble, block) {
+            let mut content = [0; BLOCK_SIZE];
+            for offset in (0..buffer.len()).step_by(BLOCK_SIZE) {
+                buffer.copy_to(offset, &mut content);
+                buffer.copy_from(offset, &self.chance.flip(&content));
+            }
+        }
     }
 
     fn write(&mut self, block: u64, buffer: &Buffer) -> Result<(), Error> {
