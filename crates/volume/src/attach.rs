@@ -248,6 +248,7 @@ impl Attaching {
             next_epoch: AtomicU64::new(u64::from(replayed.next_epoch)),
             checkpoint_wanted: AtomicU64::new(0),
             checkpoint_done: AtomicU64::new(0),
+            checkpointing: AtomicBool::new(false),
             publish_wanted: AtomicU64::new(0),
             publish_done: AtomicU64::new(0),
             unanchored_pins: Mutex::new(Vec::new()),

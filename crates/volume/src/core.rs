@@ -131,6 +131,8 @@ pub(crate) struct Core {
     /// Checkpoints asked for and done; a checkpoint that began after a request satisfies it.
     pub(crate) checkpoint_wanted: AtomicU64,
     pub(crate) checkpoint_done: AtomicU64,
+    /// Whether one is under way: what it will free is in no count yet.
+    pub(crate) checkpointing: AtomicBool,
     /// Ends of transactions, likewise.
     pub(crate) publish_wanted: AtomicU64,
     pub(crate) publish_done: AtomicU64,

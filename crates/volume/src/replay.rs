@@ -144,6 +144,10 @@ impl Replay<'_> {
                 if leg.is_open() {
                     note_reservations(state, &record, place.segment, &read);
                 }
+                // Its session may have ended before its salt got into the table.
+                if !state.salts.iter().any(|(epoch, _)| *epoch == record.epoch) {
+                    state.salts.push((record.epoch, record.salt));
+                }
                 items.extend(read);
                 segments.push(place.segment);
                 if !record.last {

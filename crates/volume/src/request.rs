@@ -260,6 +260,8 @@ impl Core {
             let progress = self.progress.listen();
             self.check_alive()?;
             let keep = self.keep_free(io, block, blocks).await?;
+            // Our own look-up may have been the reader that held the last checkpoint's blocks back.
+            self.space.collect();
             if let Some(places) = runs.borrow_mut().take(self, blocks, keep) {
                 return Ok(places);
             }
