@@ -267,8 +267,10 @@ impl Core {
             }
             let short = self.space.free() < keep + blocks;
             if short {
-                let idle =
-                    self.overlay.active() == 0 && self.overlay.superseded() == 0 && self.space.pinned() == 0;
+                let idle = !self.checkpointing.load(Ordering::SeqCst)
+                    && self.overlay.active() == 0
+                    && self.overlay.superseded() == 0
+                    && self.space.pinned() == 0;
                 let done = self.checkpoint_done.load(Ordering::SeqCst);
                 // One checkpoint that was under way, and one that began after us.
                 if idle || waited.is_some_and(|number| done > number) {

@@ -14,7 +14,8 @@ use volume::format::protections::{Freshness, Provision, SuiteCode};
 use volume::geometry::Shape;
 use volume::policy::Policy;
 use volume::{
-    AttachOptions, Clock, Completion, CreateOptions, Driven, Environment, Queue, Request, Result, Volume, attach, create,
+    AttachOptions, Clock, Completion, CreateOptions, Driven, Environment, Queue, Request, Result, Volume,
+    attach, create,
 };
 
 /// Bytes from a counter: different at each call, the same in each run.
@@ -67,7 +68,8 @@ pub fn options(logical_blocks: u64, shape: Shape) -> CreateOptions {
 
 impl Bench {
     pub fn new(options: CreateOptions, store_blocks: u64) -> Self {
-        let anchor = (options.freshness != Freshness::Off).then(|| Arc::new(MemoryAnchor::new()) as Arc<dyn Anchor>);
+        let anchor =
+            (options.freshness != Freshness::Off).then(|| Arc::new(MemoryAnchor::new()) as Arc<dyn Anchor>);
         let environment = Environment {
             store: Arc::new(MemoryStore::new(store_blocks).expect("memory")),
             anchor,
