@@ -172,7 +172,7 @@ impl Superblock {
     /// Names the first field that points outside.
     pub fn check(&self, geometry: &Geometry) -> Result<(), Malformed> {
         let all = |numbers: &[u32], end: u32| numbers.iter().all(|&number| number < end);
-        let leg = |leg: &Leg| leg.segment < geometry.segments && leg.block <= geometry.segment_blocks;
+        let leg = |leg: &Leg| leg.segment < geometry.segments && leg.block < geometry.segment_blocks;
         require("legs", self.legs.iter().all(leg), "a leg starts outside the journal")?;
         let segments = all(&self.predecessor_segments, geometry.segments);
         require("predecessor's segments", segments, "there is no such segment")?;
