@@ -13,15 +13,13 @@ pub const MAGIC: &[u8; 8] = b"cvmioSB1";
 /// Bytes of the sealed payload.
 pub const PAYLOAD: usize = 4040;
 /// Most legs.
-pub const MAX_LEGS: usize = 8;
-/// Most reserved units, own and the predecessor's each.
+pub const MAX_LEGS: usize = 24;
+/// Most own reserved units.
 pub const MAX_UNITS: usize = 256;
-/// Most segments of the predecessor.
-pub const MAX_SEGMENTS: usize = 4;
 
 const WHAT: &str = "superblock";
 const LEG_SIZE: usize = 56;
-const RESERVED: usize = 1304;
+const RESERVED: usize = 1448;
 
 /// A stretch of journal to replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,15 +75,11 @@ pub struct Superblock {
     pub publication: u64,
     /// 0: superblock slots 0 and 1, and the first two places of each bitmap node; 1: the others.
     pub pair: u8,
-    /// 1 to 8 stretches in the order of replay, each beginning where the one before ends; only the last is
+    /// 1 to 24 stretches in the order of replay, each beginning where the one before ends; only the last is
     /// open, and begins behind `generation` with `head`.
     pub legs: Vec<Leg>,
-    /// The predecessor's segments, at most 4.
-    pub predecessor_segments: Vec<u32>,
     /// Own reserved units, at most 256.
     pub units: Vec<u32>,
-    /// The predecessor's reserved units, at most 256.
-    pub predecessor_units: Vec<u32>,
 }
 
 impl Superblock {
@@ -110,17 +104,13 @@ impl Superblock {
             .put(&self.publication.to_le_bytes())
             .put(&[self.pair, count("legs", self.legs.len(), MAX_LEGS)?])
             .put(&count::<u16>("own units", self.units.len(), MAX_UNITS)?.to_le_bytes())
-            .put(&count::<u16>("predecessor's units", self.predecessor_units.len(), MAX_UNITS)?.to_le_bytes())
-            .put(&[count("predecessor's segments", self.predecessor_segments.len(), MAX_SEGMENTS)?])
-            .skip(1);
+            .skip(4);
         let writer = self.legs.iter().fold(writer, |writer, leg| {
             let writer = writer.put(&leg.segment.to_le_bytes()).put(&leg.block.to_le_bytes());
             writer.put(&leg.first.to_le_bytes()).put(&leg.last.to_le_bytes()).put(&leg.head)
         });
         let writer = writer.skip((MAX_LEGS - self.legs.len()) * LEG_SIZE);
-        let writer = put_numbers(writer, &self.predecessor_segments, MAX_SEGMENTS);
-        let writer = put_numbers(writer, &self.units, MAX_UNITS);
-        Ok(put_numbers(writer, &self.predecessor_units, MAX_UNITS).skip(RESERVED).end())
+        Ok(put_numbers(writer, &self.units, MAX_UNITS).skip(RESERVED).end())
     }
 
     /// Reads an opened payload. Whether its numbers exist in the volume is for [`check`](Self::check) to say.
@@ -137,10 +127,8 @@ impl Superblock {
         let [map, salts, bitmap] = [entry(r, "map root")?, entry(r, "salts root")?, entry(r, "bitmap root")?];
         let (mapped, publication) = (r.u64("mapped blocks")?, r.u64("publication count")?);
         let (pair, legs) = (r.u8("pair")?, usize::from(r.u8("legs")?));
-        let (units, predecessor_units) =
-            (usize::from(r.u16("own units")?), usize::from(r.u16("predecessor's units")?));
-        let segments = usize::from(r.u8("predecessor's segments")?);
-        r.zeros(1, "reserved")?;
+        let units = usize::from(r.u16("own units")?);
+        r.zeros(4, "reserved")?;
         let superblock = Self {
             generation,
             head,
@@ -156,9 +144,7 @@ impl Superblock {
             publication,
             pair,
             legs: read_legs(r, legs)?,
-            predecessor_segments: numbers(r, "predecessor's segments", segments, MAX_SEGMENTS)?,
             units: numbers(r, "own units", units, MAX_UNITS)?,
-            predecessor_units: numbers(r, "predecessor's units", predecessor_units, MAX_UNITS)?,
         };
         reader.zeros(RESERVED, "reserved")?;
         reader.end()?;
@@ -174,11 +160,7 @@ impl Superblock {
         let all = |numbers: &[u32], end: u32| numbers.iter().all(|&number| number < end);
         let leg = |leg: &Leg| leg.segment < geometry.segments && leg.block < geometry.segment_blocks;
         require("legs", self.legs.iter().all(leg), "a leg starts outside the journal")?;
-        let segments = all(&self.predecessor_segments, geometry.segments);
-        require("predecessor's segments", segments, "there is no such segment")?;
         require("own units", all(&self.units, geometry.units()), "there is no such unit")?;
-        let units = all(&self.predecessor_units, geometry.units());
-        require("predecessor's units", units, "there is no such unit")?;
         require("mapped blocks", self.mapped <= geometry.logical_blocks, "more than the logical blocks")?;
         let inside = |root: &Entry| root.is_absent() || geometry.holds(root.physical);
         require("map root", inside(&self.map), "it is outside the data blocks")?;
@@ -206,7 +188,7 @@ impl Superblock {
         let Some((last, closed)) = self.legs.split_last() else {
             return require("legs", false, "there is none");
         };
-        require("legs", closed.len() < MAX_LEGS, "there are more than 8")?;
+        require("legs", closed.len() < MAX_LEGS, "there are more than 24")?;
         require("legs", last.is_open() && closed.iter().all(|leg| !leg.is_open()), "only the last is open")?;
         let counted = closed.iter().all(|leg| leg.first > 0 && leg.last >= leg.first - 1);
         require("legs", counted, "one ends before it begins")?;

@@ -122,9 +122,7 @@ fn superblocks() {
         publication: 12,
         pair: 1,
         legs: vec![leg(5, 6, 11, 40, 0x70), leg(7, 0, 41, 41, 0x80), leg(9, 1, 42, Leg::OPEN, 0x40)],
-        predecessor_segments: vec![7],
         units: vec![10, 11],
-        predecessor_units: vec![20, 21, 22],
     };
     let payload = superblock.encode().expect("a valid superblock");
     assert_eq!(payload[..], vector("superblock-payload"));

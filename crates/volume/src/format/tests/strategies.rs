@@ -117,7 +117,7 @@ pub fn item() -> impl Strategy<Value = Item> {
 /// Legs that join, of which the last begins behind `generation`.
 fn legs(generation: u64, head: [u8; 32]) -> impl Strategy<Value = Vec<Leg>> {
     let leg = (any::<u32>(), any::<u32>(), bounded(0, 1000), hash());
-    vec(leg, 1..=8).prop_map(move |parts| {
+    vec(leg, 1..=24).prop_map(move |parts| {
         let mut next = generation + 1;
         let mut legs: Vec<Leg> = Vec::new();
         for (segment, block, records, before) in parts.into_iter().rev() {
@@ -141,9 +141,8 @@ pub fn superblock() -> impl Strategy<Value = Superblock> {
     });
     let roots = (root(Tree::Map), root(Tree::Salts), root(Tree::Bitmap));
     let counts = (any::<u64>(), any::<u64>(), any::<u64>(), 0..2_u8);
-    let units = || prop_oneof![vec(any::<u32>(), 256), vec(any::<u32>(), 0..=256)];
-    let lists = (vec(any::<u32>(), 0..=4), units(), units());
-    (chain, id(), epochs, roots, counts, lists).prop_map(|(chain, session, epochs, roots, counts, lists)| {
+    let units = prop_oneof![vec(any::<u32>(), 256), vec(any::<u32>(), 0..=256)];
+    (chain, id(), epochs, roots, counts, units).prop_map(|(chain, session, epochs, roots, counts, units)| {
         Superblock {
             generation: chain.0,
             head: chain.1,
@@ -159,9 +158,7 @@ pub fn superblock() -> impl Strategy<Value = Superblock> {
             mapped: counts.1,
             publication: counts.2,
             pair: counts.3,
-            predecessor_segments: lists.0,
-            units: lists.1,
-            predecessor_units: lists.2,
+            units,
         }
     })
 }

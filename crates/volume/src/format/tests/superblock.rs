@@ -14,7 +14,7 @@ fn root(physical: u64, epoch: u32) -> Entry {
     Entry { physical, epoch, nonce: 0, flags: 0, tag: [5; 16] }
 }
 
-/// Two legs, and one of each list.
+/// Two legs, and one unit.
 fn valid(geometry: &Geometry) -> Superblock {
     let leg = |segment, first, last, head| Leg { segment, block: 0, first, last, head };
     Superblock {
@@ -32,9 +32,7 @@ fn valid(geometry: &Geometry) -> Superblock {
         publication: 1,
         pair: 0,
         legs: vec![leg(0, 5, 9, [7; 32]), leg(1, 10, Leg::OPEN, [1; 32])],
-        predecessor_segments: vec![0],
         units: vec![1],
-        predecessor_units: vec![0],
     }
 }
 
@@ -83,8 +81,8 @@ proptest! {
 #[test]
 fn reserved_and_unused_bytes_are_refused() {
     let payload = valid(&tiny()).encode().expect("a valid superblock");
-    // The reserved ones, and then behind the last leg, segment, own and predecessor's unit.
-    for unused in [223..224, 2736..4040, 224 + 2 * 56..672, 676..688, 692..1712, 1716..2736] {
+    // The reserved ones, and then behind the last leg and unit.
+    for unused in [220..224, 2592..4040, 224 + 2 * 56..1568, 1572..2592] {
         reserved_is_refused(&payload, unused, AGAIN);
     }
     other_lengths_are_refused(&payload, AGAIN);
@@ -108,23 +106,20 @@ fn counts_are_bounded() {
         Superblock::decode(&payload).expect_err("it must be refused").field
     };
     assert_eq!(counted(216, &[2]), "pair");
-    assert_eq!((counted(217, &[0]), counted(217, &[9]), counted(217, &[255])), ("legs", "legs", "legs"));
+    assert_eq!((counted(217, &[0]), counted(217, &[25]), counted(217, &[255])), ("legs", "legs", "legs"));
     assert_eq!((counted(218, &[1, 1]), counted(218, &[0, 0])), ("own units", "own units"));
-    assert_eq!(counted(220, &[0xff, 0xff]), "predecessor's units");
-    assert_eq!(counted(222, &[5]), "predecessor's segments");
+    assert_eq!(counted(218, &[0xff, 0xff]), "own units");
 }
 
 #[test]
 fn lists_are_bounded() {
     assert_eq!(refused(|superblock| superblock.units = vec![0; 257]), "own units");
-    assert_eq!(refused(|superblock| superblock.predecessor_units = vec![0; 257]), "predecessor's units");
-    assert_eq!(refused(|superblock| superblock.predecessor_segments = vec![0; 5]), "predecessor's segments");
     assert_eq!(refused(|superblock| superblock.legs.clear()), "legs");
-    let nine = |superblock: &mut Superblock| {
+    let one_too_many = |superblock: &mut Superblock| {
         let first = Leg { first: 5, last: 4, ..superblock.legs[0] };
-        superblock.legs.splice(0..0, [first; 7]);
+        superblock.legs.splice(0..0, [first; 23]);
     };
-    assert_eq!(refused(nine), "legs");
+    assert_eq!(refused(one_too_many), "legs");
 }
 
 #[test]
@@ -178,9 +173,7 @@ fn numbers_outside_the_volume_are_refused() {
     };
     assert_eq!(refused(&|superblock| superblock.legs[1].segment = geometry.segments), "legs");
     assert_eq!(refused(&|superblock| superblock.legs[0].block = geometry.segment_blocks), "legs");
-    assert_eq!(refused(&|superblock| superblock.predecessor_segments[0] = 12), "predecessor's segments");
     assert_eq!(refused(&|superblock| superblock.units[0] = geometry.units()), "own units");
-    assert_eq!(refused(&|superblock| superblock.predecessor_units[0] = u32::MAX), "predecessor's units");
     assert_eq!(refused(&|superblock| superblock.mapped = 4097), "mapped blocks");
     assert_eq!(refused(&|superblock| superblock.map.physical = geometry.data_start() - 1), "map root");
     assert_eq!(refused(&|superblock| superblock.salts.physical = geometry.physical_blocks), "salts root");
