@@ -108,6 +108,12 @@ impl Session {
         Self { volume, queue, maintenance, next: 1 }
     }
 
+    /// A volume that is attached for reading needs no maintenance.
+    pub fn reading(volume: Volume) -> Self {
+        let queue = volume.queue(32).expect("a queue");
+        Self { volume, queue, maintenance: None, next: 1 }
+    }
+
     /// Runs requests to their ends, all at once.
     pub fn run(&mut self, requests: Vec<Request>) -> Vec<Completion> {
         let mut order = HashMap::new();
