@@ -219,7 +219,7 @@ impl Core {
 
     /// Writes the superblock that covers `cut`, and lets go of what it makes superfluous.
     async fn finish(&self, io: &Io, cut: &Committed, pins: impl IntoIterator<Item = Pin>) -> Result<()> {
-        let listed = self.publish(io, cut.generation, cut.head, vec![cut.leg.clone()]).await?;
+        let listed = self.publish(io, cut.generation, cut.head, vec![cut.leg]).await?;
         self.bitmap_places.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.commit.retire(&cut.leg);
         self.space.published(&listed);
