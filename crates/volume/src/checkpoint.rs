@@ -162,6 +162,7 @@ impl Core {
     /// One checkpoint. At level `transaction`, a spill: the new roots stay in memory.
     async fn checkpoint(&self, io: &Io) -> Result<()> {
         let wanted = self.checkpoint_wanted.load(Ordering::SeqCst);
+        self.checkpointing.store(true, Ordering::SeqCst);
         self.run_age.fetch_add(1, Ordering::SeqCst);
         if self.is_transactional() {
             let pin = self.spill(io).await?;
@@ -176,6 +177,7 @@ impl Core {
         self.counters.checkpoints.add(1);
         let done = wanted.max(self.checkpoint_done.load(Ordering::SeqCst) + 1);
         self.checkpoint_done.store(done, Ordering::SeqCst);
+        self.checkpointing.store(false, Ordering::SeqCst);
         self.progress.notify(usize::MAX);
         Ok(())
     }
@@ -217,7 +219,7 @@ impl Core {
 
     /// Writes the superblock that covers `cut`, and lets go of what it makes superfluous.
     async fn finish(&self, io: &Io, cut: &Committed, pins: impl IntoIterator<Item = Pin>) -> Result<()> {
-        let listed = self.publish(io, cut.generation, cut.head, vec![cut.leg.clone()]).await?;
+        let listed = self.publish(io, cut.generation, cut.head, vec![cut.leg]).await?;
         self.bitmap_places.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.commit.retire(&cut.leg);
         self.space.published(&listed);
