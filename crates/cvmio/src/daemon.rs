@@ -145,6 +145,9 @@ fn answer(
             Ok(serde_json::json!({ "text": text, "report": json }))
         }))),
         Request::Commit => send(reply(service.commit().map(|()| serde_json::Value::Null))),
+        Request::Check => send(reply(service.check().and_then(|report| {
+            serde_json::to_value(report).map_err(|error| Failure::internal(error.to_string()))
+        }))),
         Request::Detach => {
             let (result, ended) = channel();
             let (said, heard) = channel();
@@ -212,7 +215,9 @@ fn log(message: &str) {
 /// The errors of requests that the daemon makes itself.
 fn by_errno(errno: Errno) -> Failure {
     match errno {
-        Errno::NOSPC => Failure::from(volume::Error::new(volume::Kind::NoSpace, "no space is left on the volume")),
+        Errno::NOSPC => {
+            Failure::from(volume::Error::new(volume::Kind::NoSpace, "no space is left on the volume"))
+        }
         Errno::SHUTDOWN => Failure::usage("the volume is being put away"),
         other => Failure::io(format!("the volume failed: {other}; see its status")),
     }

@@ -171,7 +171,8 @@ pub fn dump(
 ) -> Result<Driven<Result<Dump>>> {
     let store = Arc::clone(&environment.store);
     Driven::new(store.as_ref(), 16, move |io| {
-        async move { run(&io, &environment, policy.as_ref(), credential.as_ref(), &options).await }.boxed_local()
+        async move { run(&io, &environment, policy.as_ref(), credential.as_ref(), &options).await }
+            .boxed_local()
     })
 }
 
@@ -198,7 +199,8 @@ async fn run(
         copies.iter_mut().filter(|copy| copy.digest == digest).for_each(|copy| copy.verified = true);
         let found =
             read_superblocks(io, &opened.key, suite_of(&opened.header), &opened.header.volume).await?;
-        superblocks = Some(found.iter().map(|(slot, superblock)| superblock_dump(*slot, superblock)).collect());
+        superblocks =
+            Some(found.iter().map(|(slot, superblock)| superblock_dump(*slot, superblock)).collect());
     }
     Ok(Dump {
         store: environment.store.name(),

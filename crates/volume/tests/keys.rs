@@ -103,7 +103,8 @@ fn change(
 
 /// The indices of the slots in force, by what anybody can read and the anchor.
 fn slots(environment: &Environment) -> Vec<usize> {
-    let dump = dump::dump(environment.clone(), None, None, AttachOptions::default()).unwrap().block().unwrap();
+    let dump =
+        dump::dump(environment.clone(), None, None, AttachOptions::default()).unwrap().block().unwrap();
     dump.slots().unwrap().iter().map(|slot| slot.index).collect()
 }
 

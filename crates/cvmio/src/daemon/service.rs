@@ -12,6 +12,7 @@ use super::disk::{Disk, Threads};
 use super::latency::Latency;
 use super::status::Report;
 use super::{Event, Ready, by_errno};
+use crate::commands::check;
 use crate::failure::Failure;
 use crate::system::SystemClock;
 
@@ -84,6 +85,14 @@ impl Service {
         }
     }
 
+    /// Reads and verifies everything, beside those who use it.
+    ///
+    /// # Errors
+    /// When the store fails, or the volume is being put away.
+    pub fn check(&self) -> Result<check::Report, Failure> {
+        check::check(&self.volume()?, &indicatif::ProgressBar::hidden())
+    }
+
     fn volume(&self) -> Result<Volume, Failure> {
         let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).clone();
         volume.ok_or_else(|| by_errno(rustix::io::Errno::SHUTDOWN))
@@ -119,9 +128,9 @@ impl Service {
         self.stopping.store(true, Ordering::SeqCst);
         let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).take();
         volume.iter().for_each(Volume::stop);
-        let maintained = maintenance
-            .join()
-            .unwrap_or_else(|_| Err(Failure::internal("the maintenance thread ended by a defect; see the log, and report it")));
+        let maintained = maintenance.join().unwrap_or_else(|_| {
+            Err(Failure::internal("the maintenance thread ended by a defect; see the log, and report it"))
+        });
         let _ = ticker.join();
         drop(volume);
         maintained.and(served)
@@ -164,7 +173,10 @@ fn tick(volume: Volume, stopping: Arc<AtomicBool>) -> Result<JoinHandle<()>, Fai
     })
 }
 
-fn spawn<T: Send + 'static>(name: &str, job: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>, Failure> {
+fn spawn<T: Send + 'static>(
+    name: &str,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, Failure> {
     let thread = std::thread::Builder::new().name(name.into()).spawn(job);
     thread.map_err(|error| Failure::io(format!("no thread can be started: {error}")))
 }
