@@ -159,3 +159,6 @@ impl Shard {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
