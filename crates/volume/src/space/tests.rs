@@ -129,7 +129,7 @@ fn what_the_predecessor_reserved_and_what_replay_found_are_not_handed_out() {
 fn the_predecessors_units_can_be_taken_over() {
     let (geometry, _, _readers) = space();
     let space = Space::new(geometry, Arc::default());
-    space.begin(&vec![geometry.unit_blocks; 4], &[0, 1], &[]);
+    space.begin(&[geometry.unit_blocks; 4], &[0, 1], &[]);
     assert_eq!(space.free(), 2 * u64::from(geometry.unit_blocks));
     assert!(space.take_over());
     assert_eq!(space.free(), 4 * u64::from(geometry.unit_blocks));
