@@ -20,7 +20,7 @@ const _: () = assert!(BLOCK_SIZE == 4096, "BLOCK is BLOCK_SIZE as the kernel cou
 pub struct Options {
     /// Go past the page cache (`O_DIRECT`). Without it, data is copied once more and lies twice in memory.
     pub direct: bool,
-    /// Open for reading only; several may do so at once. Writes and discards then fail as `ReadOnly`.
+    /// Open for reading only: writes and discards fail as `ReadOnly`. Several may so have one file.
     pub read_only: bool,
     /// Create a sparse file of so many blocks. It must not exist yet.
     pub create: Option<u64>,

@@ -9,6 +9,7 @@ mod arena;
 mod buffer;
 mod error;
 mod file;
+pub mod hostile;
 mod mapping;
 mod memory;
 mod signal;

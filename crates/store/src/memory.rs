@@ -44,6 +44,8 @@ impl MemoryStore {
             }
             None => return Err(Error::from_errno(libc::ENOMEM, "open", NAME)),
         };
+        // Fewer page faults and translations, at the price of touching 2 MiB for each first block.
+        mapping.advise_huge();
         let locks = (0..LOCKS).map(|_| RwLock::new(())).collect();
         Ok(Self { inner: Arc::new(Inner { mapping, blocks, locks }) })
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use store::hostile::{Faults, HostileStore};
 use store::{
     BLOCK_SIZE, Buffer, Completion, ErrorKind, FileStore, MemoryStore, Operation, Options, Queue, Store,
 };
@@ -215,8 +216,15 @@ fn waker_ends_wait(subject: &Subject) {
         queue.wait(None, &mut completions);
         thread.join().unwrap();
     }
-    assert!(completions.is_empty());
     queue.wait(Some(Duration::from_millis(5)), &mut completions);
+    assert!(completions.is_empty());
+    let waker = queue.waker();
+    let thread = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(2));
+        waker.wake();
+    });
+    queue.wait(Some(Duration::MAX), &mut completions);
+    thread.join().unwrap();
     assert_eq!(subject.read(&mut *queue, 0, 1).len(), BLOCK_SIZE, "still of use");
 }
 
@@ -250,3 +258,14 @@ fn file(direct: bool) -> Subject {
 
 suite!(file_direct, super::file(true); sleeps: waker_ends_wait);
 suite!(file_buffered, super::file(false); sleeps: waker_ends_wait);
+
+/// An honest disk: without faults and crashes it must do as well as any.
+fn hostile(all_at_once: bool) -> Subject {
+    let store = HostileStore::new(BLOCKS, 1, Faults::default());
+    let controller = store.clone();
+    let settle = move || _ = if all_at_once { controller.complete_all() } else { controller.complete_some() };
+    Subject { store: Box::new(store), settle: Box::new(settle) }
+}
+
+suite!(hostile_all_at_once, super::hostile(true); sleeps:);
+suite!(hostile_bit_by_bit, super::hostile(false); sleeps:);

@@ -57,6 +57,15 @@ fn what_is_no_store_is_refused_by_kind() {
     assert!(!path.exists(), "a file that got no size is gone again");
 }
 
+/// Files of procfs refuse it on every kernel; what tmpfs says depends on its age.
+#[test]
+fn where_direct_io_is_refused_the_error_says_so() {
+    let options = Options { read_only: true, ..Options::default() };
+    let error = FileStore::open("/proc/version", options).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Unsupported);
+    assert!(error.message.contains("direct I/O"), "{error}");
+}
+
 #[test]
 fn an_image_is_attached_once_and_read_by_many() {
     let directory = directory();

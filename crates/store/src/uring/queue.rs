@@ -27,6 +27,9 @@ const DOORBELL: u64 = u64::MAX;
 /// More would serve no device, and the ring has a limit.
 const MAX_DEPTH: u32 = 16 << 10;
 
+/// The kernel refuses what does not fit its clock.
+const LONGEST_SLEEP: Duration = Duration::from_hours(24);
+
 /// What the kernel works on at a time.
 #[derive(Debug)]
 enum Job {
@@ -226,6 +229,23 @@ impl FileQueue {
         unsafe { self.push(&entry) };
     }
 
+    /// Sends what the ring holds, and sleeps until something ends or the doorbell rings.
+    fn sleep(&mut self, timeout: Option<Duration>) {
+        self.arm();
+        if !self.doorbell.fall_asleep() {
+            return;
+        }
+        // Whatever ends the sleep, an error included, ends the wait: it may return early.
+        let _ = match timeout {
+            None => self.ring.submit_and_wait(1),
+            Some(timeout) => {
+                let time = types::Timespec::from(timeout.min(LONGEST_SLEEP));
+                self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&time))
+            }
+        };
+        self.doorbell.awake();
+    }
+
     /// Waits until nothing is in flight. Says whether it came to that.
     fn drain(&mut self) -> bool {
         if self.doorbell_armed {
@@ -309,24 +329,12 @@ impl Queue for FileQueue {
     }
 
     fn wait(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) {
-        let before = completions.len();
+        self.dispatch();
+        self.reap();
+        if self.ended.is_empty() && timeout != Some(Duration::ZERO) {
+            self.sleep(timeout);
+        }
         self.poll(completions);
-        if completions.len() > before || timeout == Some(Duration::ZERO) {
-            return;
-        }
-        self.arm();
-        if self.doorbell.fall_asleep() {
-            // Whatever ends the sleep, an error included, ends the wait: it may return early.
-            let _ = match timeout {
-                None => self.ring.submit_and_wait(1),
-                Some(timeout) => {
-                    let time = types::Timespec::from(timeout);
-                    self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&time))
-                }
-            };
-            self.doorbell.awake();
-            self.poll(completions);
-        }
     }
 
     fn waker(&self) -> Waker {

@@ -1,0 +1,60 @@
+//! What front ends need of a volume.
+
+use rustix::io::Errno;
+
+/// Bytes in a block: the unit of every offset and length that a [`Device`] sees.
+pub const BLOCK_SIZE: u64 = 4096;
+
+/// Bytes in the largest read or write: what front ends take, plus the rest of a block.
+pub const MAX_TRANSFER: u64 = (1 << 20) + BLOCK_SIZE;
+
+/// One request. Offsets and lengths are bytes, whole multiples of [`BLOCK_SIZE`], and inside the device;
+/// lengths are never zero.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// Answer with the `length` bytes from `offset` on.
+    Read {
+        /// First byte.
+        offset: u64,
+        /// Bytes, at most [`MAX_TRANSFER`].
+        length: u32,
+    },
+    /// Store `data` from `offset` on.
+    Write {
+        /// First byte.
+        offset: u64,
+        /// What to store, at most [`MAX_TRANSFER`].
+        data: Vec<u8>,
+        /// Complete only when the data is durable (force unit access).
+        fua: bool,
+    },
+    /// Make every write that completed before this was submitted durable.
+    Flush,
+    /// Zero the bytes and give their space back.
+    Discard {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Zero the bytes and keep their space.
+    WriteZeroes {
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+    },
+}
+
+/// Ends a request: with the bytes of a read, with nothing for the others, or with an error. It may be called on
+/// any thread, also inside `submit`. A request whose `Done` is dropped fails with `EIO`.
+pub type Done = Box<dyn FnOnce(Result<Vec<u8>, Errno>) + Send>;
+
+/// A block device: what a front end shows, and what a volume is from outside.
+pub trait Device: Send + Sync + 'static {
+    /// Bytes. A whole number of blocks, and always the same.
+    fn size(&self) -> u64;
+    /// Accepts a request, without waiting for its end. Any number may be in flight; between two that overlap
+    /// any order is right, as long as it is an order.
+    fn submit(&self, request: Request, done: Done);
+}

@@ -1,0 +1,277 @@
+//! A device as one regular file under a FUSE mount.
+//!
+//! The file is always opened for direct I/O: the page cache above a loop device, or of the program that opens the
+//! file, is enough. Requests of up to 1 MiB come in parallel from as many threads as [`Options::threads`] says, and
+//! are answered by whatever thread the device completes them on. `fsync` is a flush, punching a hole discards,
+//! zeroing a range zeroes.
+
+mod filesystem;
+mod mount;
+mod watch;
+
+use crate::{BLOCK_SIZE, Device, Error};
+use filesystem::Disk;
+use fuser::{Session, SessionACL};
+use mount::{MountPoint, Mounted};
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use watch::Watch;
+
+/// How to show the device.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Refuse writes with `EROFS`.
+    pub read_only: bool,
+    /// Let other users in, as far as the file's mode does (0600, so: root). Without it, only the user who mounts
+    /// can see the file. Who is not root needs `user_allow_other` in `/etc/fuse.conf` for it.
+    pub allow_other: bool,
+    /// Threads that take requests from the kernel, each on a channel of its own. At least 1.
+    pub threads: usize,
+    /// Asynchronous requests that the kernel may have in flight; beyond that it makes callers wait. At least 1.
+    pub max_background: u16,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Options { read_only: false, allow_other: false, threads: processors.min(4), max_background: 256 }
+    }
+}
+
+/// A mounted device. Dropping it unmounts: at once from the directory tree, and for those who still have the
+/// file open when they close it.
+#[derive(Debug)]
+pub struct Mount {
+    point: MountPoint,
+    file: PathBuf,
+    running: Mutex<Option<Running>>,
+    ended: Arc<Ended>,
+}
+
+/// Whether serving has ended.
+#[derive(Debug, Default)]
+struct Ended {
+    flag: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// How long the kernel may take, after unmounting, to end the session. It takes longer only while another mount
+/// namespace has a copy of the mount.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+struct Running {
+    session: JoinHandle<io::Result<()>>,
+    watch: Option<Watch>,
+    _lock: OwnedFd,
+}
+
+impl Mount {
+    /// Mounts `device` on the directory `mountpoint`, as the file `name` in it.
+    ///
+    /// What a crashed daemon left mounted there is taken away first.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if something is mounted there already, [`Error::Usage`] if the directory or the name won't do,
+    /// [`Error::System`] if the kernel refuses.
+    pub fn new(
+        mountpoint: &Path,
+        name: &str,
+        device: Arc<dyn Device>,
+        options: &Options,
+    ) -> Result<Mount, Error> {
+        check_name(name)?;
+        check_size(device.size())?;
+        let Mounted { point, lock, channel } = MountPoint::mount(mountpoint, options)?;
+        let disk = Disk::new(device, OsString::from(name), options);
+        let mut config = fuser::Config::default();
+        config.n_threads = Some(options.threads.max(1));
+        config.clone_fd = true;
+        // Who may come in, the kernel has decided before a request gets here.
+        let ended = Arc::new(Ended::default());
+        let signal = EndSignal(Arc::clone(&ended));
+        let started = Session::from_fd(disk, channel, SessionACL::All, config).and_then(|session| {
+            std::thread::Builder::new().name("fuse".into()).spawn(move || serve(session, signal))
+        });
+        match started {
+            Ok(session) => {
+                let watch = Watch::start(point.path());
+                let file = point.path().join(name);
+                Ok(Mount {
+                    point,
+                    file,
+                    running: Mutex::new(Some(Running { session, watch, _lock: lock })),
+                    ended,
+                })
+            }
+            Err(error) => {
+                let _ = point.detach();
+                Err(Error::io(format!("starting to serve {}", point.path().display()), &error))
+            }
+        }
+    }
+
+    /// The path of the file that is the device.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Unmounts, and returns when the last request has been answered. Does nothing if that was done before, here
+    /// or by `umount`.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while the file is open; the mount then stays as it is.
+    pub fn unmount(&self) -> Result<(), Error> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if running.is_none() {
+            return Ok(());
+        }
+        if !self.ended.is_set() {
+            self.point.unmount().map_err(|error| self.explain(error))?;
+        }
+        if !self.ended.wait(Some(PATIENCE)) {
+            return Err(Error::Busy(format!(
+                "{} was unmounted here, but another mount namespace (a container, a service) still has it",
+                self.point.path().display()
+            )));
+        }
+        running.take().map_or(Ok(()), |running| running.join(self.point.path()))
+    }
+
+    /// Returns when the device is not mounted any more, by [`Mount::unmount`] or by somebody's `umount`.
+    ///
+    /// # Errors
+    /// When serving ended in another way.
+    pub fn wait(&self) -> Result<(), Error> {
+        self.ended.wait(None);
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
+        running.map_or(Ok(()), |running| running.join(self.point.path()))
+    }
+
+    fn explain(&self, error: Error) -> Error {
+        let Error::Busy(why) = error else { return error };
+        let holders = crate::loopdev::holders(&self.file).unwrap_or_default();
+        let names: Vec<_> = holders.iter().map(|path| path.display().to_string()).collect();
+        if names.is_empty() {
+            Error::Busy(why)
+        } else {
+            Error::Busy(format!("{why} (by {})", names.join(", ")))
+        }
+    }
+}
+
+impl Running {
+    fn join(self, path: &Path) -> Result<(), Error> {
+        let served = self.session.join();
+        if let Some(watch) = self.watch {
+            watch.dismiss();
+        }
+        match served {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(Error::io(format!("serving {}", path.display()), &error)),
+            Err(_) => Err(Error::system(format!("serving {}", path.display()), rustix::io::Errno::IO)),
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let Some(running) = running.take() else { return };
+        let detached = self.ended.is_set() || self.point.detach().is_ok();
+        // The file may still be open, so the session is not waited for: it ends with the last user.
+        if let Some(watch) = running.watch.filter(|_| detached) {
+            watch.dismiss();
+        }
+    }
+}
+
+impl Ended {
+    fn is_set(&self) -> bool {
+        *self.flag.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits, for at most so long, and returns whether it has ended.
+    fn wait(&self, limit: Option<Duration>) -> bool {
+        let flag = self.flag.lock().unwrap_or_else(PoisonError::into_inner);
+        match limit {
+            None => *self.changed.wait_while(flag, |ended| !*ended).unwrap_or_else(PoisonError::into_inner),
+            Some(limit) => {
+                let waited = self.changed.wait_timeout_while(flag, limit, |ended| !*ended);
+                *waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        }
+    }
+}
+
+/// Says that serving has ended, however it did.
+struct EndSignal(Arc<Ended>);
+
+impl Drop for EndSignal {
+    fn drop(&mut self) {
+        *self.0.flag.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.0.changed.notify_all();
+    }
+}
+
+fn serve(session: Session<Disk>, _signal: EndSignal) -> io::Result<()> {
+    // Without the right to do this the export still works; see `set_io_flusher`.
+    let _ = crate::set_io_flusher();
+    session.run()
+}
+
+fn check_name(name: &str) -> Result<(), Error> {
+    let bytes = OsString::from(name);
+    let bytes = bytes.as_bytes();
+    if bytes.is_empty()
+        || bytes.len() > 255
+        || name == "."
+        || name == ".."
+        || bytes.iter().any(|b| b"/\0".contains(b))
+    {
+        return Err(Error::Usage(format!(
+            "{name:?} can't be the name of a file: use 1 to 255 bytes, and no slash"
+        )));
+    }
+    Ok(())
+}
+
+fn check_size(size: u64) -> Result<(), Error> {
+    // A file's size is a signed 64-bit number to the kernel.
+    if size == 0 || !size.is_multiple_of(BLOCK_SIZE) || i64::try_from(size).is_err() {
+        return Err(Error::Usage(format!(
+            "a device of {size} bytes can't be shown: its size must be a multiple of 4096"
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_files() {
+        for good in ["volume", "a b", "ä", &"x".repeat(255)] {
+            assert_eq!(check_name(good), Ok(()));
+        }
+        for bad in ["", ".", "..", "a/b", "a\0b", &"x".repeat(256)] {
+            assert!(matches!(check_name(bad), Err(Error::Usage(_))), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_whole_blocks_that_the_kernel_can_count() {
+        assert_eq!(check_size(4096), Ok(()));
+        for bad in [0, 1, 4095, 6000, u64::MAX - 4095] {
+            assert!(matches!(check_size(bad), Err(Error::Usage(_))), "{bad}");
+        }
+    }
+}

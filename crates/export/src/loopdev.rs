@@ -1,0 +1,296 @@
+//! Loop devices: a block device on top of a file.
+//!
+//! All of these wait for the file to be served, so a daemon that serves it must call them on a thread that does
+//! not, and better leaves them to another process: a process that is killed while it waits for itself stays.
+//!
+//! Source: loop(4), and `linux/loop.h`.
+
+use crate::{BLOCK_SIZE, Error};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{self, Ioctl, IoctlOutput, NoArg, Opcode, Setter};
+use std::ffi::{OsStr, OsString, c_void};
+use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const CLEAR: Opcode = 0x4c01;
+const CONFIGURE: Opcode = 0x4c0a;
+const GET_FREE: Opcode = 0x4c82;
+
+const READ_ONLY: u32 = 1;
+const DIRECT_IO: u32 = 16;
+
+/// How often another process may take the free device before we do.
+const ATTEMPTS: u32 = 32;
+
+/// How long a device that was detached may stay open: probers such as udev look at it when it appears.
+const PATIENCE: Duration = Duration::from_millis(2000);
+const GLANCE: Duration = Duration::from_millis(10);
+
+/// `struct loop_info64`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Info {
+    device: u64,
+    inode: u64,
+    rdevice: u64,
+    offset: u64,
+    size_limit: u64,
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    flags: u32,
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+}
+
+/// `struct loop_config`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Config {
+    fd: u32,
+    block_size: u32,
+    info: Info,
+    reserved: [u64; 8],
+}
+
+const _: () = assert!(size_of::<Info>() == 232 && size_of::<Config>() == 304);
+
+/// `LOOP_CTL_GET_FREE`: answers with the number of a loop device that is free.
+struct GetFree;
+
+// SAFETY: the operation takes no argument, so the null pointer is never followed, and it writes no memory.
+unsafe impl Ioctl for GetFree {
+    type Output = u32;
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        GET_FREE
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        std::ptr::null_mut()
+    }
+
+    unsafe fn output_from_ptr(output: IoctlOutput, _: *mut c_void) -> rustix::io::Result<u32> {
+        u32::try_from(output).map_err(|_| Errno::INVAL)
+    }
+}
+
+/// Makes a block device of `file`, with sectors of 4096 bytes and direct I/O, and returns its path.
+///
+/// # Errors
+/// [`Error::Usage`] without a loop driver, or if the file can't do direct I/O; [`Error::System`] if the kernel refuses.
+pub fn attach(file: &Path, read_only: bool) -> Result<PathBuf, Error> {
+    let access = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    let backing = rustix::fs::open(file, access | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| Error::at("opening", file, errno))?;
+    let config = configuration(&backing, file, read_only)?;
+    for _ in 0..ATTEMPTS {
+        let number = free_number()?;
+        let path = PathBuf::from(format!("/dev/loop{number}"));
+        let device = open_device(&path, number, access)?;
+        // SAFETY: CONFIGURE reads a `struct loop_config`, and `Config` has its layout and is initialised in full.
+        match unsafe { ioctl::ioctl(&device, Setter::<CONFIGURE, Config>::new(config)) } {
+            // Somebody else has taken it since.
+            Err(Errno::BUSY) => {}
+            Err(errno) => return Err(Error::at("attaching a loop device to", file, errno)),
+            Ok(()) => return check_direct(&path, number),
+        }
+    }
+    Err(Error::Busy("other processes take every free loop device before we do: try again".into()))
+}
+
+/// Detaches the loop device at `path`. What the page cache holds of it is written first.
+///
+/// # Errors
+/// [`Error::Busy`] if it is mounted or otherwise in use, [`Error::Usage`] if nothing is attached to it.
+pub fn detach(path: &Path) -> Result<(), Error> {
+    let number = number_of(path)?;
+    // Exclusively: refused while a file system is mounted from it.
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    let device = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
+        Errno::BUSY => in_use(path),
+        errno => Error::at("opening", path, errno),
+    })?;
+    // SAFETY: CLEAR takes no argument.
+    match unsafe { ioctl::ioctl(&device, NoArg::<CLEAR>::new()) } {
+        Ok(()) => {}
+        Err(Errno::NXIO) => {
+            return Err(Error::Usage(format!("{}: nothing is attached to it", path.display())));
+        }
+        Err(errno) => return Err(Error::at("detaching", path, errno)),
+    }
+    // The kernel lets go of the file when the last one closes the device.
+    drop(device);
+    let mut waited = Duration::ZERO;
+    while is_attached(number) {
+        if waited >= PATIENCE {
+            return Err(in_use(path));
+        }
+        std::thread::sleep(GLANCE);
+        waited += GLANCE;
+    }
+    Ok(())
+}
+
+/// The loop devices that are attached to `file`.
+///
+/// # Errors
+/// [`Error::System`] if `/sys/block` can't be read.
+pub fn holders(file: &Path) -> Result<Vec<PathBuf>, Error> {
+    let file = fs::canonicalize(file).or_else(|_| std::path::absolute(file)).unwrap_or_else(|_| file.into());
+    let blocks = Path::new("/sys/block");
+    let reading = |error: std::io::Error| Error::io("reading /sys/block", &error);
+    let mut found = Vec::new();
+    for entry in fs::read_dir(blocks).map_err(reading)? {
+        let name = entry.map_err(reading)?.file_name();
+        if backing_file(&name).is_some_and(|backing| backing == file) {
+            found.push(Path::new("/dev").join(name));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn configuration(backing: &OwnedFd, file: &Path, read_only: bool) -> Result<Config, Error> {
+    let invalid = |_| Error::at("attaching a loop device to", file, Errno::INVAL);
+    let mut file_name = [0; 64];
+    // Only what is shown to people; the last byte stays zero.
+    for (to, from) in file_name[..63].iter_mut().zip(file.as_os_str().as_bytes()) {
+        *to = *from;
+    }
+    let info = Info {
+        device: 0,
+        inode: 0,
+        rdevice: 0,
+        offset: 0,
+        size_limit: 0,
+        number: 0,
+        encrypt_type: 0,
+        encrypt_key_size: 0,
+        flags: DIRECT_IO | if read_only { READ_ONLY } else { 0 },
+        file_name,
+        crypt_name: [0; 64],
+        encrypt_key: [0; 32],
+        init: [0; 2],
+    };
+    Ok(Config {
+        fd: u32::try_from(backing.as_raw_fd()).map_err(invalid)?,
+        block_size: u32::try_from(BLOCK_SIZE).map_err(invalid)?,
+        info,
+        reserved: [0; 8],
+    })
+}
+
+fn free_number() -> Result<u32, Error> {
+    let path = Path::new("/dev/loop-control");
+    let control = open_node(path, FileType::CharacterDevice, (10, 237), OFlags::RDWR)?;
+    // SAFETY: see `GetFree`.
+    unsafe { ioctl::ioctl(&control, GetFree) }
+        .map_err(|errno| Error::at("finding a free loop device in", path, errno))
+}
+
+fn open_device(path: &Path, number: u32, access: OFlags) -> Result<OwnedFd, Error> {
+    open_node(path, FileType::BlockDevice, (7, number), access)
+}
+
+/// Opens a device, and makes its node where nobody else does (a container without devtmpfs).
+fn open_node(
+    path: &Path,
+    kind: FileType,
+    (major, minor): (u32, u32),
+    access: OFlags,
+) -> Result<OwnedFd, Error> {
+    let open = || rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty());
+    let opened = match open() {
+        Err(Errno::NOENT) => {
+            let mode = Mode::RUSR | Mode::WUSR;
+            match rustix::fs::mknodat(CWD, path, kind, mode, rustix::fs::makedev(major, minor)) {
+                Ok(()) | Err(Errno::EXIST) => open(),
+                Err(errno) => return Err(Error::at("making the device node", path, errno)),
+            }
+        }
+        opened => opened,
+    };
+    opened.map_err(|errno| match errno {
+        Errno::NODEV | Errno::NXIO => Error::Usage(format!(
+            "{}: this kernel has no loop driver: load it (modprobe loop)",
+            path.display()
+        )),
+        errno => Error::at("opening", path, errno),
+    })
+}
+
+/// The kernel falls back to the page cache where direct I/O is not possible. On our own export that would hold
+/// everything twice, and could lock up when memory runs out.
+fn check_direct(path: &Path, number: u32) -> Result<PathBuf, Error> {
+    if fs::read_to_string(format!("/sys/block/loop{number}/loop/dio")).is_ok_and(|dio| dio.trim() == "1") {
+        return Ok(path.into());
+    }
+    detach(path)?;
+    Err(Error::Usage(
+        "the kernel can't do direct I/O of 4096 bytes on this file, so no loop device is made of it".into(),
+    ))
+}
+
+fn number_of(path: &Path) -> Result<u32, Error> {
+    let name = path.strip_prefix("/dev").ok().and_then(Path::to_str);
+    name.and_then(|name| name.strip_prefix("loop"))
+        .filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))
+        .and_then(|digits| digits.parse().ok())
+        .ok_or_else(|| {
+            Error::Usage(format!("{}: this is not a loop device (/dev/loop and a number)", path.display()))
+        })
+}
+
+fn is_attached(number: u32) -> bool {
+    backing_file(OsStr::new(&format!("loop{number}"))).is_some()
+}
+
+/// The file under a loop device, as the kernel names it.
+fn backing_file(name: &OsStr) -> Option<PathBuf> {
+    let mut content = fs::read(Path::new("/sys/block").join(name).join("loop/backing_file")).ok()?;
+    content.pop_if(|last| *last == b'\n');
+    Some(PathBuf::from(OsString::from_vec(content)))
+}
+
+fn in_use(path: &Path) -> Error {
+    Error::Busy(format!(
+        "{} is in use: unmount what is mounted from it, and close it everywhere",
+        path.display()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_loop_devices_are_taken_for_such() {
+        assert_eq!(number_of(Path::new("/dev/loop0")), Ok(0));
+        assert_eq!(number_of(Path::new("/dev/loop123")), Ok(123));
+        for other in [
+            "/dev/loop",
+            "/dev/loop-control",
+            "/dev/loop+1",
+            "/dev/sda",
+            "loop1",
+            "/dev/loop1p1",
+            "/dev/loop99999999999",
+        ] {
+            assert!(matches!(number_of(Path::new(other)), Err(Error::Usage(_))), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_file_without_loop_devices_has_no_holders() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(holders(file.path()), Ok(Vec::new()));
+    }
+}

@@ -1,0 +1,267 @@
+//! A device in memory, and a rig that leaves nothing behind.
+
+use export::fuse::{Mount, Options};
+use export::{Device, Done, MAX_TRANSFER, Request, loopdev};
+use rustix::io::Errno;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// What happened to a device.
+#[derive(Debug, Default, Clone)]
+pub struct Counts {
+    pub flushes: u32,
+    pub fua: u32,
+    pub discards: u32,
+    pub zeroes: u32,
+    pub in_flight: usize,
+    pub most_in_flight: usize,
+    pub largest: usize,
+    /// Requests that a front end must never make.
+    pub wrong: Vec<String>,
+}
+
+#[derive(Default)]
+struct State {
+    bytes: Vec<u8>,
+    queue: Vec<(Request, Done)>,
+    counts: Counts,
+    gathering: usize,
+    fail: Option<Errno>,
+    stop: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// A device in memory, served by two threads that take the newest request first.
+pub struct Memory {
+    shared: Arc<Shared>,
+    size: u64,
+}
+
+impl Memory {
+    pub fn new(size: usize) -> Arc<Memory> {
+        let shared = Arc::new(Shared::default());
+        shared.lock().bytes = vec![0; size];
+        for _ in 0..2 {
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || shared.work());
+        }
+        Arc::new(Memory { shared, size: size as u64 })
+    }
+
+    pub fn counts(&self) -> Counts {
+        self.shared.lock().counts.clone()
+    }
+
+    pub fn bytes(&self, from: usize, length: usize) -> Vec<u8> {
+        self.shared.lock().bytes[from..from + length].to_vec()
+    }
+
+    pub fn fail_with(&self, errno: Option<Errno>) {
+        self.shared.lock().fail = errno;
+    }
+
+    /// Serves nothing until so many requests are in flight, or five seconds have passed.
+    pub fn gather(&self, requests: usize) {
+        let mut state = self.shared.lock();
+        state.gathering = requests;
+        state.counts.most_in_flight = 0;
+    }
+}
+
+impl Device for Memory {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn submit(&self, request: Request, done: Done) {
+        let mut state = self.shared.lock();
+        if let Some(complaint) = complain(&request, self.size) {
+            state.counts.wrong.push(complaint);
+        }
+        let counts = &mut state.counts;
+        counts.in_flight += 1;
+        counts.most_in_flight = counts.most_in_flight.max(counts.in_flight);
+        state.queue.push((request, done));
+        self.shared.changed.notify_all();
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        self.shared.changed.notify_all();
+    }
+}
+
+fn complain(request: &Request, size: u64) -> Option<String> {
+    let (offset, length) = match request {
+        Request::Flush => return None,
+        Request::Read { offset, length } => (*offset, u64::from(*length)),
+        Request::Write { offset, data, .. } => (*offset, data.len() as u64),
+        Request::Discard { offset, length } | Request::WriteZeroes { offset, length } => (*offset, *length),
+    };
+    let inside = offset.checked_add(length).is_some_and(|end| end <= size);
+    let whole = offset.is_multiple_of(4096) && length.is_multiple_of(4096) && length > 0;
+    let small = length <= MAX_TRANSFER || !matches!(request, Request::Read { .. } | Request::Write { .. });
+    (!inside || !whole || !small).then(|| format!("offset {offset}, length {length}"))
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        loop {
+            let state = self.lock();
+            let mut state =
+                self.changed.wait_while(state, |state| !state.stop && state.queue.is_empty()).unwrap();
+            if state.stop {
+                return;
+            }
+            if state.gathering > 0 {
+                let too_few = |state: &mut State| !state.stop && state.counts.in_flight < state.gathering;
+                state = self.changed.wait_timeout_while(state, Duration::from_secs(5), too_few).unwrap().0;
+                state.gathering = 0;
+            }
+            let Some((request, done)) = state.queue.pop() else { continue };
+            let result = state.execute(request);
+            state.counts.in_flight -= 1;
+            drop(state);
+            done(result);
+        }
+    }
+}
+
+impl State {
+    fn execute(&mut self, request: Request) -> Result<Vec<u8>, Errno> {
+        if let Some(errno) = self.fail {
+            return Err(errno);
+        }
+        let range = |offset: u64, length: usize| {
+            let offset = usize::try_from(offset).expect("64 bit");
+            offset..offset + length
+        };
+        let zeroed = |bytes: &mut Vec<u8>, offset: u64, length: u64| {
+            bytes[range(offset, usize::try_from(length).expect("64 bit"))].fill(0);
+        };
+        match request {
+            Request::Read { offset, length } => {
+                let length = usize::try_from(length).expect("64 bit");
+                self.counts.largest = self.counts.largest.max(length);
+                return Ok(self.bytes[range(offset, length)].to_vec());
+            }
+            Request::Write { offset, data, fua } => {
+                self.counts.largest = self.counts.largest.max(data.len());
+                self.counts.fua += u32::from(fua);
+                self.bytes[range(offset, data.len())].copy_from_slice(&data);
+            }
+            Request::Flush => self.counts.flushes += 1,
+            Request::Discard { offset, length } => {
+                self.counts.discards += 1;
+                zeroed(&mut self.bytes, offset, length);
+            }
+            Request::WriteZeroes { offset, length } => {
+                self.counts.zeroes += 1;
+                zeroed(&mut self.bytes, offset, length);
+            }
+        }
+        Ok(Vec::new())
+    }
+}
+
+/// A page that direct I/O accepts.
+#[repr(C, align(4096))]
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Page(pub [u8; 4096]);
+
+/// Whether FUSE (and loop devices, if `loops`) can be tested here. Says why not.
+pub fn can_run(loops: bool) -> bool {
+    let missing = if !rustix::process::geteuid().is_root() {
+        "mounting needs root"
+    } else if std::fs::File::open("/dev/fuse").is_err() {
+        "there is no /dev/fuse"
+    } else if loops && std::fs::File::open("/dev/loop-control").is_err() {
+        "there is no /dev/loop-control"
+    } else {
+        return true;
+    };
+    println!("skipped: {missing}");
+    false
+}
+
+/// A mounted device in memory, taken down also when a test panics.
+pub struct Rig {
+    pub device: Arc<Memory>,
+    pub mount: Option<Mount>,
+    pub loops: Vec<PathBuf>,
+    pub mounted: Vec<PathBuf>,
+    pub directory: TempDir,
+}
+
+impl Rig {
+    pub fn new(size: usize, options: &Options) -> Rig {
+        let directory = tempfile::tempdir().unwrap();
+        let point = directory.path().join("export");
+        std::fs::create_dir(&point).unwrap();
+        let device = Memory::new(size);
+        let mount = Mount::new(&point, "volume", device.clone(), options).unwrap();
+        Rig { device, mount: Some(mount), loops: Vec::new(), mounted: Vec::new(), directory }
+    }
+
+    pub fn mount(&self) -> &Mount {
+        self.mount.as_ref().unwrap()
+    }
+
+    pub fn file(&self) -> PathBuf {
+        self.mount().file().to_path_buf()
+    }
+
+    pub fn attach(&mut self) -> PathBuf {
+        let path = loopdev::attach(&self.file(), false).unwrap();
+        self.loops.push(path.clone());
+        path
+    }
+
+    pub fn detach(&mut self) {
+        loopdev::detach(&self.loops[0]).unwrap();
+        self.loops.remove(0);
+    }
+
+    /// Unmounts in order, and checks that no request was out of order.
+    pub fn finish(mut self) {
+        self.mount.take().unwrap().unmount().unwrap();
+        assert_eq!(self.device.counts().wrong, [""; 0]);
+        assert_eq!(self.device.counts().in_flight, 0);
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        for path in self.mounted.drain(..) {
+            let _ = rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH);
+        }
+        for path in self.loops.drain(..) {
+            let _ = loopdev::detach(&path);
+        }
+        self.mount = None;
+    }
+}
+
+/// Runs a program that must succeed, and returns what it printed.
+pub fn run(program: &str, arguments: &[&Path]) -> String {
+    let output =
+        Command::new(program).args(arguments).output().unwrap_or_else(|error| panic!("{program}: {error}"));
+    let text =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{program} {arguments:?}: {}: {text}", output.status);
+    text
+}

@@ -1,0 +1,279 @@
+//! The exported file, as programs see it.
+
+use crate::common::{Memory, Page, Rig, can_run, run};
+use export::Error;
+use export::fuse::{Mount, Options};
+use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const SIZE: usize = 8 << 20;
+
+fn open(path: &Path, flags: OFlags) -> std::io::Result<File> {
+    let flags = i32::try_from(flags.bits()).unwrap();
+    OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)
+}
+
+fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> Errno {
+    Errno::from_io_error(&result.unwrap_err()).unwrap()
+}
+
+#[test]
+fn one_file_of_the_devices_size_and_nothing_else() {
+    if !can_run(false) {
+        return;
+    }
+    let rig = Rig::new(SIZE, &Options::default());
+    let point = rig.directory.path().join("export");
+    let names: Vec<_> = std::fs::read_dir(&point).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["volume"]);
+    let metadata = rig.file().metadata().unwrap();
+    assert!(metadata.is_file());
+    assert_eq!((metadata.len(), metadata.mode() & 0o777, metadata.blksize()), (SIZE as u64, 0o600, 4096));
+    assert_eq!(errno(File::open(point.join("other"))), Errno::NOENT);
+    assert!(File::create(point.join("other")).is_err());
+    assert!(std::fs::remove_file(rig.file()).is_err());
+    rig.finish();
+}
+
+#[test]
+fn bytes_of_any_alignment_are_stored_and_read_back() {
+    if !can_run(false) {
+        return;
+    }
+    let rig = Rig::new(SIZE, &Options::default());
+    let file = open(&rig.file(), OFlags::empty()).unwrap();
+    let mut model = vec![0_u8; SIZE];
+    for (at, length) in [(0, SIZE), (5, 1), (4095, 2), (100_000, 70_000), (512, 512), (SIZE - 1, 1)] {
+        let data: Vec<u8> = (0..length).map(|index| (index * 7 + at).to_le_bytes()[0]).collect();
+        file.write_all_at(&data, at as u64).unwrap();
+        model[at..at + length].copy_from_slice(&data);
+        let mut back = vec![0; length];
+        file.read_exact_at(&mut back, at as u64).unwrap();
+        assert!(back == data, "{length} bytes at {at}");
+    }
+    assert!(rig.device.bytes(0, SIZE) == model);
+    assert!(rig.device.counts().largest >= 1 << 20, "the kernel must send requests of 1 MiB");
+    drop(file);
+    rig.finish();
+}
+
+#[test]
+fn the_end_is_the_end() {
+    if !can_run(false) {
+        return;
+    }
+    let rig = Rig::new(SIZE, &Options::default());
+    let file = open(&rig.file(), OFlags::empty()).unwrap();
+    let end = SIZE as u64;
+    assert_eq!(file.read_at(&mut [0; 10], end).unwrap(), 0);
+    assert_eq!(file.read_at(&mut [0; 10], end - 4).unwrap(), 4);
+    assert_eq!(file.write_at(&[1; 10], end - 4).unwrap(), 4);
+    assert_eq!(errno(file.write_at(&[1; 10], end)), Errno::NOSPC);
+    assert_eq!(rig.file().metadata().unwrap().len(), end);
+    assert_eq!(errno(file.set_len(0)), Errno::PERM);
+    assert_eq!(errno(OpenOptions::new().write(true).truncate(true).open(rig.file())), Errno::PERM);
+    file.set_len(end).unwrap();
+    drop(file);
+    rig.finish();
+}
+
+#[test]
+fn sync_flushes_and_holes_discard() {
+    if !can_run(false) {
+        return;
+    }
+    let rig = Rig::new(SIZE, &Options::default());
+    let file = open(&rig.file(), OFlags::empty()).unwrap();
+    file.write_all_at(&[0xff; 65536], 0).unwrap();
+    assert_eq!((rig.device.counts().flushes, rig.device.counts().fua), (0, 0));
+    file.sync_data().unwrap();
+    file.sync_all().unwrap();
+    assert_eq!(rig.device.counts().flushes, 2);
+
+    let keep = FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | keep, 4096, 8192).unwrap();
+    rustix::fs::fallocate(&file, FallocateFlags::ZERO_RANGE | keep, 16384, 4096).unwrap();
+    rustix::fs::fallocate(&file, FallocateFlags::PUNCH_HOLE | keep, 30000, 100).unwrap();
+    assert_eq!(rustix::fs::fallocate(&file, keep, 0, 4096), Err(Errno::OPNOTSUPP));
+    let mut model = vec![0xff; 65536];
+    for zero in [4096..12288, 16384..20480, 30000..30100] {
+        model[zero].fill(0);
+    }
+    assert!(rig.device.bytes(0, 65536) == model);
+    let counts = rig.device.counts();
+    assert_eq!((counts.discards, counts.zeroes), (1, 1), "the small hole is patched");
+
+    let synchronous = open(&rig.file(), OFlags::DSYNC).unwrap();
+    synchronous.write_all_at(&[1; 4096], 0).unwrap();
+    assert!(rig.device.counts().fua > 0);
+    drop((file, synchronous));
+    rig.finish();
+}
+
+#[test]
+fn errors_of_the_device_reach_the_program() {
+    if !can_run(false) {
+        return;
+    }
+    let rig = Rig::new(SIZE, &Options::default());
+    let file = open(&rig.file(), OFlags::empty()).unwrap();
+    for expected in [Errno::IO, Errno::NOSPC, Errno::ROFS] {
+        rig.device.fail_with(Some(expected));
+        assert_eq!(errno(file.write_at(&[1; 4096], 0)), expected);
+        assert_eq!(errno(file.read_at(&mut [0; 4096], 0)), expected);
+        assert_eq!(errno(file.sync_data()), expected);
+    }
+    rig.device.fail_with(None);
+    file.sync_data().unwrap();
+    drop(file);
+    rig.finish();
+}
+
+#[test]
+fn a_read_only_export_refuses_writers() {
+    if !can_run(false) {
+        return;
+    }
+    let rig = Rig::new(SIZE, &Options { read_only: true, ..Options::default() });
+    assert_eq!(errno(open(&rig.file(), OFlags::empty())), Errno::ROFS);
+    let file = File::open(rig.file()).unwrap();
+    assert_eq!(file.read_at(&mut [1; 16], 0).unwrap(), 16);
+    drop(file);
+    rig.finish();
+}
+
+#[test]
+fn direct_reads_and_writes_are_in_flight_together() {
+    if !can_run(false) {
+        return;
+    }
+    const THREADS: u64 = 12;
+    let rig = Rig::new(SIZE, &Options::default());
+    let file = open(&rig.file(), OFlags::DIRECT).unwrap();
+    let each = |act: &(dyn Fn(u64) + Sync)| {
+        rig.device.gather(usize::try_from(THREADS).unwrap());
+        std::thread::scope(|scope| {
+            for number in 0..THREADS {
+                scope.spawn(move || act(number));
+            }
+        });
+        assert_eq!(rig.device.counts().most_in_flight, usize::try_from(THREADS).unwrap());
+    };
+    let page = |number: u64| Page([number.to_le_bytes()[0] + 1; 4096]);
+    each(&|number| file.write_all_at(&page(number).0, number * 4096).unwrap());
+    each(&|number| {
+        let mut back = Page([0; 4096]);
+        file.read_exact_at(&mut back.0, number * 4096).unwrap();
+        assert!(back == page(number));
+    });
+    drop(file);
+    rig.finish();
+}
+
+#[test]
+fn a_mount_in_use_stays_and_a_second_one_is_refused() {
+    if !can_run(false) {
+        return;
+    }
+    let rig = Rig::new(SIZE, &Options::default());
+    let point = rig.directory.path().join("export");
+    let file = File::open(rig.file()).unwrap();
+    assert!(matches!(rig.mount().unmount(), Err(Error::Busy(_))));
+    let mut byte = [1];
+    assert_eq!(file.read_at(&mut byte, 0).unwrap(), 1, "still served");
+    let second = Mount::new(&point, "volume", Memory::new(4096), &Options::default());
+    assert!(matches!(second, Err(Error::Busy(_))), "{second:?}");
+    drop(file);
+    rig.mount().unmount().unwrap();
+    rig.mount().unmount().unwrap();
+    rig.mount().wait().unwrap();
+    let again = Mount::new(&point, "volume", Memory::new(4096), &Options::default()).unwrap();
+    assert!(again.file().exists());
+    again.unmount().unwrap();
+}
+
+#[test]
+fn what_cannot_be_mounted_on_is_refused_with_a_reason() {
+    if !can_run(false) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let refusal = |point: &Path| match Mount::new(point, "volume", Memory::new(4096), &Options::default()) {
+        Err(Error::Usage(why) | Error::Busy(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    assert!(refusal(&directory.path().join("missing")).contains("no such directory"));
+    let file = directory.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    assert!(refusal(&file).contains("not a directory"));
+    assert!(refusal(Path::new("/proc")).contains("mounted here already"));
+}
+
+#[test]
+fn waiting_ends_when_somebody_else_unmounts() {
+    if !can_run(false) {
+        return;
+    }
+    let rig = Rig::new(SIZE, &Options::default());
+    let point = rig.directory.path().join("export");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| rig.mount().wait());
+        run("umount", &[&point]);
+        assert_eq!(waiting.join().unwrap(), Ok(()));
+    });
+    rig.finish();
+}
+
+#[test]
+fn dropping_takes_the_mount_away_but_serves_who_still_has_the_file() {
+    if !can_run(false) {
+        return;
+    }
+    let mut rig = Rig::new(SIZE, &Options::default());
+    let file = open(&rig.file(), OFlags::empty()).unwrap();
+    rig.mount = None;
+    assert_eq!(std::fs::read_dir(rig.directory.path().join("export")).unwrap().count(), 0);
+    file.write_all_at(&[9; 4096], 0).unwrap();
+    assert_eq!(rig.device.bytes(0, 1), [9]);
+}
+
+#[test]
+#[ignore = "not a test of its own: the next one runs it, and kills it"]
+fn crashing_daemon() {
+    let point = std::env::var("CVMIO_TEST_MOUNT").expect("run by another test");
+    let _mount = Mount::new(Path::new(&point), "volume", Memory::new(4096), &Options::default()).unwrap();
+    println!("mounted");
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn a_crash_leaves_no_dead_mount() {
+    if !can_run(false) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let mut daemon = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "file::crashing_daemon", "--ignored", "--nocapture"])
+        .env("CVMIO_TEST_MOUNT", directory.path())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = std::io::BufReader::new(daemon.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("mounted") {
+        line.clear();
+        assert!(std::io::BufRead::read_line(&mut output, &mut line).unwrap() > 0, "it ended too early");
+    }
+    assert!(directory.path().join("volume").exists());
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    let start = Instant::now();
+    while std::fs::read_dir(directory.path()).map(Iterator::count).ok() != Some(0) {
+        assert!(start.elapsed() < Duration::from_secs(10), "the dead mount is still there");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
