@@ -143,7 +143,7 @@ mod tests {
             |b: &Buffer| (base.addr().get()..base.addr().get() + length).contains(&b.as_ptr().addr());
         assert!(all.iter().all(inside));
         assert!(!inside(&arena.buffer(1)), "used up: the next is from the heap");
-        drop(all);
+        std::thread::spawn(move || drop(all)).join().unwrap();
         assert!(inside(&arena.buffer(LARGEST)), "all merged again");
         assert!(!inside(&arena.buffer(LARGEST + 1)), "too large for the pool");
     }

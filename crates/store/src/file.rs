@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, SeekFrom};
 
@@ -14,6 +16,10 @@ use crate::{BLOCK_SIZE, Error, ErrorKind, Queue, Store};
 
 const BLOCK: u64 = 4096;
 const _: () = assert!(BLOCK_SIZE == 4096, "BLOCK is BLOCK_SIZE as the kernel counts");
+
+/// How often and after what pause something in use is tried again.
+const RETRIES: u32 = 15;
+const RETRY_AFTER: Duration = Duration::from_millis(20);
 
 /// How to open a file or device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,14 +68,6 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // Closing is not enough: the kernel takes a ring down some time after its last user, and holds the
-        // ring's files until then.
-        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
-    }
-}
-
 impl FileStore {
     /// Opens `path`, or creates it.
     ///
@@ -78,28 +76,43 @@ impl FileStore {
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self, Error> {
         let path = path.as_ref();
         let name = path.display().to_string();
-        let fail = |kind, message: &str| Error::new(kind, "open", &name, message);
         if options.create.is_some() && options.read_only {
-            return Err(fail(ErrorKind::ReadOnly, "cannot create what is opened for reading only"));
+            let message = "cannot create what is opened for reading only";
+            return Err(Error::new(ErrorKind::ReadOnly, "open", name, message));
         }
+        let mut attempt = Self::attempt(path, options, &name);
+        // The kernel lets go of a killed program's ring, and of its files, some ten milliseconds after the
+        // program is gone; who restarts it at once should not be told that it still runs.
+        for _ in 0..RETRIES {
+            if !matches!(&attempt, Err(error) if error.kind == ErrorKind::InUse) {
+                break;
+            }
+            thread::sleep(RETRY_AFTER);
+            attempt = Self::attempt(path, options, &name);
+        }
+        attempt
+    }
+
+    fn attempt(path: &Path, options: Options, name: &str) -> Result<Self, Error> {
         // Looked at before it is opened: opening a pipe would block, and a tape would rewind.
         if options.create.is_none() {
-            let metadata = fs::metadata(path).map_err(|error| system(&error, &name))?;
-            check_type(FileType::from_raw_mode(mode_of(&metadata)), &name)?;
+            let metadata = fs::metadata(path).map_err(|error| system(&error, name))?;
+            check_type(FileType::from_raw_mode(mode_of(&metadata)), name)?;
         }
-        let file = open_file(path, options, &name)?;
-        let stat = rustix::fs::fstat(&file).map_err(|error| system(&error.into(), &name))?;
+        let file = open_file(path, options, name)?;
+        let stat = rustix::fs::fstat(&file).map_err(|error| system(&error.into(), name))?;
         let file_type = FileType::from_raw_mode(stat.st_mode);
-        check_type(file_type, &name)?;
+        check_type(file_type, name)?;
         if file_type == FileType::BlockDevice {
-            check_sector(&file, &name)?;
+            check_sector(&file, name)?;
         } else if options.exclusive {
-            lock(&file, options.read_only, &name)?;
+            lock(&file, options.read_only, name)?;
         }
         if let Some(blocks) = options.create {
-            size_new(&file, path, blocks, &name)?;
+            size_new(&file, path, blocks, name)?;
         }
-        let inner = Inner { file, name, read_only: options.read_only, blocks: AtomicU64::new(0) };
+        let inner =
+            Inner { file, name: name.into(), read_only: options.read_only, blocks: AtomicU64::new(0) };
         let size = inner.size().map_err(|error| system(&error, &inner.name))?;
         inner.blocks.store(whole_blocks(size, &inner.name)?, Ordering::Relaxed);
         Ok(Self { inner: Arc::new(inner) })

@@ -27,6 +27,10 @@ use std::time::Duration;
 pub const BLOCK_SIZE: usize = 4096;
 
 /// What a queue may be asked to do. Addresses are physical blocks; a buffer is a whole number of blocks.
+///
+/// Operations in flight together have no order: one that must see another's effect, or overwrite it, is
+/// submitted after the other has completed. A crash may keep any part of what was not flushed, in pieces of
+/// 512 bytes, whatever the order of completion.
 #[derive(Debug)]
 pub enum Operation {
     /// Fill `buffer` from `block` on.

@@ -14,7 +14,7 @@ use crate::{BLOCK_SIZE, Buffer, Completion, Error, Operation, Queue, Store};
 const STRIPE: u64 = 64;
 const LOCKS: usize = 1024;
 
-/// Blocks in RAM, zero until written. Sparse: only what was written takes memory.
+/// Blocks in RAM, zero until written. Sparse: only what was written takes memory, in huge pages.
 ///
 /// A block is read and written as a whole, whatever other queues do; a transfer of several blocks may mix
 /// with others at the boundary of a block.
@@ -190,5 +190,50 @@ impl Queue for MemoryQueue {
 
     fn waker(&self) -> Waker {
         Waker::from(self.signal.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+
+    fn run(queue: &mut dyn Queue, operation: Operation) -> Buffer {
+        let mut completions = Vec::new();
+        queue.submit(0, operation);
+        queue.poll(&mut completions);
+        let Completion { buffer, result, .. } = completions.remove(0);
+        result.unwrap();
+        buffer.unwrap()
+    }
+
+    /// Two threads write the same blocks, across the border of two locks, and two read them.
+    #[test]
+    fn no_block_is_ever_torn() {
+        const ROUNDS: usize = 3000;
+        let store = MemoryStore::new(2 * STRIPE).unwrap();
+        thread::scope(|scope| {
+            for value in [1, 2] {
+                let store = &store;
+                scope.spawn(move || {
+                    let mut queue = store.queue(1).unwrap();
+                    for _ in 0..ROUNDS {
+                        let mut buffer = queue.buffer(4);
+                        buffer.copy_from(0, &[value; 4 * BLOCK_SIZE]);
+                        run(&mut *queue, Operation::Write { block: STRIPE - 2, buffer });
+                    }
+                });
+                scope.spawn(move || {
+                    let mut queue = store.queue(1).unwrap();
+                    for _ in 0..ROUNDS {
+                        let buffer = queue.buffer(4);
+                        let buffer = run(&mut *queue, Operation::Read { block: STRIPE - 2, buffer });
+                        for block in buffer.private().unwrap().chunks(BLOCK_SIZE) {
+                            assert!(block.iter().all(|byte| *byte == block[0]), "a block of two writes");
+                        }
+                    }
+                });
+            }
+        });
     }
 }

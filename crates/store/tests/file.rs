@@ -1,8 +1,9 @@
 //! What is particular to files and devices: opening, locking, and a host that changes them meanwhile.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use store::{BLOCK_SIZE, Completion, Error, ErrorKind, FileStore, Operation, Options, Queue, Store};
@@ -85,6 +86,42 @@ fn an_image_is_attached_once_and_read_by_many() {
     assert_eq!(kind(&path, defaults), ErrorKind::InUse);
     drop(readers);
     drop(FileStore::open(&path, defaults).unwrap());
+}
+
+const CHILD_IMAGE: &str = "STORE_TEST_IMAGE";
+
+#[test]
+#[ignore = "the program that `a_killed_program_can_be_restarted_at_once` kills"]
+fn child() {
+    let path = std::env::var_os(CHILD_IMAGE).expect("started by its parent");
+    let store = FileStore::open(path, Options::default()).unwrap();
+    let mut queue = store.queue(16).unwrap();
+    println!("attached");
+    loop {
+        let reads = (0..16).map(|block| Operation::Read { block, buffer: queue.buffer(1) });
+        let reads = reads.collect();
+        run(&mut *queue, reads);
+    }
+}
+
+#[test]
+fn a_killed_program_can_be_restarted_at_once() {
+    let directory = directory();
+    drop(image(&directory, 16));
+    let path = directory.path().join("image");
+    let mut program = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "child", "--nocapture"])
+        .env(CHILD_IMAGE, &path)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().ends_with("attached")));
+    let refused = kind(&path, Options::default());
+    program.kill().unwrap();
+    program.wait().unwrap();
+    assert_eq!(refused, ErrorKind::InUse);
+    drop(FileStore::open(&path, Options::default()).unwrap());
 }
 
 #[test]

@@ -406,3 +406,20 @@ fn a_discard_leaves_anything() {
     }
     assert_eq!(left.len(), 3, "{left:?}");
 }
+
+#[test]
+fn shared_buffers_come_back_changed_and_private_ones_do_not() {
+    for shared in [false, true] {
+        let store = certain(|faults| faults.scribble = 1.0);
+        store.set_shared_buffers(shared);
+        let mut queue = store.queue(1).unwrap();
+        let mut buffer = queue.buffer(2);
+        assert_eq!(buffer.private().is_none(), shared);
+        buffer.copy_from(0, &[4; 2 * BLOCK_SIZE]);
+        let back = finish(&store, &mut *queue, Operation::Write { block: 1, buffer }).buffer.unwrap();
+        let mut content = [0; 2 * BLOCK_SIZE];
+        back.copy_to(0, &mut content);
+        assert_eq!(content != [4; 2 * BLOCK_SIZE], shared);
+        assert_eq!(sectors(&store.snapshot(), 2), all(4), "after it was stored");
+    }
+}

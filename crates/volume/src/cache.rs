@@ -166,3 +166,6 @@ impl Shard {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

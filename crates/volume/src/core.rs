@@ -112,7 +112,8 @@ pub(crate) struct Core {
     pub(crate) session: [u8; 16],
     pub(crate) claims: u64,
     pub(crate) pair: u8,
-    pub(crate) header_digest: [u8; 32],
+    /// Whether this session has claimed nothing and writes nothing.
+    pub(crate) read_only: bool,
     pub(crate) stamp_key: seal::MacKey,
     pub(crate) cache: Cache,
     pub(crate) roots: Mutex<Roots>,
@@ -131,6 +132,8 @@ pub(crate) struct Core {
     /// Checkpoints asked for and done; a checkpoint that began after a request satisfies it.
     pub(crate) checkpoint_wanted: AtomicU64,
     pub(crate) checkpoint_done: AtomicU64,
+    /// Whether one is under way: what it will free is in no count yet.
+    pub(crate) checkpointing: AtomicBool,
     /// Ends of transactions, likewise.
     pub(crate) publish_wanted: AtomicU64,
     pub(crate) publish_done: AtomicU64,

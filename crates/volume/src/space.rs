@@ -383,3 +383,6 @@ fn clear(words: &mut [u64], bit: u64) {
     let (word, mask) = place(bit);
     words[word] &= !mask;
 }
+
+#[cfg(test)]
+mod tests;

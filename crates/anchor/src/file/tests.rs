@@ -3,7 +3,7 @@ use crate::stamp::tests::sample;
 use futures::executor::block_on;
 use proptest::prelude::*;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Barrier;
 use tempfile::TempDir;
 

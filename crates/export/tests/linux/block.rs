@@ -1,6 +1,6 @@
 //! The exported file as a block device, with a real file system on it.
 
-use crate::common::{Page, Rig, can_run, run};
+use crate::common::{Page, Rig, run, turn};
 use export::fuse::Options;
 use export::{Error, loopdev};
 use rustix::fs::OFlags;
@@ -13,9 +13,7 @@ const SIZE: usize = 64 << 20;
 
 #[test]
 fn a_file_system_survives_a_whole_life() {
-    if !can_run(true) {
-        return;
-    }
+    let Some(_turn) = turn(true) else { return };
     let mut rig = Rig::new(SIZE, &Options::default());
     let device = rig.attach();
     let busy = rig.mount().unmount().unwrap_err();
@@ -53,9 +51,7 @@ fn a_file_system_survives_a_whole_life() {
 
 #[test]
 fn a_loop_device_is_attached_named_and_detached() {
-    if !can_run(true) {
-        return;
-    }
+    let Some(_turn) = turn(true) else { return };
     let mut rig = Rig::new(SIZE, &Options::default());
     let file = rig.file();
     assert_eq!(loopdev::holders(&file), Ok(Vec::new()));
@@ -82,9 +78,7 @@ fn a_loop_device_is_attached_named_and_detached() {
 
 #[test]
 fn many_requests_of_the_loop_device_are_in_flight_together() {
-    if !can_run(true) {
-        return;
-    }
+    let Some(_turn) = turn(true) else { return };
     const THREADS: u64 = 24;
     let mut rig = Rig::new(SIZE, &Options::default());
     let path = rig.attach();

@@ -5,7 +5,7 @@ use export::{Device, Done, MAX_TRANSFER, Request, loopdev};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -19,6 +19,8 @@ pub struct Counts {
     pub in_flight: usize,
     pub most_in_flight: usize,
     pub largest: usize,
+    /// Requests that came on a thread that the kernel does not know as serving block I/O.
+    pub by_strangers: u32,
     /// Requests that a front end must never make.
     pub wrong: Vec<String>,
 }
@@ -87,6 +89,7 @@ impl Device for Memory {
             state.counts.wrong.push(complaint);
         }
         let counts = &mut state.counts;
+        counts.by_strangers += u32::from(rustix::process::is_io_flusher() != Ok(true));
         counts.in_flight += 1;
         counts.most_in_flight = counts.most_in_flight.max(counts.in_flight);
         state.queue.push((request, done));
@@ -116,7 +119,7 @@ fn complain(request: &Request, size: u64) -> Option<String> {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn work(&self) {
@@ -183,8 +186,15 @@ impl State {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Page(pub [u8; 4096]);
 
-/// Whether FUSE (and loop devices, if `loops`) can be tested here. Says why not.
-pub fn can_run(loops: bool) -> bool {
+/// A test's turn to run.
+pub type Turn = MutexGuard<'static, ()>;
+
+/// Waits for this test's turn if FUSE (and loop devices, if `loops`) can be tested here; says why not.
+///
+/// One test at a time: a process that another test starts holds copies of all open files until it runs its own
+/// program, so an unmount would now and then find the mount in use.
+pub fn turn(loops: bool) -> Option<Turn> {
+    static TURN: Mutex<()> = Mutex::new(());
     let missing = if !rustix::process::geteuid().is_root() {
         "mounting needs root"
     } else if std::fs::File::open("/dev/fuse").is_err() {
@@ -192,10 +202,19 @@ pub fn can_run(loops: bool) -> bool {
     } else if loops && std::fs::File::open("/dev/loop-control").is_err() {
         "there is no /dev/loop-control"
     } else {
-        return true;
+        return Some(TURN.lock().unwrap_or_else(PoisonError::into_inner));
     };
     println!("skipped: {missing}");
-    false
+    None
+}
+
+/// Whether this process may mark its threads as serving block I/O. Says why not.
+pub fn can_be_io_flusher() -> bool {
+    let marked = std::thread::spawn(export::set_io_flusher).join().unwrap();
+    if let Err(error) = &marked {
+        println!("not checked: {error}");
+    }
+    marked.is_ok()
 }
 
 /// A mounted device in memory, taken down also when a test panics.

@@ -1,6 +1,6 @@
 //! The exported file, as programs see it.
 
-use crate::common::{Memory, Page, Rig, can_run, run};
+use crate::common::{Memory, Page, Rig, can_be_io_flusher, run, turn};
 use export::Error;
 use export::fuse::{Mount, Options};
 use rustix::fs::{FallocateFlags, OFlags};
@@ -23,9 +23,7 @@ fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> Errno {
 
 #[test]
 fn one_file_of_the_devices_size_and_nothing_else() {
-    if !can_run(false) {
-        return;
-    }
+    let Some(_turn) = turn(false) else { return };
     let rig = Rig::new(SIZE, &Options::default());
     let point = rig.directory.path().join("export");
     let names: Vec<_> = std::fs::read_dir(&point).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -41,9 +39,7 @@ fn one_file_of_the_devices_size_and_nothing_else() {
 
 #[test]
 fn bytes_of_any_alignment_are_stored_and_read_back() {
-    if !can_run(false) {
-        return;
-    }
+    let Some(_turn) = turn(false) else { return };
     let rig = Rig::new(SIZE, &Options::default());
     let file = open(&rig.file(), OFlags::empty()).unwrap();
     let mut model = vec![0_u8; SIZE];
@@ -63,9 +59,7 @@ fn bytes_of_any_alignment_are_stored_and_read_back() {
 
 #[test]
 fn the_end_is_the_end() {
-    if !can_run(false) {
-        return;
-    }
+    let Some(_turn) = turn(false) else { return };
     let rig = Rig::new(SIZE, &Options::default());
     let file = open(&rig.file(), OFlags::empty()).unwrap();
     let end = SIZE as u64;
@@ -83,9 +77,7 @@ fn the_end_is_the_end() {
 
 #[test]
 fn sync_flushes_and_holes_discard() {
-    if !can_run(false) {
-        return;
-    }
+    let Some(_turn) = turn(false) else { return };
     let rig = Rig::new(SIZE, &Options::default());
     let file = open(&rig.file(), OFlags::empty()).unwrap();
     file.write_all_at(&[0xff; 65536], 0).unwrap();
@@ -116,9 +108,7 @@ fn sync_flushes_and_holes_discard() {
 
 #[test]
 fn errors_of_the_device_reach_the_program() {
-    if !can_run(false) {
-        return;
-    }
+    let Some(_turn) = turn(false) else { return };
     let rig = Rig::new(SIZE, &Options::default());
     let file = open(&rig.file(), OFlags::empty()).unwrap();
     for expected in [Errno::IO, Errno::NOSPC, Errno::ROFS] {
@@ -135,9 +125,7 @@ fn errors_of_the_device_reach_the_program() {
 
 #[test]
 fn a_read_only_export_refuses_writers() {
-    if !can_run(false) {
-        return;
-    }
+    let Some(_turn) = turn(false) else { return };
     let rig = Rig::new(SIZE, &Options { read_only: true, ..Options::default() });
     assert_eq!(errno(open(&rig.file(), OFlags::empty())), Errno::ROFS);
     let file = File::open(rig.file()).unwrap();
@@ -148,9 +136,7 @@ fn a_read_only_export_refuses_writers() {
 
 #[test]
 fn direct_reads_and_writes_are_in_flight_together() {
-    if !can_run(false) {
-        return;
-    }
+    let Some(_turn) = turn(false) else { return };
     const THREADS: u64 = 12;
     let rig = Rig::new(SIZE, &Options::default());
     let file = open(&rig.file(), OFlags::DIRECT).unwrap();
@@ -170,15 +156,16 @@ fn direct_reads_and_writes_are_in_flight_together() {
         file.read_exact_at(&mut back.0, number * 4096).unwrap();
         assert!(back == page(number));
     });
+    if can_be_io_flusher() {
+        assert_eq!(rig.device.counts().by_strangers, 0);
+    }
     drop(file);
     rig.finish();
 }
 
 #[test]
 fn a_mount_in_use_stays_and_a_second_one_is_refused() {
-    if !can_run(false) {
-        return;
-    }
+    let Some(_turn) = turn(false) else { return };
     let rig = Rig::new(SIZE, &Options::default());
     let point = rig.directory.path().join("export");
     let file = File::open(rig.file()).unwrap();
@@ -198,9 +185,7 @@ fn a_mount_in_use_stays_and_a_second_one_is_refused() {
 
 #[test]
 fn what_cannot_be_mounted_on_is_refused_with_a_reason() {
-    if !can_run(false) {
-        return;
-    }
+    let Some(_turn) = turn(false) else { return };
     let directory = tempfile::tempdir().unwrap();
     let refusal = |point: &Path| match Mount::new(point, "volume", Memory::new(4096), &Options::default()) {
         Err(Error::Usage(why) | Error::Busy(why)) => why,
@@ -215,9 +200,7 @@ fn what_cannot_be_mounted_on_is_refused_with_a_reason() {
 
 #[test]
 fn waiting_ends_when_somebody_else_unmounts() {
-    if !can_run(false) {
-        return;
-    }
+    let Some(_turn) = turn(false) else { return };
     let rig = Rig::new(SIZE, &Options::default());
     let point = rig.directory.path().join("export");
     std::thread::scope(|scope| {
@@ -230,9 +213,7 @@ fn waiting_ends_when_somebody_else_unmounts() {
 
 #[test]
 fn dropping_takes_the_mount_away_but_serves_who_still_has_the_file() {
-    if !can_run(false) {
-        return;
-    }
+    let Some(_turn) = turn(false) else { return };
     let mut rig = Rig::new(SIZE, &Options::default());
     let file = open(&rig.file(), OFlags::empty()).unwrap();
     rig.mount = None;
@@ -252,9 +233,7 @@ fn crashing_daemon() {
 
 #[test]
 fn a_crash_leaves_no_dead_mount() {
-    if !can_run(false) {
-        return;
-    }
+    let Some(_turn) = turn(false) else { return };
     let directory = tempfile::tempdir().unwrap();
     let mut daemon = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "file::crashing_daemon", "--ignored", "--nocapture"])

@@ -1,6 +1,7 @@
 //! The disk itself: medium, write cache, and operations in flight.
 
 mod crash;
+mod effect;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,8 +9,8 @@ use std::sync::Arc;
 
 use super::fault::{Chance, Event, Faults, Trace};
 use super::image::{Block, Image};
-use super::{Guests, NAME, RESIDENT};
-use crate::{BLOCK_SIZE, Buffer, Completion, Error, Operation};
+use super::{Guests, RESIDENT};
+use crate::{BLOCK_SIZE, Buffer, Completion, Operation};
 
 /// An operation in flight.
 #[derive(Debug)]
@@ -40,6 +41,7 @@ impl Pending {
 
 pub(super) struct Disk {
     pub(super) faults: Faults,
+    pub(super) shared_buffers: bool,
     pub(super) bad: Vec<(Range<u64>, i32)>,
     chance: Chance,
     trace: Option<Trace>,
@@ -63,6 +65,7 @@ impl Disk {
     pub(super) fn new(image: Image, seed: u64, faults: Faults) -> Self {
         Self {
             faults,
+            shared_buffers: false,
             bad: Vec::new(),
             chance: Chance::new(seed),
             trace: None,
@@ -173,8 +176,9 @@ impl Disk {
                 let result = self.read(block, &mut buffer);
                 (Some(buffer), result)
             }
-            Operation::Write { block, buffer } => {
+            Operation::Write { block, mut buffer } => {
                 let result = self.write(block, &buffer);
+                self.scribble(block, &mut buffer);
                 (Some(buffer), result)
             }
             Operation::Flush => (None, self.flush(after)),
@@ -184,126 +188,6 @@ impl Disk {
         if let Some((_, completions)) = self.queues.get_mut(&queue) {
             completions.push(Completion { token, buffer, result });
         }
-    }
-
-    fn strikes(&mut self, name: &'static str, probability: f64, block: u64) -> bool {
-        let strikes = self.chance.strikes(probability);
-        if strikes {
-            self.tell(&Event::Fault { name, block });
-        }
-        strikes
-    }
-
-    /// Errors that do not depend on chance.
-    fn check(&mut self, operation: &'static str, block: u64, blocks: u64) -> Result<(), Error> {
-        let size = self.visible.blocks();
-        let end = block.checked_add(blocks).filter(|&end| blocks > 0 && end <= size);
-        let Some(end) = end else {
-            return Err(Error::out_of_range(operation, NAME.into(), block, blocks, size));
-        };
-        let bad = self.bad.iter().find(|(range, _)| range.start < end && block < range.end);
-        if let Some(&(_, errno)) = bad {
-            self.tell(&Event::Fault { name: "bad", block });
-            return Err(Error::from_errno(errno, operation, NAME).at(block));
-        }
-        Ok(())
-    }
-
-    fn read(&mut self, block: u64, buffer: &mut Buffer) -> Result<(), Error> {
-        self.check("read", block, length_of(buffer))?;
-        if self.strikes("read_error", self.faults.read_error, block) {
-            return Err(Error::from_errno(libc::EIO, "read", NAME).at(block));
-        }
-        for (at, offset) in (block..).zip((0..buffer.len()).step_by(BLOCK_SIZE)) {
-            if self.strikes("unstable_read", self.faults.unstable_read, at) {
-                let previous = self.previous.get(&at).filter(|_| self.chance.coin()).cloned();
-                let lie = previous.map_or_else(|| self.chance.flip(self.visible.block(at)), |block| *block);
-                buffer.copy_from(offset, &lie);
-            } else {
-                buffer.copy_from(offset, self.visible.block(at));
-            }
-        }
-        Ok(())
-    }
-
-    fn write(&mut self, block: u64, buffer: &Buffer) -> Result<(), Error> {
-        self.check("write", block, length_of(buffer))?;
-        if self.strikes("no_space", self.faults.no_space, block) {
-            return Err(Error::from_errno(libc::ENOSPC, "write", NAME).at(block));
-        }
-        let failed = self.strikes("write_error", self.faults.write_error, block);
-        for pending in blocks_of(block, buffer) {
-            if !failed {
-                self.store_or_not(pending);
-            } else if self.chance.coin() {
-                self.store_in_part(pending);
-            }
-        }
-        if failed { Err(Error::from_errno(libc::EIO, "write", NAME).at(block)) } else { Ok(()) }
-    }
-
-    fn flush(&mut self, after: u64) -> Result<(), Error> {
-        if self.strikes("flush_error", self.faults.flush_error, 0) {
-            return Err(Error::from_errno(libc::EIO, "flush", NAME));
-        }
-        if self.strikes("lying_flush", self.faults.lying_flush, 0) {
-            return Ok(());
-        }
-        // As little as a flush must do: what ended after it was submitted stays in doubt.
-        let covered = self.cache.partition_point(|pending| pending.number <= after);
-        for Pending { block, content, .. } in self.cache.drain(..covered) {
-            self.durable.put(block, content);
-        }
-        Ok(())
-    }
-
-    fn discard(&mut self, block: u64, blocks: u64) -> Result<(), Error> {
-        self.check("discard", block, blocks)?;
-        let failed = self.strikes("write_error", self.faults.write_error, block);
-        for block in self.visible.written_in(block..block + blocks) {
-            if !failed || self.chance.coin() {
-                let content = self.remains(block);
-                self.store(block, content);
-            }
-        }
-        if failed { Err(Error::from_errno(libc::EIO, "discard", NAME).at(block)) } else { Ok(()) }
-    }
-
-    /// What is in a block after a discard: what was there, zeroes, or anything.
-    fn remains(&mut self, block: u64) -> Option<Arc<Block>> {
-        match self.chance.below(3) {
-            0 => self.visible.get(block),
-            1 => None,
-            _ => Some(Arc::new(self.chance.garbage())),
-        }
-    }
-
-    /// Stores a block of a write that succeeds, if all goes well.
-    fn store_or_not(&mut self, pending: Pending) {
-        let block = pending.block;
-        if self.strikes("lost_write", self.faults.lost_write, block) {
-        } else if self.strikes("torn_write", self.faults.torn_write, block) {
-            self.store_in_part(pending);
-        } else if self.strikes("misdirected_write", self.faults.misdirected_write, block) {
-            let elsewhere = self.chance.block_below(self.visible.blocks());
-            self.store(elsewhere, pending.content);
-        } else {
-            self.store(block, pending.content);
-        }
-    }
-
-    fn store_in_part(&mut self, pending: Pending) {
-        let torn = self.chance.tear(self.visible.block(pending.block), pending.bytes());
-        self.store(pending.block, Some(Arc::new(torn)));
-    }
-
-    /// Makes a block visible, and in the end durable.
-    fn store(&mut self, block: u64, content: Option<Arc<Block>>) {
-        self.stored += 1;
-        if let Some(before) = self.visible.put(block, content.clone()) {
-            self.previous.insert(block, before);
-        }
-        self.cache.push(Pending { number: self.stored, block, content });
     }
 
     pub(super) fn restore(&mut self, image: &Image) {
@@ -332,14 +216,4 @@ fn describe(operation: &Operation) -> (&'static str, u64, u64) {
         Operation::Flush => ("flush", 0, 0),
         Operation::Discard { block, blocks } => ("discard", *block, *blocks),
     }
-}
-
-/// The blocks of a write, copied out of its buffer.
-fn blocks_of(block: u64, buffer: &Buffer) -> Vec<Pending> {
-    let copy = |(block, offset)| {
-        let mut content = [0; BLOCK_SIZE];
-        buffer.copy_to(offset, &mut content);
-        Pending { number: 0, block, content: Some(Arc::new(content)) }
-    };
-    (block..).zip((0..buffer.len()).step_by(BLOCK_SIZE)).map(copy).collect()
 }

@@ -77,6 +77,11 @@ impl HostileStore {
         lock(&self.disk).faults = faults;
     }
 
+    /// Lets queues hand out buffers that the host can write, as those of a shared-memory channel are.
+    pub fn set_shared_buffers(&self, shared: bool) {
+        lock(&self.disk).shared_buffers = shared;
+    }
+
     /// Fails every read, write and discard that touches `range` with `errno`, until
     /// [`clear_bad`](Self::clear_bad).
     pub fn set_bad(&self, range: Range<u64>, errno: i32) {

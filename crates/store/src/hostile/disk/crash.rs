@@ -4,7 +4,8 @@ use std::mem;
 
 use super::super::fault::Event;
 use super::super::image::Image;
-use super::{Disk, Flight, Pending, blocks_of};
+use super::effect::blocks_of;
+use super::{Disk, Flight, Pending};
 use crate::Operation;
 
 /// How a block that was to be stored fared.

@@ -1,0 +1,202 @@
+//! A volume in memory, driven on one thread.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anchor::{Anchor, MemoryAnchor};
+use seal::slot::{Argon2Params, Credential};
+use seal::{Random, SecretBytes};
+use store::{BLOCK_SIZE, Buffer, MemoryStore};
+use volume::format::protections::{Freshness, Provision, SuiteCode};
+use volume::geometry::Shape;
+use volume::policy::Policy;
+use volume::{
+    AttachOptions, Clock, Completion, CreateOptions, Driven, Environment, Queue, Request, Result, Volume,
+    attach, create,
+};
+
+/// Bytes from a counter: different at each call, the same in each run.
+pub struct CountingRandom(AtomicU64);
+
+impl Random for CountingRandom {
+    fn fill(&self, bytes: &mut [u8]) {
+        for chunk in bytes.chunks_mut(8) {
+            let value = self.0.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let length = chunk.len();
+            chunk.copy_from_slice(&value.to_le_bytes()[..length]);
+        }
+    }
+}
+
+/// A clock that stands still until it is moved.
+#[derive(Default)]
+pub struct StillClock(pub AtomicU64);
+
+impl Clock for StillClock {
+    fn now(&self) -> Duration {
+        Duration::from_millis(self.0.load(Ordering::Relaxed))
+    }
+}
+
+pub struct Bench {
+    pub environment: Environment,
+    pub options: CreateOptions,
+    pub attach: AttachOptions,
+}
+
+pub fn credential() -> Credential {
+    Credential::KeyFile(SecretBytes::from_slice(&[7; 64]))
+}
+
+pub fn options(logical_blocks: u64, shape: Shape) -> CreateOptions {
+    CreateOptions {
+        suite: SuiteCode::Aes256Gcm,
+        confidentiality: true,
+        integrity: true,
+        freshness: Freshness::Strict,
+        provision: Provision::Full,
+        logical_blocks: Some(logical_blocks),
+        force: false,
+        shape,
+        argon2: Argon2Params { memory_kib: 8, passes: 1, lanes: 1 },
+        label: "test".into(),
+    }
+}
+
+impl Bench {
+    pub fn new(options: CreateOptions, store_blocks: u64) -> Self {
+        let anchor =
+            (options.freshness != Freshness::Off).then(|| Arc::new(MemoryAnchor::new()) as Arc<dyn Anchor>);
+        let environment = Environment {
+            store: Arc::new(MemoryStore::new(store_blocks).expect("memory")),
+            anchor,
+            random: Arc::new(CountingRandom(AtomicU64::new(1))),
+            clock: Arc::new(StillClock::default()),
+        };
+        let attach = AttachOptions { shape: options.shape, memory: 4 << 20, ..AttachOptions::default() };
+        Self { environment, options, attach }
+    }
+
+    pub fn create(&self) -> Policy {
+        create(self.environment.clone(), self.options.clone(), credential(), Box::new(|_| Ok(())))
+            .expect("a queue")
+            .block()
+            .expect("created")
+    }
+
+    pub fn attach(&self, policy: &Policy) -> Result<Session> {
+        let volume = attach(self.environment.clone(), policy.clone(), credential(), self.attach)?.block()?;
+        Ok(Session::new(volume))
+    }
+}
+
+/// An attached volume with one queue and its maintenance.
+pub struct Session {
+    pub volume: Volume,
+    pub queue: Queue,
+    maintenance: Option<Driven<Result<()>>>,
+    next: u64,
+}
+
+impl Session {
+    fn new(volume: Volume) -> Self {
+        let queue = volume.queue(32).expect("a queue");
+        let maintenance = Some(volume.maintenance().expect("a queue"));
+        Self { volume, queue, maintenance, next: 1 }
+    }
+
+    /// A volume that is attached for reading needs no maintenance.
+    pub fn reading(volume: Volume) -> Self {
+        let queue = volume.queue(32).expect("a queue");
+        Self { volume, queue, maintenance: None, next: 1 }
+    }
+
+    /// Runs requests to their ends, all at once.
+    pub fn run(&mut self, requests: Vec<Request>) -> Vec<Completion> {
+        let mut order = HashMap::new();
+        let count = requests.len();
+        for (index, request) in requests.into_iter().enumerate() {
+            order.insert(self.next, index);
+            self.queue.submit(self.next, request);
+            self.next += 1;
+        }
+        let mut ended = Vec::new();
+        for _ in 0..1_000_000 {
+            self.queue.poll(&mut ended);
+            if ended.len() == count {
+                ended.sort_by_key(|completion| order[&completion.token]);
+                return ended;
+            }
+            if let Some(maintenance) = &mut self.maintenance
+                && maintenance.poll().is_some()
+            {
+                self.maintenance = None;
+            }
+        }
+        panic!("{} of {count} requests ended, then nothing moved: {:#?}", ended.len(), self.volume.status());
+    }
+
+    pub fn one(&mut self, request: Request) -> Completion {
+        self.run(vec![request]).remove(0)
+    }
+
+    pub fn write(&mut self, block: u64, blocks: usize, fill: u8) -> Result<()> {
+        self.one(Request::Write { block, buffer: filled(blocks, fill), fua: false }).result
+    }
+
+    pub fn read(&mut self, block: u64, blocks: usize) -> Result<Vec<u8>> {
+        let completion = self.one(Request::Read { block, buffer: Buffer::private_zeroed(blocks) });
+        completion.result?;
+        Ok(completion.buffer.expect("the buffer").private().expect("private").to_vec())
+    }
+
+    pub fn flush(&mut self) -> Result<()> {
+        self.one(Request::Flush).result
+    }
+
+    pub fn discard(&mut self, block: u64, blocks: u64) -> Result<()> {
+        self.one(Request::Discard { block, blocks }).result
+    }
+
+    /// Gives the maintenance job time.
+    pub fn settle(&mut self) {
+        let mut ended = Vec::new();
+        for _ in 0..2000 {
+            self.volume.tick();
+            self.queue.poll(&mut ended);
+            if let Some(maintenance) = &mut self.maintenance
+                && let Some(result) = maintenance.poll()
+            {
+                result.expect("maintenance");
+                self.maintenance = None;
+            }
+        }
+    }
+
+    pub fn checkpoint(&mut self) {
+        let before = self.volume.status().checkpoints;
+        self.volume.checkpoint_soon();
+        self.settle();
+        assert!(self.volume.status().checkpoints > before, "{:#?}", self.volume.status());
+    }
+
+    pub fn detach(self) -> Result<()> {
+        let Self { volume, queue, maintenance, .. } = self;
+        drop(queue);
+        volume.stop();
+        maintenance.map_or(Ok(()), Driven::block)
+    }
+}
+
+pub fn filled(blocks: usize, fill: u8) -> Buffer {
+    let mut buffer = Buffer::private_zeroed(blocks);
+    buffer.private_mut().expect("private").fill(fill);
+    buffer
+}
+
+pub fn page(fill: u8) -> Vec<u8> {
+    vec![fill; BLOCK_SIZE]
+}

@@ -1,0 +1,193 @@
+//! The life of a volume: created, attached, written, detached or dropped, attached again.
+
+mod common;
+
+use common::{Bench, Session, options, page};
+use volume::Kind;
+use volume::format::protections::{Freshness, Provision, SuiteCode};
+use volume::geometry::Shape;
+
+fn bench(freshness: Freshness) -> Bench {
+    Bench::new(volume::CreateOptions { freshness, ..options(4096, Shape::STANDARD) }, 16384)
+}
+
+fn expect(session: &mut Session, block: u64, fill: u8) {
+    assert_eq!(session.read(block, 1).expect("readable"), page(fill), "block {block}");
+}
+
+#[test]
+fn what_was_written_is_read_back_across_a_clean_detach() {
+    let bench = bench(Freshness::Strict);
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    expect(&mut session, 17, 0);
+    session.write(17, 3, 0xaa).expect("written");
+    expect(&mut session, 19, 0xaa);
+    expect(&mut session, 20, 0);
+    session.detach().expect("detached");
+    let mut session = bench.attach(&policy).expect("attached again");
+    expect(&mut session, 17, 0xaa);
+    expect(&mut session, 19, 0xaa);
+    expect(&mut session, 16, 0);
+    session.detach().expect("detached");
+}
+
+#[test]
+fn flushed_writes_survive_a_session_that_is_dropped() {
+    for freshness in [Freshness::Strict, Freshness::Write, Freshness::Interval, Freshness::Off] {
+        let bench = bench(freshness);
+        let policy = bench.create();
+        for round in 1..20u8 {
+            let mut session = bench.attach(&policy).expect("attached");
+            if round > 1 {
+                expect(&mut session, u64::from(round) - 1, round - 1);
+                expect(&mut session, 1, 1);
+            }
+            session.write(u64::from(round), 1, round).expect("written");
+            session.flush().expect("flushed");
+        }
+    }
+}
+
+#[test]
+fn every_suite_and_protection_reads_back() {
+    let combinations = [
+        (SuiteCode::Aes256Gcm, true, true),
+        (SuiteCode::Aegis128x2, true, true),
+        (SuiteCode::Aegis256x2, true, true),
+        (SuiteCode::Aes256Xts, true, false),
+        (SuiteCode::Aes256Gcm, false, true),
+        (SuiteCode::Aes256Gcm, false, false),
+    ];
+    for (suite, confidentiality, integrity) in combinations {
+        let freshness = if integrity { Freshness::Strict } else { Freshness::Off };
+        let options = volume::CreateOptions {
+            suite,
+            confidentiality,
+            integrity,
+            freshness,
+            ..options(4096, Shape::STANDARD)
+        };
+        let bench = Bench::new(options, 16384);
+        let policy = bench.create();
+        let mut session = bench.attach(&policy).expect("attached");
+        session.write(5, 40, 9).expect("written");
+        session.checkpoint();
+        expect(&mut session, 44, 9);
+        session.detach().expect("detached");
+        let mut session = bench.attach(&policy).expect("attached again");
+        expect(&mut session, 5, 9);
+        session.detach().expect("detached");
+    }
+}
+
+#[test]
+fn a_transaction_is_all_or_nothing() {
+    let bench = bench(Freshness::Transaction);
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    session.write(1, 1, 1).expect("written");
+    session.one(volume::Request::Commit).result.expect("committed");
+    session.write(1, 1, 2).expect("written");
+    session.write(2, 1, 2).expect("written");
+    session.flush().expect("flushed");
+    session.checkpoint();
+    expect(&mut session, 1, 2);
+    drop(session);
+    let mut session = bench.attach(&policy).expect("attached again");
+    expect(&mut session, 1, 1);
+    expect(&mut session, 2, 0);
+    session.write(3, 1, 3).expect("written");
+    session.checkpoint();
+    session.write(4, 1, 4).expect("written");
+    session.one(volume::Request::Commit).result.expect("committed");
+    drop(session);
+    let mut session = bench.attach(&policy).expect("attached again");
+    for (block, fill) in [(1, 1), (2, 0), (3, 3), (4, 4)] {
+        expect(&mut session, block, fill);
+    }
+}
+
+#[test]
+fn a_full_volume_is_overwritten_discarded_and_filled_again() {
+    let bench = bench(Freshness::Strict);
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    for round in 1..4u8 {
+        for block in (0..4096).step_by(32) {
+            session
+                .write(block, 32, round)
+                .unwrap_or_else(|error| panic!("round {round}, block {block}: {error}"));
+        }
+    }
+    // Scattered overwrites, many times what is free.
+    for step in 0..20_000u64 {
+        let block = step * 2_654_435_761 % 4096;
+        session.write(block, 1, 7).unwrap_or_else(|error| panic!("step {step}: {error}"));
+    }
+    for block in (0..4096).step_by(97) {
+        let got = session.read(block, 1).expect("readable")[0];
+        assert!(got == 7 || got == 3, "block {block} has {got}");
+    }
+    session.discard(0, 4096).expect("discarded");
+    expect(&mut session, 0, 0);
+    expect(&mut session, 4095, 0);
+    session.checkpoint();
+    expect(&mut session, 4095, 0);
+    assert_eq!(session.volume.status().mapped_blocks, 0);
+    for block in (0..4096).step_by(64) {
+        session.write(block, 64, 9).expect("filled again");
+    }
+    session.detach().expect("detached");
+    let mut session = bench.attach(&policy).expect("attached again");
+    for block in 0..4096 {
+        expect(&mut session, block, 9);
+    }
+    assert_eq!(session.volume.status().mapped_blocks, 4096);
+}
+
+#[test]
+fn a_thin_volume_says_cleanly_that_it_is_full() {
+    let options = volume::CreateOptions { provision: Provision::Thin, ..options(65536, Shape::STANDARD) };
+    let bench = Bench::new(options, 16384);
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    let mut filled = 0;
+    let error = loop {
+        match session.write(filled, 16, 5) {
+            Ok(()) => filled += 16,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), Kind::NoSpace, "{error}");
+    assert!(filled > 8192, "only {filled} blocks of 16384 could be used");
+    // Reads, overwrites and discards go on.
+    expect(&mut session, 0, 5);
+    for block in (0..filled).step_by(16) {
+        session.write(block, 16, 6).expect("overwritten");
+    }
+    session.discard(0, 4096).expect("discarded");
+    session.write(filled, 16, 8).expect("there is room again");
+    session.detach().expect("detached");
+}
+
+#[test]
+fn a_second_session_fences_the_first() {
+    let bench = bench(Freshness::Strict);
+    let policy = bench.create();
+    let mut first = bench.attach(&policy).expect("attached");
+    first.write(1, 1, 1).expect("written");
+    first.flush().expect("flushed");
+    let mut second = bench.attach(&policy).expect("taken over");
+    second.write(2, 1, 2).expect("written");
+    second.flush().expect("flushed");
+    first.write(3, 1, 3).expect("it does not know yet");
+    let error = first.flush().expect_err("fenced");
+    assert_eq!(error.kind(), Kind::Fenced);
+    assert_eq!(first.write(3, 1, 3).expect_err("stopped").kind(), Kind::Fenced);
+    second.detach().expect("detached");
+    let mut third = bench.attach(&policy).expect("attached");
+    for (block, fill) in [(1, 1), (2, 2), (3, 0)] {
+        expect(&mut third, block, fill);
+    }
+}
