@@ -129,7 +129,7 @@ impl Simulation {
             session.complete_all();
         }
         for attempt in 0..6u32 {
-            let attack = self.attack_at_rest();
+            let attack = if attempt < 3 { self.attack_at_rest() } else { None };
             let honest = attack.is_none();
             let promise = self.promise(honest);
             match self.attach(attempt)? {
