@@ -266,6 +266,19 @@ impl Space {
         self.lock().resident.contains_key(&unit)
     }
 
+    /// Takes the predecessor's units: it cannot be alive any more, or space is so short that data counts more than its caution.
+    /// Says whether there was anything to take.
+    pub(crate) fn take_over(&self) -> bool {
+        let mut inner = self.lock();
+        let mut gained = 0;
+        for unit in inner.units.iter_mut().filter(|unit| unit.state == State::Foreign) {
+            unit.state = State::Open;
+            gained += u64::from(unit.free);
+        }
+        inner.free += gained;
+        gained > 0
+    }
+
     /// Pins blocks: they stay in use until the pin is let go.
     pub(crate) fn pin(&self, blocks: Vec<u64>) -> Pin {
         let mut inner = self.lock();

@@ -181,7 +181,7 @@ impl Volume {
             integrity: core.header.integrity,
             freshness: core.header.freshness.to_string(),
             provision: core.header.provision.to_string(),
-            sealing: "private".into(),
+            sealing: if core.shared_buffers { "staged" } else { "private" }.into(),
             size: core.geometry.logical_bytes(),
             store_size: core.geometry.physical_blocks * block,
             store: core.environment.store.name(),

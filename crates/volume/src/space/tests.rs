@@ -124,3 +124,16 @@ fn what_the_predecessor_reserved_and_what_replay_found_are_not_handed_out() {
     assert!(blocks.iter().all(|block| geometry.unit_of(*block) >= 2));
     drop(space);
 }
+
+#[test]
+fn the_predecessors_units_can_be_taken_over() {
+    let (geometry, _, _readers) = space();
+    let space = Space::new(geometry, Arc::default());
+    space.begin(&[geometry.unit_blocks; 4], &[0, 1], &[]);
+    assert_eq!(space.free(), 2 * u64::from(geometry.unit_blocks));
+    assert!(space.take_over());
+    assert_eq!(space.free(), 4 * u64::from(geometry.unit_blocks));
+    assert!(!space.take_over(), "once");
+    reserve(&geometry, &space, 10_000);
+    assert_eq!(space.usable(), 4 * u64::from(geometry.unit_blocks));
+}
