@@ -7,6 +7,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use anchor::State;
 
@@ -21,6 +22,13 @@ use crate::format::superblock::{Leg, MAX_UNITS};
 use crate::io::Io;
 use crate::merge::{Bit, Merge, Salt};
 use crate::space::Pin;
+
+/// How long a session leaves its predecessor's reservations alone, for a guest that was believed dead and wakes up. The host owns the
+/// clock; but this guards against accidents only, what a host does on purpose is found by the tags.
+const PREDECESSOR_GRACE: Duration = Duration::from_secs(600);
+
+/// Units that may be reserved for data; the rest of what a superblock can list is for the nodes of a checkpoint.
+const DATA_UNITS: usize = MAX_UNITS * 3 / 4;
 
 impl Core {
     /// Runs until the session is stopped and everything is put away, or something fails for good.
@@ -40,6 +48,9 @@ impl Core {
             if self.space.collect() {
                 self.progress.notify(usize::MAX);
             }
+            if self.environment.clock.now().saturating_sub(self.attached_at) >= PREDECESSOR_GRACE {
+                self.space.take_over();
+            }
             if self.keys.current()?.worn() {
                 self.begin_epoch()?;
             }
@@ -47,7 +58,7 @@ impl Core {
                 return self.release(io).await;
             }
             if self.space.usable() < self.limits.reserve_low && self.space.free() > self.space.usable() {
-                self.reserve(io).await?;
+                self.reserve(io, DATA_UNITS).await?;
             }
             if self.publish_is_wanted() {
                 self.publish_transaction(io).await?;
@@ -55,6 +66,8 @@ impl Core {
                 self.checkpoint(io).await?;
             } else if self.anchor_is_due() {
                 self.commit(io, Want { data: true, anchor: true, ..Want::default() }).await?;
+            } else if !self.is_transactional() && self.overlay.pending() >= self.limits.pending / 2 {
+                self.commit(io, Want { data: true, ..Want::default() }).await?;
             } else {
                 listener.await;
             }
@@ -76,7 +89,9 @@ impl Core {
             >= self.limits.pinned / 2
             && self.overlay.active() + self.overlay.superseded() > self.limits.pinned / 8;
         let journal = self.commit.free_segments() < self.geometry.segments as usize / 2;
-        wanted || full || pinned || journal
+        // A superblock lists the units that may be written; one that is full must be followed by a new one.
+        let listed = self.space.room(DATA_UNITS) == 0;
+        wanted || full || pinned || journal || listed
     }
 
     fn publish_is_wanted(&self) -> bool {
@@ -89,13 +104,18 @@ impl Core {
         }
         let (age, bytes, commits) = self.commit.unanchored(self.environment.clock.now());
         let waiting = bytes > 0 || commits > 0 || self.overlay.pending() > 0;
-        waiting && (age >= self.window.time || bytes >= self.window.bytes || commits >= self.window.commits)
+        let pinned = self.space.pinned() >= self.limits.pinned / 2;
+        waiting
+            && (pinned
+                || age >= self.window.time
+                || bytes >= self.window.bytes
+                || commits >= self.window.commits)
     }
 
-    /// Reserves units until the target is met; durable when it returns. False if there is nothing left to reserve.
-    pub(crate) async fn reserve(&self, io: &Io) -> Result<bool> {
+    /// Reserves units until the target is met, up to `most` in all; durable when it returns. False if there is nothing to reserve.
+    async fn reserve(&self, io: &Io, most: usize) -> Result<bool> {
         let want = self.limits.reserve_target.saturating_sub(self.space.usable()).max(1);
-        let units = self.space.choose(want, self.space.room(MAX_UNITS));
+        let units = self.space.choose(want, self.space.room(most));
         if units.is_empty() {
             return Ok(false);
         }
@@ -150,7 +170,11 @@ impl Core {
             if let Some(run) = self.space.take(1, 0).into_iter().next() {
                 return Ok(run.start);
             }
-            if !self.reserve(io).await? && !self.space.collect() {
+            if self.space.is_draining() {
+                self.space.drain().await;
+                continue;
+            }
+            if !self.reserve(io, MAX_UNITS).await? && !self.space.take_over() {
                 return Err(Error::new(
                     Kind::NoSpace,
                     "no block is left for the volume's own map; detach it, enlarge its backing file and attach it again",
@@ -162,6 +186,8 @@ impl Core {
     /// One checkpoint. At level `transaction`, a spill: the new roots stay in memory.
     async fn checkpoint(&self, io: &Io) -> Result<()> {
         let wanted = self.checkpoint_wanted.load(Ordering::SeqCst);
+        // What the last checkpoint freed is what this one writes its nodes to.
+        self.space.drain().await;
         self.checkpointing.store(true, Ordering::SeqCst);
         self.run_age.fetch_add(1, Ordering::SeqCst);
         if self.is_transactional() {

@@ -164,10 +164,10 @@ impl Replay<'_> {
                     if state.standing == Standing::Beside {
                         return Ok(());
                     }
-                } else if self.header.freshness != Freshness::Transaction {
-                    if let Some(before) = held.replace(commit) {
-                        self.apply(state, before, leg);
-                    }
+                } else if self.header.freshness != Freshness::Transaction
+                    && let Some(before) = held.replace(commit)
+                {
+                    self.apply(state, before, leg);
                 }
             }
         }

@@ -3,9 +3,10 @@
 
 Run it in this directory when the format's version changes, and never otherwise: volumes of this version exist.
 A vector is a line with its length in bytes, then lines of 32 bytes behind their offset, both in hex. Lines that
-are all zero are left out.
+are all zero are left out. The same bytes are the seeds of the fuzz targets.
 """
 
+import os
 import struct
 
 
@@ -17,7 +18,14 @@ VOLUME = ramp(0x00, 16)
 SESSION = ramp(0x20, 16)
 
 
-def save(name, data):
+SEEDS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../../../fuzz/seeds")
+
+
+def save(name, data, target=None):
+    if target:
+        os.makedirs(os.path.join(SEEDS, target), exist_ok=True)
+        with open(os.path.join(SEEDS, target, name), "wb") as file:
+            file.write(data)
     with open(name + ".hex", "w") as file:
         file.write(f"length {len(data)}\n")
         for at in range(0, len(data), 32):
@@ -50,7 +58,7 @@ MAP_ROOT = entry(5000, 3, 77, 0, ramp(0x10, 16))
 SALTS_ROOT = entry(5001, 0, 0, 0, ramp(0x30, 16))
 BITMAP_ROOT = entry(264, 3, 78, 1234, ramp(0x50, 16))
 
-save("entries", bytes(32) + FULL_ENTRY + LARGEST_ENTRY)
+save("entries", bytes(32) + FULL_ENTRY + LARGEST_ENTRY, "entry")
 
 save(
     "associated-data",
@@ -131,7 +139,7 @@ header += struct.pack("<QQ", GIB["logical"], GIB["physical"]) + bytes([7, 6, 15,
 header += struct.pack("<III", GIB["segment-blocks"], GIB["segments"], GIB["unit-blocks"])
 header += bytes(3992)
 assert len(header) == 4064
-save("header", header + ramp(0xE0, 32))
+save("header", header + ramp(0xE0, 32), "header")
 
 payload = struct.pack("<Q", 41) + ramp(0x40, 32) + SESSION + struct.pack("<QII", 9, 3, 4) + ramp(0x60, 32)
 payload += MAP_ROOT + SALTS_ROOT + BITMAP_ROOT + struct.pack("<QQ", 1000, 12) + bytes([1, 3])
@@ -140,8 +148,8 @@ assert len(payload) == 224
 payload += leg(5, 6, 11, 40, ramp(0x70, 32)) + leg(7, 0, 41, 41, ramp(0x80, 32)) + leg(9, 1, 42, 2**64 - 1, ramp(0x40, 32))
 payload = payload.ljust(1568, b"\0") + struct.pack("<II", 10, 11)
 payload = payload.ljust(4040, b"\0")
-save("superblock-payload", payload)
-save("superblock-block", b"cvmioSB1" + ramp(0xB0, 32) + payload + ramp(0xC0, 16))
+save("superblock-payload", payload, "superblock")
+save("superblock-block", b"cvmioSB1" + ramp(0xB0, 32) + payload + ramp(0xC0, 16), "superblock")
 
 items = (
     item(1, 0xFEDCBA98765432, FULL_ENTRY)
@@ -154,7 +162,7 @@ items = (
     + item(5, 3, BITMAP_ROOT)
     + item(6, 0, struct.pack("<Q", 1000))
 )
-save("items", items)
+save("items", items, "items")
 
 record = b"cvmioJR1" + VOLUME + SESSION + struct.pack("<QIHH", 42, 120 * 40, 2, 1)
 record += struct.pack("<IIQ", 11, 3, 2**48 - 1) + ramp(0x60, 32) + bytes(8)
@@ -162,9 +170,9 @@ assert len(record) == 112
 before = ramp(0x40, 32)
 save("record-associated-data", record + before)
 record += ramp(0xD0, 16)
-save("record-header", record)
+save("record-header", record, "record")
 save("head-input", b"cvmio head" + before + record)
 save("genesis-input", b"cvmio genesis" + VOLUME)
 
 salts = bytes(32) + ramp(0x90, 32) + bytes(32 * 61) + ramp(0x91, 32)
-save("salt-leaf", ramp(0xF0, 32) + salts.ljust(4064, b"\0"))
+save("salt-leaf", ramp(0xF0, 32) + salts.ljust(4064, b"\0"), "salts")
