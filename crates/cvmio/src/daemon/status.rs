@@ -45,7 +45,11 @@ impl Report {
 
     fn write(&self, out: &mut String) -> std::fmt::Result {
         let status = &self.volume;
-        let up = duration(Duration::from_secs(self.seconds));
+        let up = if self.seconds < 60 {
+            format!("{} s", self.seconds)
+        } else {
+            duration(Duration::from_secs(self.seconds))
+        };
         writeln!(out, "{}: attached {up} ago, process {}", self.name, self.process)?;
         if let Some(failure) = &status.failure {
             writeln!(out, "  FAILED       {failure}")?;
