@@ -345,7 +345,7 @@ impl Simulation {
             }
             Some(Ok(())) => Err(Failure("the maintenance job ended, and nobody had asked for it".into())),
             Some(Err(error)) => {
-                say!(self, "guest {name}: the maintenance job ends: {error}");
+                say!(self, "guest {name}: the maintenance job ends: {error}; {}", self.waiting());
                 self.expect(&error, "the maintenance job")
             }
         }

@@ -170,6 +170,12 @@ impl Core {
             if let Some(run) = self.space.take(1, 0).into_iter().next() {
                 return Ok(run.start);
             }
+            // A merge works on many leaves at once. Whoever comes second must wait: the first one's units are not usable before
+            // their reservation is durable, and to look for more meanwhile would find nothing left.
+            let _reserving = self.reserving.lock().await;
+            if let Some(run) = self.space.take(1, 0).into_iter().next() {
+                return Ok(run.start);
+            }
             if !self.reserve(io, MAX_UNITS).await? && !self.space.collect() && !self.space.take_over() {
                 return Err(Error::new(
                     Kind::NoSpace,
