@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use store::hostile::{Faults, Session};
+use volume::format::protections::Freshness;
 use volume::{Driven, Error, Volume};
 
 use crate::attack::Attack;
@@ -95,6 +96,8 @@ impl Simulation {
         if self.rng.bool() {
             self.settle("before the detach")?;
         }
+        // A clean end keeps all that was answered, flushed or not.
+        let before = self.model.tick();
         let Some(guest) = &mut self.guest else { return Ok(()) };
         say!(self, "guest {} is asked to detach", guest.name);
         guest.stopping = true;
@@ -107,6 +110,9 @@ impl Simulation {
         })?;
         self.coverage.detaches += 1;
         if let Some(guest) = self.guest.take() {
+            if guest.volume.failure().is_none() && self.plan.create.freshness != Freshness::Transaction {
+                self.model.end_flush(before, guest.volume.status().generation);
+            }
             self.bury(guest);
         }
         Ok(())

@@ -37,6 +37,7 @@ impl Core {
         if let Err(error) = &result {
             self.stop(error);
         }
+        self.commit.close();
         self.progress.notify(usize::MAX);
         result
     }
@@ -201,7 +202,7 @@ impl Core {
             self.unanchored_pins.lock().unwrap_or_else(PoisonError::into_inner).extend(pin);
             self.spilled.store(true, Ordering::SeqCst);
         } else {
-            let cut = self.commit(io, Want { data: true, anchor: true, freeze: true, urgent: true }).await?;
+            let cut = self.commit(io, Want { data: true, anchor: true, freeze: true, urgent: true, ..Want::default() }).await?;
             let pin = self.merge(io).await?;
             io.flush().await?;
             self.finish(io, &cut, [pin]).await?;
@@ -299,13 +300,8 @@ impl Core {
             return Ok(());
         }
         self.checkpoint(io).await?;
-        let (generation, head) = self.commit.position();
-        let cut = self.commit(io, Want { data: true, anchor: true, urgent: true, ..Want::default() }).await?;
-        debug_assert_eq!(
-            (generation, head),
-            (cut.generation, cut.head),
-            "nothing is written after the last checkpoint"
-        );
-        self.move_anchor(&cut, State::Released).await
+        // What completed since the checkpoint began is in this commit, and nothing comes after it.
+        let last = Want { data: true, anchor: true, urgent: true, release: true, ..Want::default() };
+        self.commit(io, last).await.map(drop)
     }
 }

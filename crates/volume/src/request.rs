@@ -161,7 +161,9 @@ impl Core {
         let plaintext = private(buffer)?;
         self.admit().await?;
         let places = self.allocate(io, runs, block, blocks).await?;
-        let entries = match self.place(io, block, plaintext, &places).await {
+        let placed = self.place(io, block, plaintext, &places).await;
+        // The session may have ended meanwhile: then no commit would ever hold this, and it must not be called done.
+        let entries = match placed.and_then(|entries| self.check_alive().map(|()| entries)) {
             Ok(entries) => entries,
             Err(error) => {
                 runs.borrow_mut().put_back(self, places);
