@@ -74,6 +74,15 @@ impl Simulation {
         self.dead.clear();
     }
 
+    /// Whoever was believed dead is dead, and what it had in flight has happened.
+    pub(crate) fn end_caution(&mut self) {
+        if let Some(zombie) = self.zombie.take() {
+            say!(self, "guest {} really dies", zombie.name);
+            self.bury(zombie);
+        }
+        self.let_late_writes_happen();
+    }
+
     /// What a dead guest had in flight happens in part.
     pub(crate) fn bury(&mut self, guest: Guest) {
         self.store.crash_session(&guest.session);
@@ -129,12 +138,15 @@ impl Simulation {
 
     /// Attaches, as often as it takes, and compares everything.
     pub(crate) fn recover(&mut self) -> Outcomes {
-        // Only the predecessor can be alive: whoever came before is known to be gone when the next one takes over.
-        let late = self.dead.len().saturating_sub(1);
-        for session in self.dead.drain(..late) {
-            session.complete_all();
+        if self.zombie.as_ref().is_some_and(|zombie| zombie.replaced) {
+            self.end_caution();
         }
         for attempt in 0..6u32 {
+            // Only the predecessor can be alive: whoever came before is known to be gone when the next one takes over.
+            let late = self.dead.len().saturating_sub(1);
+            for session in self.dead.drain(..late) {
+                session.complete_all();
+            }
             let attack = if attempt < 3 { self.attack_at_rest() } else { None };
             let honest = attack.is_none();
             let promise = self.promise(honest);
@@ -185,6 +197,8 @@ impl Simulation {
                     self.power_off();
                 } else {
                     self.store.crash_session(&session);
+                    self.end_caution();
+                    self.dead.push(session);
                 }
                 drop(job);
                 self.settle_anchor();
@@ -226,7 +240,7 @@ impl Simulation {
             status.overlay_changes
         );
         self.coverage.closed_legs += u64::from(status.overlay_changes > 0);
-        self.coverage.foreign_units += u64::from(self.guests > 1);
+        self.coverage.foreign_units += u64::from(status.foreign_units > 0);
         self.coverage.depth_six += u64::from(self.geometry.map_levels() >= 6 && status.mapped_blocks > 0);
         if let Some(zombie) = &mut self.zombie {
             zombie.replaced = true;
@@ -244,6 +258,7 @@ impl Simulation {
             stopping: false,
             checkpoints: 0,
             evictions: 0,
+            foreign: status.foreign_units,
         });
         Ok(())
     }

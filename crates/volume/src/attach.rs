@@ -305,6 +305,7 @@ impl Attaching {
             checkpoint_wanted: AtomicU64::new(0),
             checkpoint_done: AtomicU64::new(0),
             checkpointing: AtomicBool::new(false),
+            placing: AtomicU64::new(0),
             reserving: futures::lock::Mutex::new(()),
             publish_wanted: AtomicU64::new(0),
             publish_done: AtomicU64::new(0),
