@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -43,6 +44,7 @@ macro_rules! skip_without_devices {
 /// An attached volume with a loop device. Whatever happens, nothing stays mounted.
 struct Attached<'a> {
     desk: &'a Desk,
+    name: &'static str,
     process: u32,
     device: PathBuf,
     at: PathBuf,
@@ -50,12 +52,17 @@ struct Attached<'a> {
 
 impl<'a> Attached<'a> {
     fn new(desk: &'a Desk) -> Self {
-        let ready: Value =
-            serde_json::from_str(&desk.done("volume attach disk.img --key-file key --loop --json")).unwrap();
+        Self::named(desk, "disk", "volume attach disk.img --key-file key --loop --json")
+    }
+
+    fn named(desk: &'a Desk, name: &'static str, command: &str) -> Self {
+        let ready: Value = serde_json::from_str(&desk.done(command)).unwrap();
         let at = desk.path("at");
         fs::create_dir_all(&at).unwrap();
-        let device = PathBuf::from(ready["loop-device"].as_str().unwrap());
-        Self { desk, process: u32::try_from(ready["process"].as_u64().unwrap()).unwrap(), device, at }
+        let device = ready["loop-device"].as_str().or(ready["device"].as_str()).unwrap();
+        let device =
+            PathBuf::from(device.replace("[DIR]", desk.path("").to_str().unwrap().trim_end_matches('/')));
+        Self { desk, name, process: u32::try_from(ready["process"].as_u64().unwrap()).unwrap(), device, at }
     }
 
     fn mount(&self) {
@@ -67,7 +74,7 @@ impl<'a> Attached<'a> {
     }
 
     fn detach(self) {
-        self.desk.done("volume detach disk");
+        self.desk.done(&format!("volume detach {}", self.name));
         wait_for("the daemon's end", || !Path::new(&format!("/proc/{}", self.process)).exists());
     }
 }
@@ -79,7 +86,7 @@ impl Drop for Attached<'_> {
         quietly(&format!("umount -l {}", self.at.display()));
         if Path::new(&format!("/proc/{}", self.process)).exists() {
             quietly(&format!("losetup -d {}", self.device.display()));
-            quietly(&format!("kill {}", self.process));
+            quietly(&format!("kill {0}; tail -f /dev/null --pid {0}", self.process));
         }
     }
 }
@@ -270,5 +277,136 @@ fn a_signal_puts_the_volume_away() {
         );
         let dump: Value = serde_json::from_str(&desk.done("volume dump disk.img --json")).unwrap();
         assert_eq!(dump["stamp"]["state"], "released");
+    }
+}
+
+/// Attaches without a loop device: the file is enough.
+const ATTACH: &str = "volume attach disk.img --key-file key --json";
+
+#[test]
+fn damage_is_named_and_never_read() {
+    skip_without_devices!();
+    let desk = Desk::new();
+    desk.create("");
+    let volume = Attached::named(&desk, "disk", ATTACH);
+    fs::File::options()
+        .write(true)
+        .open(&volume.device)
+        .unwrap()
+        .write_all_at(&content(5, 64 * 4096), 0)
+        .unwrap();
+    volume.detach();
+    let dump: Value = serde_json::from_str(&desk.done("volume dump disk.img --key-file key --json")).unwrap();
+    let start = usize::try_from(dump["copies"][0]["header"]["ok"]["data-start"].as_u64().unwrap()).unwrap();
+    let newest =
+        dump["superblocks"].as_array().unwrap().iter().max_by_key(|one| one["generation"].as_u64()).unwrap();
+    let roots = ["map", "salts"].map(|name| newest[name]["physical"].as_u64());
+    let mut bytes = desk.read("disk.img");
+    for (index, block) in bytes.chunks_mut(4096).enumerate().skip(start) {
+        if block.iter().any(|&byte| byte != 0) && !roots.contains(&Some(index as u64)) {
+            block[100] ^= 1;
+        }
+    }
+    desk.write("disk.img", &bytes);
+
+    let check = desk.run("volume check disk.img --key-file key --json");
+    assert_eq!(check.code, 4, "{}", check.error);
+    let report: Value = serde_json::from_str(&check.out).unwrap();
+    assert!(report["damaged-blocks"].as_u64() >= Some(64), "{report}");
+    assert_eq!(report["damaged"][0]["block"], 0);
+    assert!(desk.read("disk.img") == bytes, "a check has written");
+
+    let volume = Attached::named(&desk, "disk", ATTACH);
+    let file = fs::File::open(&volume.device).unwrap();
+    let error = file.read_exact_at(&mut [0; 4096], 0).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+    drop(file);
+}
+
+#[test]
+fn a_clone_takes_the_volume_over_and_the_first_session_says_so() {
+    skip_without_devices!();
+    let desk = Desk::new();
+    desk.create("");
+    let first = Attached::named(&desk, "disk", ATTACH);
+    let file = fs::File::options().write(true).open(&first.device).unwrap();
+    file.write_all_at(&content(6, 4096), 0).unwrap();
+    file.sync_all().unwrap();
+    desk.write("clone.img", &desk.read("disk.img"));
+    let attach = "volume attach clone.img --policy disk.img.policy.toml --key-file key --json";
+    let second = Attached::named(&desk, "clone", attach);
+    file.write_all_at(&content(7, 4096), 0).unwrap();
+    let error = file.sync_all().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+    assert!(file.write_all_at(&content(7, 4096), 0).is_err());
+    drop(file);
+    assert!(desk.done("volume status disk").contains("FAILED"));
+    assert!(desk.done("volume list").contains("failed"));
+    let said = desk.run("volume detach disk");
+    assert_eq!(said.code, 7, "{}", said.error);
+    drop(first);
+    assert_eq!(fs::read(&second.device).unwrap()[..4096], content(6, 4096));
+    second.detach();
+}
+
+#[test]
+fn a_thin_volume_that_is_full_says_so_and_can_still_be_read() {
+    skip_without_devices!();
+    let desk = Desk::new();
+    fs::File::create(desk.path("disk.img")).unwrap().set_len(24 << 20).unwrap();
+    let anchor = desk.path("anchor");
+    desk.done(&format!(
+        "volume create disk.img --size 64M --provision thin --key-file key --anchor file:{}",
+        anchor.display()
+    ));
+    let volume = Attached::named(&desk, "disk", ATTACH);
+    let file = fs::File::options().read(true).write(true).open(&volume.device).unwrap();
+    let piece = content(8, 1 << 20);
+    let full =
+        (0..64).find_map(|number| file.write_all_at(&piece, number << 20).err().map(|error| (number, error)));
+    let (written, error) = full.expect("64 MiB went into 24");
+    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NOSPC.raw_os_error()));
+    assert!(written >= 8, "only {written} MiB went into 24");
+    let mut back = vec![0; piece.len()];
+    for number in 0..written {
+        file.read_exact_at(&mut back, number << 20).unwrap();
+        assert!(back == piece, "{number}");
+    }
+    file.write_all_at(&piece[..8192], 0).expect("an overwrite");
+    drop(file);
+    volume.detach();
+}
+
+#[test]
+fn a_block_device_can_be_the_store() {
+    skip_without_devices!();
+    let desk = Desk::new();
+    fs::File::create(desk.path("raw")).unwrap().set_len(32 << 20).unwrap();
+    let device = sh(&format!("losetup -f --show {}", desk.path("raw").display())).trim().to_string();
+    let undo = Undo(format!("losetup -d {device}"));
+    let anchor = desk.path("anchor");
+    let create = format!("volume create {device} --key-file key --anchor file:{}", anchor.display());
+    let said = desk.run(&create);
+    assert_eq!(said.code, 2, "{}", said.error);
+    assert!(said.error.contains("name the file with --policy"), "{}", said.error);
+    desk.done(&format!("{create} --policy policy"));
+    let attach = format!("volume attach {device} --policy policy --name disk --key-file key --json");
+    let volume = Attached::named(&desk, "disk", &attach);
+    let bytes = content(9, 1 << 20);
+    fs::File::options().write(true).open(&volume.device).unwrap().write_all_at(&bytes, 4096).unwrap();
+    let again = desk.run(&format!("volume attach {device} --policy policy --name two --key-file key"));
+    assert_eq!(again.code, 2, "{}", again.error);
+    volume.detach();
+    let check = format!("volume check {device} --policy policy --key-file key");
+    assert_eq!(desk.done(&check), "256 blocks checked, all whole\n");
+    drop(undo);
+}
+
+/// Runs a command at the end, whatever happens before.
+struct Undo(String);
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        let _ = Command::new("sh").args(["-c", &self.0]).status();
     }
 }

@@ -108,6 +108,7 @@ const CASES: &[Case] = &[
         ATTACH,
         8,
     ),
+    case("mount point missing", nothing, "volume attach disk.img --key-file key --mount nowhere", 2),
     case("policy missing", |desk| fs::remove_file(desk.path("disk.img.policy.toml")).unwrap(), ATTACH, 11),
     case("policy is nonsense", |desk| desk.write("disk.img.policy.toml", b"hello"), ATTACH, 11),
     case("policy is not text", |desk| desk.write("disk.img.policy.toml", &[0xff; 10]), ATTACH, 11),
