@@ -321,6 +321,10 @@ fn damage_is_named_and_never_read() {
     let error = file.read_exact_at(&mut [0; 4096], 0).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
     drop(file);
+    let status: Value = serde_json::from_str(&desk.done("volume status disk --json")).unwrap();
+    assert!(status["failed-requests"].as_u64() > Some(0), "{status}");
+    let log = fs::read_to_string(desk.path("run/disk/log")).unwrap();
+    assert!(log.contains("read failed: ") && log.contains("is not what was written there"), "{log}");
 }
 
 #[test]
