@@ -86,7 +86,7 @@ impl Drop for Attached<'_> {
         quietly(&format!("umount -l {}", self.at.display()));
         if Path::new(&format!("/proc/{}", self.process)).exists() {
             quietly(&format!("losetup -d {}", self.device.display()));
-            quietly(&format!("kill {0}; tail -f /dev/null --pid {0}", self.process));
+            quietly(&format!("kill {0}; tail -s 0.05 -f /dev/null --pid {0}", self.process));
         }
     }
 }
@@ -412,5 +412,57 @@ struct Undo(String);
 impl Drop for Undo {
     fn drop(&mut self) {
         let _ = Command::new("sh").args(["-c", &self.0]).status();
+    }
+}
+
+#[test]
+fn after_a_crash_a_transaction_is_there_as_a_whole_or_not_at_all() {
+    skip_without_devices!();
+    let desk = Desk::new();
+    desk.create("--freshness transaction");
+    let volume = Attached::named(&desk, "disk", ATTACH);
+    let file = fs::File::options().write(true).open(&volume.device).unwrap();
+    let (before, after) = (content(10, 1 << 20), content(11, 1 << 20));
+    file.write_all_at(&before, 0).unwrap();
+    desk.done("volume commit disk");
+    file.write_all_at(&after, 0).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    sh(&format!("kill -9 {}", volume.process));
+    wait_for("the unmounting", || {
+        fs::read_dir(desk.path("run/disk/mnt")).is_ok_and(|mut left| left.next().is_none())
+    });
+    assert!(desk.done("volume list").contains("dead"));
+    drop(volume);
+
+    let volume = Attached::named(&desk, "disk", ATTACH);
+    assert!(fs::read(&volume.device).unwrap()[..1 << 20] == before);
+    volume.detach();
+}
+
+#[test]
+fn every_protection_carries_data_through_a_restart() {
+    skip_without_devices!();
+    for protections in [
+        "--freshness off",
+        "--freshness write",
+        "--freshness interval --suite aegis-128x2",
+        "--suite aegis-256x2",
+        "--no-confidentiality",
+        "--no-integrity --freshness off",
+        "--no-integrity --no-confidentiality --freshness off",
+    ] {
+        let desk = Desk::new();
+        desk.create(protections);
+        let bytes = content(12, 1 << 20);
+        let volume = Attached::named(&desk, "disk", ATTACH);
+        fs::File::options().write(true).open(&volume.device).unwrap().write_all_at(&bytes, 12_288).unwrap();
+        volume.detach();
+        let disk = desk.read("disk.img");
+        let shown = disk.chunks(4096).any(|block| block == &bytes[8192..12_288]);
+        assert_eq!(shown, protections.contains("no-confidentiality"), "{protections}");
+        let volume = Attached::named(&desk, "disk", ATTACH);
+        assert!(fs::read(&volume.device).unwrap()[12_288..][..1 << 20] == bytes, "{protections}");
+        volume.detach();
     }
 }
