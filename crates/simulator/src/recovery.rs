@@ -149,7 +149,8 @@ impl Simulation {
             }
             let attack = if attempt < 3 { self.attack_at_rest() } else { None };
             let honest = attack.is_none();
-            let promise = self.promise(honest);
+            // A guest that is not dead yet may be answered what the next one did not find any more.
+            let promise = self.promise(honest && self.zombie.is_none());
             match self.attach(attempt)? {
                 Attached::Crashed => {
                     if let Some(attack) = attack {
