@@ -184,6 +184,10 @@ impl Simulation {
         self.coverage.attaches += 1;
         let session = self.store.attach();
         say!(self, "guest {} attaches", self.guests);
+        if attempt == 3 && self.plan.mischief.errors {
+            say!(self, "the disk works again");
+            self.store.set_faults(Faults::default());
+        }
         let environment = self.environment(&session);
         let mut job: Driven<Result<Volume, Error>> =
             volume::attach(environment, policy, Self::credential(), self.plan.attach)
@@ -245,7 +249,6 @@ impl Simulation {
         self.coverage.depth_six += u64::from(self.geometry.map_levels() >= 6 && status.mapped_blocks > 0);
         if let Some(zombie) = &mut self.zombie {
             zombie.replaced = true;
-            zombie.dirty = false;
         }
         self.guest = Some(Guest {
             name: self.guests,
@@ -255,7 +258,8 @@ impl Simulation {
             maintenance,
             outstanding: BTreeMap::new(),
             replaced: false,
-            dirty: false,
+            changed: 0,
+            flushed: 0,
             stopping: false,
             checkpoints: 0,
             evictions: 0,
