@@ -170,7 +170,11 @@ impl Core {
             if let Some(run) = self.space.take(1, 0).into_iter().next() {
                 return Ok(run.start);
             }
-            if !self.reserve(io, MAX_UNITS).await? && !self.space.collect() && !self.space.take_over() {
+            if self.space.is_draining() {
+                self.space.drain().await;
+                continue;
+            }
+            if !self.reserve(io, MAX_UNITS).await? && !self.space.take_over() {
                 return Err(Error::new(
                     Kind::NoSpace,
                     "no block is left for the volume's own map; detach it, enlarge its backing file and attach it again",
@@ -182,6 +186,8 @@ impl Core {
     /// One checkpoint. At level `transaction`, a spill: the new roots stay in memory.
     async fn checkpoint(&self, io: &Io) -> Result<()> {
         let wanted = self.checkpoint_wanted.load(Ordering::SeqCst);
+        // What the last checkpoint freed is what this one writes its nodes to.
+        self.space.drain().await;
         self.checkpointing.store(true, Ordering::SeqCst);
         self.run_age.fetch_add(1, Ordering::SeqCst);
         if self.is_transactional() {

@@ -325,6 +325,24 @@ impl Space {
         freed
     }
 
+    /// Whether blocks wait only for readers to end.
+    pub(crate) fn is_draining(&self) -> bool {
+        let inner = self.lock();
+        inner.draining.is_some() || !inner.let_go.is_empty()
+    }
+
+    /// Waits until everything that was let go is free. Readers need nothing of whoever waits here.
+    pub(crate) async fn drain(&self) {
+        loop {
+            let ended = self.readers.listen();
+            self.collect();
+            if !self.is_draining() {
+                return;
+            }
+            ended.await;
+        }
+    }
+
     /// Bytes of memory that this takes.
     pub(crate) fn memory(&self) -> u64 {
         let inner = self.lock();
