@@ -1,4 +1,10 @@
 //! The models of `docs/semantics.md`, sections "Write amplification" and "Space", against what a volume really writes and keeps.
+#![allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "expected numbers of nodes, far below 2^52"
+)]
 
 mod common;
 
@@ -63,10 +69,8 @@ impl Dice {
 
 fn bench(blocks: u64, shape: Shape, freshness: Freshness) -> (Bench, Geometry) {
     let geometry = Geometry::for_logical(blocks, shape).expect("a size");
-    let mut bench = Bench::new(
-        CreateOptions { freshness, ..options(blocks, shape) },
-        geometry.physical_blocks,
-    );
+    let mut bench =
+        Bench::new(CreateOptions { freshness, ..options(blocks, shape) }, geometry.physical_blocks);
     bench.attach.memory = 64 << 20;
     (bench, geometry)
 }
@@ -108,7 +112,7 @@ fn random_overwrites_write_the_nodes_that_the_model_says() {
         (16_384, Shape::STANDARD, 200),
         (65_536, Shape::STANDARD, 900),
         (1_024, Shape::TINY, 50),
-        (4_096, Shape::TINY, 200),
+        (4_096, Shape::TINY, 100),
     ];
     for (blocks, shape, changes) in cases {
         let (bench, geometry) = bench(blocks, shape, Freshness::Strict);
@@ -125,8 +129,10 @@ fn random_overwrites_write_the_nodes_that_the_model_says() {
         }
         let (map, bitmap) = checkpoint_nodes(&geometry, changes);
         let ratio = measured / (map + bitmap);
-        println!("{blocks} blocks, {changes} changes: {measured} nodes, model {map:.1} + {bitmap:.1}, ratio {ratio:.3}");
-        assert!((0.9..1.1).contains(&ratio), "{blocks} blocks: {measured} nodes, the model says {map} + {bitmap}");
+        assert!(
+            (0.9..1.1).contains(&ratio),
+            "{blocks} blocks: {measured} nodes, the model says {map} + {bitmap}"
+        );
     }
 }
 
@@ -135,15 +141,24 @@ fn sequential_overwrites_write_each_leaf_once() {
     for (blocks, changes) in [(16_384u64, 192u64), (65_536, 896)] {
         let (bench, geometry) = bench(blocks, Shape::STANDARD, Freshness::Strict);
         let mut session = full(&bench, &geometry);
-        let list: Vec<u64> = (1024..1024 + changes).collect();
-        let (before, after) = round(&mut session, &list, 64);
-        let measured = nodes_of(&before, &after);
+        let mut measured = 0.0;
+        let rounds = 5;
+        for number in 0..=rounds {
+            let list: Vec<u64> = (number * 1024..number * 1024 + changes).collect();
+            let (before, after) = round(&mut session, &list, 64);
+            // The first one finishes what filling the volume left over.
+            if number > 0 {
+                measured += nodes_of(&before, &after) / rounds as f64;
+            }
+        }
         let map = stretch(&geometry, Tree::Map, changes);
         // All of a small bitmap, at most: what is freed and what is taken are two stretches.
         let least = map + f64::from(geometry.bitmap_levels());
         let most = map + geometry.bitmap_nodes() as f64;
-        println!("{blocks} blocks, {changes} changes: {measured} nodes, model {least} to {most}");
-        assert!((least..=most).contains(&measured), "{measured} nodes, the model says {least} to {most}");
+        assert!(
+            (least - 0.5..=most + 0.5).contains(&measured),
+            "{measured} nodes, the model says {least} to {most}"
+        );
     }
 }
 
@@ -168,8 +183,12 @@ fn the_journal_takes_the_blocks_that_its_items_need() {
         assert_eq!(after.checkpoints, before.checkpoints, "the round writes nothing but the journal");
         session.checkpoint();
         // A reservation is a commit of its own; a record that meets the end of its segment is two.
-        let extra = (after.commits - before.commits - commits) + model / u64::from(geometry.segment_blocks) + 1;
-        assert!((model..=model + extra).contains(&journal), "{batch} items: {journal} blocks, the model says {model}");
+        let extra =
+            (after.commits - before.commits - commits) + model / u64::from(geometry.segment_blocks) + 1;
+        assert!(
+            (model..=model + extra).contains(&journal),
+            "{batch} items: {journal} blocks, the model says {model}"
+        );
     }
 }
 
@@ -200,42 +219,49 @@ fn at_rest_the_volume_occupies_what_the_model_says() {
 
 #[test]
 fn random_overwrites_of_a_full_volume_keep_to_the_limits() {
-    for (blocks, shape) in [(4_096, Shape::STANDARD), (32_768, Shape::STANDARD), (1_024, Shape::TINY), (4_096, Shape::TINY)] {
-        for freshness in [Freshness::Strict, Freshness::Interval, Freshness::Off] {
-            let (bench, geometry) = bench(blocks, shape, freshness);
-            let mut session = full(&bench, &geometry);
-            let mut dice = Dice(11);
-            let (mut most_pinned, mut least_free) = (0, u64::MAX);
-            for step in 0..2 * blocks / 16 {
-                let requests: Vec<_> = (0..16)
-                    .map(|_| Request::Write { block: dice.below(blocks), buffer: filled(1, 6), fua: step % 7 == 0 })
-                    .collect();
-                session.run(requests).into_iter().for_each(|ended| ended.result.expect("overwritten"));
-                let status = session.volume.status();
-                most_pinned = most_pinned.max(status.pinned_blocks);
-                least_free = least_free.min(status.free_blocks);
-            }
-            // Both generations of the overlay, and the nodes that a checkpoint made superfluous.
-            let pinned_limit = 2 * geometry.pinned_limit() + geometry.map_nodes() + u64::from(geometry.salt_levels());
-            let node_reserve = geometry.map_nodes() + 8;
-            println!("{blocks} {freshness}: pinned at most {most_pinned} of {pinned_limit}, free at least {least_free}, reserve {node_reserve}");
-            assert!(most_pinned <= pinned_limit, "{most_pinned} pinned, at most {pinned_limit} may be");
-            assert!(least_free >= node_reserve, "{least_free} free, the nodes' reserve is {node_reserve}");
+    for freshness in [Freshness::Strict, Freshness::Interval, Freshness::Off] {
+        let blocks = 32_768;
+        let (bench, geometry) = bench(blocks, Shape::STANDARD, freshness);
+        let mut session = full(&bench, &geometry);
+        let mut dice = Dice(11);
+        let (mut most_pinned, mut least_free) = (0, u64::MAX);
+        for step in 0..2 * blocks / 16 {
+            let requests: Vec<_> = (0..16)
+                .map(|_| Request::Write {
+                    block: dice.below(blocks),
+                    buffer: filled(1, 6),
+                    fua: step % 7 == 0,
+                })
+                .collect();
+            session.run(requests).into_iter().for_each(|ended| ended.result.expect("overwritten"));
+            let status = session.volume.status();
+            most_pinned = most_pinned.max(status.pinned_blocks);
+            least_free = least_free.min(status.free_blocks);
         }
+        // Both generations of the overlay, and the nodes that a checkpoint made superfluous.
+        let salts = u64::from(geometry.salt_levels());
+        let pinned_limit = 2 * geometry.pinned_limit() + geometry.map_nodes() + salts;
+        let node_reserve = geometry.map_nodes() + 8;
+        assert!(most_pinned > 0, "nothing was ever pinned");
+        assert!(most_pinned <= pinned_limit, "{most_pinned} pinned, at most {pinned_limit} may be");
+        assert!(least_free >= node_reserve, "{least_free} free, the nodes' reserve is {node_reserve}");
     }
 }
 
 /// The document's table: metadata blocks for each block that is overwritten at random, and one after the other.
 fn table() -> String {
     let sizes = [("16 MiB", 1u64 << 12), ("1 GiB", 1 << 18), ("1 TiB", 1 << 28), ("64 TiB", 1 << 34)];
-    let mut text = String::from("| logical size | overwrites for each checkpoint | map, random | bitmap, random | map, sequential |\n| --- | ---: | ---: | ---: | ---: |\n");
+    let mut text = String::from(
+        "| logical size | overwrites for each checkpoint | map, random | bitmap, random | map, sequential |\n| --- | ---: | ---: | ---: | ---: |\n",
+    );
     for (name, blocks) in sizes {
         let geometry = Geometry::for_logical(blocks, Shape::STANDARD).expect("a size");
         let changes = geometry.pinned_limit() / 2;
         let (map, bitmap) = checkpoint_nodes(&geometry, changes);
         let per = |nodes: f64| nodes / changes as f64;
         let sequential = per(stretch(&geometry, Tree::Map, changes));
-        writeln!(text, "| {name} | {changes} | {:.3} | {:.3} | {sequential:.3} |", per(map), per(bitmap)).expect("text");
+        writeln!(text, "| {name} | {changes} | {:.3} | {:.3} | {sequential:.3} |", per(map), per(bitmap))
+            .expect("text");
     }
     text
 }
