@@ -59,6 +59,8 @@ pub(crate) struct Guest {
     pub(crate) stopping: bool,
     pub(crate) checkpoints: u64,
     pub(crate) evictions: u64,
+    /// Units of its predecessor that it leaves alone.
+    pub(crate) foreign: u64,
 }
 
 impl Guest {

@@ -148,7 +148,11 @@ impl Simulation {
     ) -> Outcomes {
         let guest = if zombie { self.zombie.as_ref() } else { self.guest.as_ref() };
         let excused = match kind {
-            Kind::NoSpace => self.is_thin() && matches!(outstanding.asked, Asked::Write { .. }),
+            Kind::NoSpace => {
+                // A transaction keeps the state before it; there is no promise that a large one fits beside it.
+                let may = self.is_thin() || self.plan.create.freshness == Freshness::Transaction;
+                may && matches!(outstanding.asked, Asked::Write { .. })
+            }
             Kind::Usage => guest.is_some_and(|guest| guest.stopping),
             Kind::Fenced => zombie,
             Kind::Corrupt => self.is_replaced(zombie),

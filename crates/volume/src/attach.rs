@@ -117,6 +117,9 @@ pub fn attach_read_only(
     })
 }
 
+/// How often an attach begins anew because the anchor moved under it.
+const CLAIM_ATTEMPTS: u32 = 8;
+
 struct Attaching {
     environment: Environment,
     policy: Policy,
@@ -137,6 +140,17 @@ pub(crate) struct Opened {
 
 impl Attaching {
     async fn run(self, credential: &Credential) -> Result<Volume> {
+        let mut attempts = 1;
+        loop {
+            match self.attempt(credential).await {
+                // The last move of a predecessor, on its way when we read the stamp: what it vouches for is on the store.
+                Err(error) if error.kind() == Kind::Fenced && attempts < CLAIM_ATTEMPTS => attempts += 1,
+                ended => return ended,
+            }
+        }
+    }
+
+    async fn attempt(&self, credential: &Credential) -> Result<Volume> {
         let opened =
             open_header(&self.io, &self.environment, &self.policy, credential, &self.options).await?;
         let suite = suite_of(&opened.header);
@@ -291,6 +305,8 @@ impl Attaching {
             checkpoint_wanted: AtomicU64::new(0),
             checkpoint_done: AtomicU64::new(0),
             checkpointing: AtomicBool::new(false),
+            placing: AtomicU64::new(0),
+            reserving: futures::lock::Mutex::new(()),
             publish_wanted: AtomicU64::new(0),
             publish_done: AtomicU64::new(0),
             unanchored_pins: Mutex::new(Vec::new()),

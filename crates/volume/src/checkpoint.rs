@@ -37,6 +37,7 @@ impl Core {
         if let Err(error) = &result {
             self.stop(error);
         }
+        self.commit.close();
         self.progress.notify(usize::MAX);
         result
     }
@@ -170,6 +171,12 @@ impl Core {
             if let Some(run) = self.space.take(1, 0).into_iter().next() {
                 return Ok(run.start);
             }
+            // A merge works on many leaves at once. Whoever comes second must wait: the first one's units are not usable before
+            // their reservation is durable, and to look for more meanwhile would find nothing left.
+            let _reserving = self.reserving.lock().await;
+            if let Some(run) = self.space.take(1, 0).into_iter().next() {
+                return Ok(run.start);
+            }
             if self.space.is_draining() {
                 self.space.drain().await;
                 continue;
@@ -195,7 +202,7 @@ impl Core {
             self.unanchored_pins.lock().unwrap_or_else(PoisonError::into_inner).extend(pin);
             self.spilled.store(true, Ordering::SeqCst);
         } else {
-            let cut = self.commit(io, Want { data: true, anchor: true, freeze: true, urgent: true }).await?;
+            let cut = self.commit(io, Want { data: true, anchor: true, freeze: true, urgent: true, ..Want::default() }).await?;
             let pin = self.merge(io).await?;
             io.flush().await?;
             self.finish(io, &cut, [pin]).await?;
@@ -293,13 +300,8 @@ impl Core {
             return Ok(());
         }
         self.checkpoint(io).await?;
-        let (generation, head) = self.commit.position();
-        let cut = self.commit(io, Want { data: true, anchor: true, urgent: true, ..Want::default() }).await?;
-        debug_assert_eq!(
-            (generation, head),
-            (cut.generation, cut.head),
-            "nothing is written after the last checkpoint"
-        );
-        self.move_anchor(&cut, State::Released).await
+        // What completed since the checkpoint began is in this commit, and nothing comes after it.
+        let last = Want { data: true, anchor: true, urgent: true, release: true, ..Want::default() };
+        self.commit(io, last).await.map(drop)
     }
 }

@@ -37,6 +37,8 @@ pub(crate) struct Want {
     pub(crate) freeze: bool,
     /// May use the segments that are kept for checkpoints.
     pub(crate) urgent: bool,
+    /// The session's last: the anchor says then that nobody has the volume, and no commit follows.
+    pub(crate) release: bool,
 }
 
 /// Where a commit ended.
@@ -55,6 +57,8 @@ struct Inner {
     durable: u64,
     anchored: u64,
     poison: Option<Error>,
+    /// The last commit has begun.
+    released: bool,
     control: Vec<Item>,
     /// What each commit superseded, until the anchor covers it.
     pins: VecDeque<(u64, Pin)>,
@@ -78,6 +82,7 @@ impl Commit {
             durable: 0,
             anchored: 0,
             poison: None,
+            released: false,
             control: Vec::new(),
             pins: VecDeque::new(),
             stamp,
@@ -102,6 +107,18 @@ impl Commit {
 
     pub(crate) fn poisoned(&self) -> Option<Error> {
         self.lock().poison.clone()
+    }
+
+    /// Why nothing can be committed any more: a failure, or the session's end.
+    pub(crate) fn closed(&self) -> Option<Error> {
+        let inner = self.lock();
+        inner.poison.clone().or_else(|| inner.released.then(Core::stopped))
+    }
+
+    /// Ends the session: whoever waits for a commit waits in vain.
+    pub(crate) fn close(&self) {
+        self.lock().released = true;
+        self.changed.notify(usize::MAX);
     }
 
     pub(crate) fn add_control(&self, item: Item) {
@@ -191,13 +208,17 @@ impl Core {
                     return Err(reason.clone());
                 }
                 let reached = if anchor { inner.anchored } else { inner.durable };
-                if reached >= target && !want.freeze {
+                if reached >= target && !want.freeze && !want.release {
                     let journal = self.commit.journal();
                     return Ok(self.committed(&journal));
+                }
+                if inner.released && !inner.running {
+                    return Err(Self::stopped());
                 }
                 let leads = !inner.running && !tight;
                 if leads {
                     inner.running = true;
+                    inner.released = want.release;
                     inner.begun += 1;
                 }
                 leads
@@ -249,7 +270,8 @@ impl Core {
             inner.unanchored_bytes += items.len() as u64 * store::BLOCK_SIZE as u64;
         }
         if anchor {
-            self.move_anchor(&committed, State::Claimed).await?;
+            let state = if want.release { State::Released } else { State::Claimed };
+            self.move_anchor(&committed, state).await?;
             let mut inner = self.commit.lock();
             inner.anchored = number;
             inner.anchored_at = self.environment.clock.now();

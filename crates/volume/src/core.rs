@@ -138,6 +138,10 @@ pub(crate) struct Core {
     pub(crate) checkpoint_done: AtomicU64,
     /// Whether one is under way: what it will free is in no count yet.
     pub(crate) checkpointing: AtomicBool,
+    /// Writes that have places and are not in the overlay yet.
+    pub(crate) placing: AtomicU64,
+    /// Held by whoever reserves units for nodes.
+    pub(crate) reserving: futures::lock::Mutex<()>,
     /// Ends of transactions, likewise.
     pub(crate) publish_wanted: AtomicU64,
     pub(crate) publish_done: AtomicU64,

@@ -71,6 +71,8 @@ struct Commit {
     head: [u8; 32],
     leg: usize,
     segments: Vec<u32>,
+    /// The epochs of its records, with their salts.
+    epochs: Vec<(u32, [u8; 32])>,
 }
 
 impl Replay<'_> {
@@ -133,6 +135,7 @@ impl Replay<'_> {
             let mut place = Place { segment: leg.segment, block: leg.block, next: None };
             let mut items = Vec::new();
             let mut segments = Vec::new();
+            let mut epochs = Vec::new();
             while leg.is_open() || scan.generation < leg.last {
                 let Some((record, read)) = self.record(&mut place, &scan).await? else { break };
                 if leg.is_open() && record.session != state.superblock.session {
@@ -142,10 +145,7 @@ impl Replay<'_> {
                 if leg.is_open() {
                     note_reservations(state, &record, place.segment, &read);
                 }
-                // Its session may have ended before its salt got into the table.
-                if !state.salts.iter().any(|(epoch, _)| *epoch == record.epoch) {
-                    state.salts.push((record.epoch, record.salt));
-                }
+                epochs.push((record.epoch, record.salt));
                 items.extend(read);
                 segments.push(place.segment);
                 if !record.last {
@@ -157,6 +157,7 @@ impl Replay<'_> {
                     head: scan.head,
                     leg: number,
                     segments: std::mem::take(&mut segments),
+                    epochs: std::mem::take(&mut epochs),
                 };
                 if state.standing == Standing::Short || !leg.is_open() {
                     self.apply(state, commit, leg);
@@ -234,6 +235,13 @@ impl Replay<'_> {
     }
 
     fn apply(&self, state: &mut Replayed, commit: Commit, leg: &Leg) {
+        // Its session may have ended before the salt got into the table. Of a commit that does not count the salt must not get there:
+        // the number of its epoch is given again.
+        for (epoch, salt) in commit.epochs {
+            if !state.salts.iter().any(|(known, _)| *known == epoch) {
+                state.salts.push((epoch, salt));
+            }
+        }
         for item in &commit.items {
             match *item {
                 Item::Write { logical, entry } => state.overlay.insert(logical, &[entry]),
