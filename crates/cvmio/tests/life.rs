@@ -75,7 +75,7 @@ impl<'a> Attached<'a> {
 
     fn detach(self) {
         self.desk.done(&format!("volume detach {}", self.name));
-        wait_for("the daemon's end", || !Path::new(&format!("/proc/{}", self.process)).exists());
+        wait_for("the daemon's end", || has_ended(self.process));
     }
 }
 
@@ -84,9 +84,14 @@ impl Drop for Attached<'_> {
         let quietly =
             |command: &str| drop(Command::new("sh").args(["-c", command]).stderr(Stdio::null()).status());
         quietly(&format!("umount -l {}", self.at.display()));
-        if Path::new(&format!("/proc/{}", self.process)).exists() {
+        if !has_ended(self.process) {
             quietly(&format!("losetup -d {}", self.device.display()));
-            quietly(&format!("kill {0}; tail -s 0.05 -f /dev/null --pid {0}", self.process));
+            quietly(&format!("kill {}", self.process));
+            // No panic here: this may be the end of a test that has failed.
+            let begun = Instant::now();
+            while !has_ended(self.process) && begun.elapsed() < Duration::from_secs(15) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
         }
     }
 }
@@ -96,6 +101,11 @@ fn sh(command: &str) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{command}: {text}{}", String::from_utf8_lossy(&output.stderr));
     text
+}
+
+/// Also when nobody has asked how it ended yet.
+fn has_ended(process: u32) -> bool {
+    fs::read_to_string(format!("/proc/{process}/stat")).map_or(true, |stat| stat.contains(") Z "))
 }
 
 fn wait_for(what: &str, condition: impl Fn() -> bool) {
@@ -216,7 +226,7 @@ fn a_daemon_that_is_killed_loses_nothing_that_was_synced() {
         sh(&format!("umount {at} 2>/dev/null; grep -c ' {at} ' /proc/mounts || true")).trim() == "0"
     });
     sh(&format!("losetup -d {}", volume.device.display()));
-    wait_for("the daemon's end", || !Path::new(&format!("/proc/{}", volume.process)).exists());
+    wait_for("the daemon's end", || has_ended(volume.process));
     drop(volume);
 
     let volume = Attached::new(&desk);
@@ -233,7 +243,7 @@ struct Load(Child);
 
 impl Load {
     fn ended(&self) -> bool {
-        fs::read_to_string(format!("/proc/{}/stat", self.0.id())).is_ok_and(|stat| stat.contains(") Z "))
+        has_ended(self.0.id())
     }
 }
 
@@ -269,7 +279,7 @@ fn a_signal_puts_the_volume_away() {
         sh(&format!("kill {process}"));
         match &mut child {
             Some(child) => assert!(child.wait().unwrap().success()),
-            None => wait_for("the daemon's end", || !Path::new(&format!("/proc/{process}")).exists()),
+            None => wait_for("the daemon's end", || has_ended(process)),
         }
         assert!(
             fs::read_dir(desk.path("run")).unwrap().next().is_none(),
