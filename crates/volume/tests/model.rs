@@ -218,7 +218,6 @@ fn at_rest_the_volume_occupies_what_the_model_says() {
 }
 
 #[test]
-#[ignore = "a defect: nodes of one checkpoint that need places at once; the second finds all units pending, and ends the session with NoSpace"]
 fn random_overwrites_of_a_full_volume_keep_to_the_limits() {
     let sizes =
         [(4_096, Shape::STANDARD), (32_768, Shape::STANDARD), (1_024, Shape::TINY), (4_096, Shape::TINY)];
