@@ -55,14 +55,20 @@ pub fn locking() -> Locking {
 /// # Errors
 /// If the system refuses to forbid dumps. That locking failed is no error, but told in the result.
 pub fn protect_process() -> io::Result<Locking> {
-    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
-    let limit = getrlimit(Resource::Memlock);
-    if limit.current != limit.maximum {
-        // Lowering is impossible here and raising up to the maximum is always allowed.
-        setrlimit(Resource::Memlock, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
-    }
+    let told = |call| move |error| told(call, error);
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(told("prctl(PR_SET_DUMPABLE)"))?;
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })
+        .map_err(told("setrlimit(RLIMIT_CORE)"))?;
+    let maximum = getrlimit(Resource::Memlock).maximum;
+    // Up to the maximum anybody may raise it. Should that fail all the same, `locking` tells what it led to.
+    let _ = setrlimit(Resource::Memlock, Rlimit { current: maximum, maximum });
     // The first key maps the first chunk, so that the answer is known now.
     drop(memory::Locked::zeroed(1));
     Ok(locking())
+}
+
+fn told(call: &str, error: rustix::io::Errno) -> io::Error {
+    let error = io::Error::from(error);
+    let message = format!("core dumps of keys can't be forbidden: {call}: {error}; allow that system call");
+    io::Error::new(error.kind(), message)
 }

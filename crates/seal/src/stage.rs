@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 /// Longer stages are not kept for the next time.
-const KEPT: usize = 64 * 1024;
+const KEPT: usize = 256 * 1024;
 
 /// Aligned so that no vector access crosses a cache line.
 #[derive(Clone, Copy)]

@@ -93,7 +93,26 @@ pub fn attach(
 ) -> Result<Driven<Result<Volume>>> {
     let store = Arc::clone(&environment.store);
     Driven::new(store.as_ref(), 64, move |io| {
-        async move { Attaching { environment, policy, options, io }.run(&credential).await }.boxed_local()
+        async move { Attaching { environment, policy, options, read_only: false, io }.run(&credential).await }
+            .boxed_local()
+    })
+}
+
+/// Opens a volume for reading only: nothing is claimed and nothing written, so it needs no maintenance. It shows the state that the anchor
+/// vouches for now (and what continues it), and must not be in use by a writer.
+///
+/// # Errors
+/// As [`attach`].
+pub fn attach_read_only(
+    environment: Environment,
+    policy: Policy,
+    credential: Credential,
+    options: AttachOptions,
+) -> Result<Driven<Result<Volume>>> {
+    let store = Arc::clone(&environment.store);
+    Driven::new(store.as_ref(), 64, move |io| {
+        async move { Attaching { environment, policy, options, read_only: true, io }.run(&credential).await }
+            .boxed_local()
     })
 }
 
@@ -101,6 +120,7 @@ struct Attaching {
     environment: Environment,
     policy: Policy,
     options: AttachOptions,
+    read_only: bool,
     io: Io,
 }
 
@@ -121,39 +141,35 @@ impl Attaching {
         let suite = suite_of(&opened.header);
         let mode = DataMode::new(suite, opened.header.confidentiality, opened.header.integrity)
             .map_err(|error| Error::new(Kind::Policy, error.to_string()))?;
-        let Opened { header, digest, key, stamp, stamp_key, .. } = opened;
+        let Opened { header, key, stamp, stamp_key, .. } = opened;
         let keys = Keyring::new(key, suite, mode);
-        let (replayed, stamp) = self.find(&header, &keys, stamp.as_ref(), &stamp_key).await?;
+        let replayed = self.find(&header, &keys, stamp.as_ref()).await?;
+        if self.read_only {
+            return self.reading(header, keys, stamp, stamp_key, replayed);
+        }
         let session = self.draw()?;
         // Everything that was accepted becomes durable before anything vouches for it.
         self.io.flush().await?;
         let claims = stamp.as_ref().map_or(replayed.superblock.claims, |stamp| stamp.claims) + 1;
         let stamp = self.claim(&replayed, stamp, session, claims, &stamp_key).await?;
         let pair = 1 - replayed.superblock.pair;
-        let core = self.core(header, digest, keys, session, claims, pair, stamp, stamp_key, &replayed)?;
+        let core = self.core(header, keys, session, claims, pair, stamp, stamp_key, &replayed)?;
         Ok(Volume::new(self.start(core, replayed).await?))
     }
 
     /// The state that the stamp vouches for, or the error that says what else this is. The stamp comes back as it was compared.
-    async fn find(
-        &self,
-        header: &Header,
-        keys: &Keyring,
-        stamp: Option<&Stamp>,
-        stamp_key: &MacKey,
-    ) -> Result<(Replayed, Option<Stamp>)> {
-        let _ = stamp_key;
+    async fn find(&self, header: &Header, keys: &Keyring, stamp: Option<&Stamp>) -> Result<Replayed> {
         let mut superblocks = read_superblocks(&self.io, &keys.key, keys.suite, &header.volume).await?;
         superblocks.retain(|(_, superblock)| superblock.check(&header.geometry).is_ok());
         let age =
             |superblock: &Superblock| (superblock.generation, superblock.claims, superblock.publication);
         superblocks.sort_by_key(|(_, superblock)| std::cmp::Reverse(age(superblock)));
         let mut failed = Vec::new();
-        for (slot, superblock) in superblocks {
+        for (_, superblock) in superblocks {
             let replay = Replay { io: &self.io, header, keys, stamp };
-            let replayed = replay.run(superblock, slot).await?;
+            let replayed = replay.run(superblock).await?;
             if replayed.standing == Standing::Through {
-                return Ok((replayed, stamp.cloned()));
+                return Ok(replayed);
             }
             failed.push(replayed);
         }
@@ -168,6 +184,21 @@ impl Attaching {
             mac: [0; 32],
         };
         Err(standing_error(&failed, stamp.unwrap_or(&nowhere)))
+    }
+
+    fn reading(
+        &self,
+        header: Header,
+        keys: Keyring,
+        stamp: Option<Stamp>,
+        stamp_key: MacKey,
+        replayed: Replayed,
+    ) -> Result<Volume> {
+        let claims = stamp.as_ref().map_or(replayed.superblock.claims, |stamp| stamp.claims);
+        let pair = replayed.superblock.pair;
+        let mut core = self.core(header, keys, [0; 16], claims, pair, stamp, stamp_key, &replayed)?;
+        core.overlay = replayed.overlay;
+        Ok(Volume::new(Arc::new(core)))
     }
 
     fn draw(&self) -> Result<[u8; 16]> {
@@ -208,7 +239,6 @@ impl Attaching {
     fn core(
         &self,
         header: Header,
-        header_digest: [u8; 32],
         keys: Keyring,
         session: [u8; 16],
         claims: u64,
@@ -234,7 +264,7 @@ impl Attaching {
             session,
             claims,
             pair,
-            header_digest,
+            read_only: self.read_only,
             stamp_key,
             cache: Cache::new(cache),
             roots: Mutex::new(replayed.roots),

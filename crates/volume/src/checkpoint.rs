@@ -22,6 +22,9 @@ use crate::io::Io;
 use crate::merge::{Bit, Merge, Salt};
 use crate::space::Pin;
 
+/// Units that may be reserved for data; the rest of what a superblock can list is for the nodes of a checkpoint.
+const DATA_UNITS: usize = MAX_UNITS * 3 / 4;
+
 impl Core {
     /// Runs until the session is stopped and everything is put away, or something fails for good.
     pub(crate) async fn maintain(self: Arc<Self>, io: Io) -> Result<()> {
@@ -47,7 +50,7 @@ impl Core {
                 return self.release(io).await;
             }
             if self.space.usable() < self.limits.reserve_low && self.space.free() > self.space.usable() {
-                self.reserve(io).await?;
+                self.reserve(io, DATA_UNITS).await?;
             }
             if self.publish_is_wanted() {
                 self.publish_transaction(io).await?;
@@ -55,6 +58,8 @@ impl Core {
                 self.checkpoint(io).await?;
             } else if self.anchor_is_due() {
                 self.commit(io, Want { data: true, anchor: true, ..Want::default() }).await?;
+            } else if !self.is_transactional() && self.overlay.pending() >= self.limits.pending / 2 {
+                self.commit(io, Want { data: true, ..Want::default() }).await?;
             } else {
                 listener.await;
             }
@@ -76,7 +81,9 @@ impl Core {
             >= self.limits.pinned / 2
             && self.overlay.active() + self.overlay.superseded() > self.limits.pinned / 8;
         let journal = self.commit.free_segments() < self.geometry.segments as usize / 2;
-        wanted || full || pinned || journal
+        // A superblock lists the units that may be written; one that is full must be followed by a new one.
+        let listed = self.space.room(DATA_UNITS) == 0;
+        wanted || full || pinned || journal || listed
     }
 
     fn publish_is_wanted(&self) -> bool {
@@ -89,13 +96,18 @@ impl Core {
         }
         let (age, bytes, commits) = self.commit.unanchored(self.environment.clock.now());
         let waiting = bytes > 0 || commits > 0 || self.overlay.pending() > 0;
-        waiting && (age >= self.window.time || bytes >= self.window.bytes || commits >= self.window.commits)
+        let pinned = self.space.pinned() >= self.limits.pinned / 2;
+        waiting
+            && (pinned
+                || age >= self.window.time
+                || bytes >= self.window.bytes
+                || commits >= self.window.commits)
     }
 
-    /// Reserves units until the target is met; durable when it returns. False if there is nothing left to reserve.
-    pub(crate) async fn reserve(&self, io: &Io) -> Result<bool> {
+    /// Reserves units until the target is met, up to `most` in all; durable when it returns. False if there is nothing to reserve.
+    async fn reserve(&self, io: &Io, most: usize) -> Result<bool> {
         let want = self.limits.reserve_target.saturating_sub(self.space.usable()).max(1);
-        let units = self.space.choose(want, self.space.room(MAX_UNITS));
+        let units = self.space.choose(want, self.space.room(most));
         if units.is_empty() {
             return Ok(false);
         }
@@ -150,7 +162,7 @@ impl Core {
             if let Some(run) = self.space.take(1, 0).into_iter().next() {
                 return Ok(run.start);
             }
-            if !self.reserve(io).await? && !self.space.collect() {
+            if !self.reserve(io, MAX_UNITS).await? && !self.space.collect() {
                 return Err(Error::new(
                     Kind::NoSpace,
                     "no block is left for the volume's own map; detach it, enlarge its backing file and attach it again",
@@ -219,7 +231,7 @@ impl Core {
 
     /// Writes the superblock that covers `cut`, and lets go of what it makes superfluous.
     async fn finish(&self, io: &Io, cut: &Committed, pins: impl IntoIterator<Item = Pin>) -> Result<()> {
-        let listed = self.publish(io, cut.generation, cut.head, vec![cut.leg.clone()]).await?;
+        let listed = self.publish(io, cut.generation, cut.head, vec![cut.leg]).await?;
         self.bitmap_places.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.commit.retire(&cut.leg);
         self.space.published(&listed);

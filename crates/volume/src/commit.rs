@@ -282,11 +282,6 @@ impl Core {
         }
     }
 
-    /// The number of the commit that runs or ran last.
-    pub(crate) fn commit_number(&self) -> u64 {
-        self.commit.lock().begun
-    }
-
     fn let_go(&self, anchored: bool, number: u64) {
         if anchored || self.header.freshness == Freshness::Off {
             let pins: Vec<Pin> = {

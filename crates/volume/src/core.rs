@@ -112,7 +112,8 @@ pub(crate) struct Core {
     pub(crate) session: [u8; 16],
     pub(crate) claims: u64,
     pub(crate) pair: u8,
-    pub(crate) header_digest: [u8; 32],
+    /// Whether this session has claimed nothing and writes nothing.
+    pub(crate) read_only: bool,
     pub(crate) stamp_key: seal::MacKey,
     pub(crate) cache: Cache,
     pub(crate) roots: Mutex<Roots>,

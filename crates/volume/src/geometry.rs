@@ -12,6 +12,8 @@ use crate::format::{BLOCK_SIZE, Malformed};
 
 mod shape;
 mod sizing;
+#[cfg(test)]
+mod tests;
 
 pub use shape::{Shape, Share};
 

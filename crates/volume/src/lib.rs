@@ -7,6 +7,7 @@
 
 mod attach;
 mod cache;
+mod check;
 mod checkpoint;
 mod commit;
 mod core;
@@ -30,7 +31,8 @@ mod tree;
 mod volume;
 
 pub use crate::core::{Clock, Environment};
-pub use attach::{AttachOptions, Window, attach};
+pub use attach::{AttachOptions, Window, attach, attach_read_only};
+pub use check::{CheckProgress, CheckReport};
 pub use create::{CreateOptions, SavePolicy, create};
 pub use error::{Error, Kind, Result};
 pub use io::Driven;

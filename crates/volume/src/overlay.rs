@@ -233,6 +233,18 @@ impl Overlay {
         self.ranges.store(discards.active.0.len() as u64, Ordering::SeqCst);
     }
 
+    /// The logical blocks that have an entry of their own in here.
+    pub(crate) fn logical_blocks(&self) -> Vec<u64> {
+        let blocks = |shard: &Mutex<Shard>| -> Vec<u64> {
+            let shard = lock(shard);
+            shard.active.keys().chain(shard.frozen.keys()).copied().collect()
+        };
+        let mut all: Vec<u64> = self.shards.iter().flat_map(blocks).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
     /// Every physical block that an entry in here names.
     pub(crate) fn physical_blocks(&self) -> Vec<u64> {
         let blocks = |shard: &Mutex<Shard>| -> Vec<u64> {

@@ -10,6 +10,9 @@ use crate::format::BLOCK_SIZE;
 use crate::format::header::Header;
 use crate::format::protections::{Freshness, SuiteCode, check_protections, on_off};
 
+#[cfg(test)]
+mod tests;
+
 /// The version of the policy's format.
 pub const VERSION: u32 = 1;
 /// Most bytes of a policy.

@@ -39,7 +39,6 @@ pub(crate) enum Standing {
 /// What a replay found.
 pub(crate) struct Replayed {
     pub(crate) superblock: Superblock,
-    pub(crate) slot: u8,
     pub(crate) standing: Standing,
     /// The last commit that counts.
     pub(crate) generation: u64,
@@ -75,7 +74,7 @@ struct Commit {
 }
 
 impl Replay<'_> {
-    pub(crate) async fn run(&self, superblock: Superblock, slot: u8) -> Result<Replayed> {
+    pub(crate) async fn run(&self, superblock: Superblock) -> Result<Replayed> {
         let mut state = Replayed {
             standing: Standing::Short,
             generation: superblock.legs.first().map_or(superblock.generation, |leg| leg.first - 1),
@@ -93,7 +92,6 @@ impl Replay<'_> {
             segments: BTreeSet::new(),
             foreign_segments: BTreeSet::new(),
             foreign_units: superblock.units.iter().copied().collect(),
-            slot,
             superblock,
         };
         if state.superblock.epoch != 0 {
@@ -166,10 +164,10 @@ impl Replay<'_> {
                     if state.standing == Standing::Beside {
                         return Ok(());
                     }
-                } else if self.header.freshness != Freshness::Transaction {
-                    if let Some(before) = held.replace(commit) {
-                        self.apply(state, before, leg);
-                    }
+                } else if self.header.freshness != Freshness::Transaction
+                    && let Some(before) = held.replace(commit)
+                {
+                    self.apply(state, before, leg);
                 }
             }
         }

@@ -60,7 +60,7 @@ impl Core {
         ))
     }
 
-    async fn read(&self, io: &Io, block: u64, buffer: &mut Buffer) -> Result<()> {
+    pub(crate) async fn read(&self, io: &Io, block: u64, buffer: &mut Buffer) -> Result<()> {
         let blocks = buffer.blocks();
         self.check_range(block, blocks as u64)?;
         let _reading = self.readers.enter();
@@ -217,7 +217,7 @@ impl Core {
                 progress.await;
             }
         }
-        self.check_alive()?;
+        self.check_writable()?;
         if self.stopping.load(Ordering::SeqCst) {
             return Err(Self::stopped());
         }
@@ -267,8 +267,10 @@ impl Core {
             }
             let short = self.space.free() < keep + blocks;
             if short {
-                let idle =
-                    self.overlay.active() == 0 && self.overlay.superseded() == 0 && self.space.pinned() == 0;
+                let idle = !self.checkpointing.load(Ordering::SeqCst)
+                    && self.overlay.active() == 0
+                    && self.overlay.superseded() == 0
+                    && self.space.pinned() == 0;
                 let done = self.checkpoint_done.load(Ordering::SeqCst);
                 // One checkpoint that was under way, and one that began after us.
                 if idle || waited.is_some_and(|number| done > number) {
@@ -305,6 +307,9 @@ impl Core {
         if self.header.freshness == Freshness::Transaction {
             return self.check_alive();
         }
+        if self.read_only {
+            return Ok(());
+        }
         self.commit(io, Want { data: true, ..Want::default() }).await.map(drop)
     }
 
@@ -324,6 +329,7 @@ impl Core {
     }
 
     async fn commit_transaction(&self, io: &Io) -> Result<()> {
+        self.check_writable()?;
         if self.header.freshness != Freshness::Transaction {
             return self.commit(io, Want { data: true, anchor: true, ..Want::default() }).await.map(drop);
         }

@@ -115,6 +115,14 @@ impl Core {
         }
     }
 
+    /// The same, for a session that never could.
+    pub(crate) fn check_writable(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::new(Kind::Usage, "this volume is attached for reading only"));
+        }
+        self.check_alive()
+    }
+
     /// Refuses when this session has been told to stop.
     pub(crate) fn stopped() -> Error {
         Error::new(Kind::Usage, "the volume is being detached; attach it again to use it")

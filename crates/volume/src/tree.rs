@@ -138,14 +138,4 @@ impl Core {
         }
         .boxed_local()
     }
-
-    /// The tree's entry of a logical block (the overlay is not asked).
-    pub(crate) async fn tree_entry(&self, io: &Io, logical: u64) -> Result<Entry> {
-        let bits = self.geometry.fan_out_bits;
-        let key = NodeKey { tree: Tree::Map, level: 0, index: logical >> bits };
-        match self.node(io, key).await? {
-            Some(page) => Ok(entry_at(page.as_slice(), child_slot(logical, bits))?),
-            None => Ok(Entry::ABSENT),
-        }
-    }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use futures::FutureExt;
 use serde::Serialize;
 
+use crate::check::{Check, CheckProgress, CheckReport};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::io::Driven;
@@ -127,6 +128,20 @@ impl Volume {
     /// To be called now and then (every 100 ms, say): lets time-bound work begin.
     pub fn tick(&self) {
         self.0.work.notify(usize::MAX);
+    }
+
+    /// One part of a check of everything that the volume's map reaches; run all `parts`, each on a thread of its own, and merge the reports.
+    ///
+    /// # Errors
+    /// When the store refuses another queue; in the job, when it fails to read.
+    pub fn check(
+        &self,
+        part: u64,
+        parts: u64,
+        progress: Arc<CheckProgress>,
+    ) -> Result<Driven<Result<CheckReport>>> {
+        let check = Check { core: Arc::clone(&self.0), part, parts: parts.max(1), progress };
+        Driven::new(self.0.environment.store.as_ref(), 128, move |io| check.run(io).boxed_local())
     }
 
     /// Asks for a checkpoint soon.

@@ -61,8 +61,13 @@ fn every_suite_and_protection_reads_back() {
     ];
     for (suite, confidentiality, integrity) in combinations {
         let freshness = if integrity { Freshness::Strict } else { Freshness::Off };
-        let options =
-            volume::CreateOptions { suite, confidentiality, integrity, freshness, ..options(4096, Shape::STANDARD) };
+        let options = volume::CreateOptions {
+            suite,
+            confidentiality,
+            integrity,
+            freshness,
+            ..options(4096, Shape::STANDARD)
+        };
         let bench = Bench::new(options, 16384);
         let policy = bench.create();
         let mut session = bench.attach(&policy).expect("attached");
@@ -110,7 +115,9 @@ fn a_full_volume_is_overwritten_discarded_and_filled_again() {
     let mut session = bench.attach(&policy).expect("attached");
     for round in 1..4u8 {
         for block in (0..4096).step_by(32) {
-            session.write(block, 32, round).unwrap_or_else(|error| panic!("round {round}, block {block}: {error}"));
+            session
+                .write(block, 32, round)
+                .unwrap_or_else(|error| panic!("round {round}, block {block}: {error}"));
         }
     }
     // Scattered overwrites, many times what is free.

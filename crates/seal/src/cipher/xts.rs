@@ -124,3 +124,45 @@ impl Drop for Context {
         unsafe { sys::EVP_CIPHER_CTX_free(self.0.as_ptr()) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cipher::vectors::{array, hex};
+
+    const KEY: &str = "2718281828459045235360287471352662497757247093699959574966967627\
+                       3141592653589793238462643383279502884197169399375105820974944592";
+
+    /// IEEE 1619-2007, annex B, vector 10: data unit 0xff, plaintext 00 01 .. ff twice.
+    #[test]
+    fn ieee_1619() {
+        let text = include_str!("../../tests/vectors/ieee-1619-vector-10.hex");
+        let expected = hex(&text.split_whitespace().collect::<String>());
+        let plaintext: Vec<u8> = (0..=255).chain(0..=255).collect();
+        let key = Xts::new(&Secret::from_bytes(array(KEY)));
+        let mut tweak = [0; 16];
+        tweak[0] = 0xff;
+        let mut out = vec![0; 512];
+        key.encrypt(tweak, &plaintext, &mut out);
+        assert_eq!(out, expected);
+        let mut back = vec![0; 512];
+        key.decrypt(tweak, &out, &mut back);
+        assert_eq!(back, plaintext);
+    }
+
+    #[test]
+    fn more_threads_than_contexts_share_a_key() {
+        let key = Xts::new(&Secret::from_bytes(array(KEY)));
+        let work = |thread: u8| {
+            for i in 0..500_u64 {
+                let plaintext = [thread; 512];
+                let tweak = u128::from(i).to_le_bytes();
+                let (mut out, mut back) = ([0; 512], [0; 512]);
+                key.encrypt(tweak, &plaintext, &mut out);
+                key.decrypt(tweak, &out, &mut back);
+                assert_eq!(back, plaintext);
+            }
+        };
+        std::thread::scope(|scope| (0..20).for_each(|thread| drop(scope.spawn(move || work(thread)))));
+    }
+}

@@ -53,7 +53,7 @@ pub struct Argon2Params {
 }
 
 impl Default for Argon2Params {
-    /// 256 MiB, 3 passes, 4 lanes: about a second.
+    /// 256 MiB, 3 passes, 4 lanes.
     fn default() -> Self {
         Argon2Params { memory_kib: 256 << 10, passes: 3, lanes: 4 }
     }

@@ -45,3 +45,6 @@ impl fmt::Display for Malformed {
 }
 
 impl std::error::Error for Malformed {}
+
+#[cfg(test)]
+mod tests;

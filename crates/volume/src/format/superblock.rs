@@ -158,7 +158,7 @@ impl Superblock {
     /// Names the first field that points outside.
     pub fn check(&self, geometry: &Geometry) -> Result<(), Malformed> {
         let all = |numbers: &[u32], end: u32| numbers.iter().all(|&number| number < end);
-        let leg = |leg: &Leg| leg.segment < geometry.segments && leg.block <= geometry.segment_blocks;
+        let leg = |leg: &Leg| leg.segment < geometry.segments && leg.block < geometry.segment_blocks;
         require("legs", self.legs.iter().all(leg), "a leg starts outside the journal")?;
         require("own units", all(&self.units, geometry.units()), "there is no such unit")?;
         require("mapped blocks", self.mapped <= geometry.logical_blocks, "more than the logical blocks")?;

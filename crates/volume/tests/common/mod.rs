@@ -14,7 +14,8 @@ use volume::format::protections::{Freshness, Provision, SuiteCode};
 use volume::geometry::Shape;
 use volume::policy::Policy;
 use volume::{
-    AttachOptions, Clock, Completion, CreateOptions, Driven, Environment, Queue, Request, Result, Volume, attach, create,
+    AttachOptions, Clock, Completion, CreateOptions, Driven, Environment, Queue, Request, Result, Volume,
+    attach, create,
 };
 
 /// Bytes from a counter: different at each call, the same in each run.
@@ -67,7 +68,8 @@ pub fn options(logical_blocks: u64, shape: Shape) -> CreateOptions {
 
 impl Bench {
     pub fn new(options: CreateOptions, store_blocks: u64) -> Self {
-        let anchor = (options.freshness != Freshness::Off).then(|| Arc::new(MemoryAnchor::new()) as Arc<dyn Anchor>);
+        let anchor =
+            (options.freshness != Freshness::Off).then(|| Arc::new(MemoryAnchor::new()) as Arc<dyn Anchor>);
         let environment = Environment {
             store: Arc::new(MemoryStore::new(store_blocks).expect("memory")),
             anchor,
@@ -104,6 +106,12 @@ impl Session {
         let queue = volume.queue(32).expect("a queue");
         let maintenance = Some(volume.maintenance().expect("a queue"));
         Self { volume, queue, maintenance, next: 1 }
+    }
+
+    /// A volume that is attached for reading needs no maintenance.
+    pub fn reading(volume: Volume) -> Self {
+        let queue = volume.queue(32).expect("a queue");
+        Self { volume, queue, maintenance: None, next: 1 }
     }
 
     /// Runs requests to their ends, all at once.

@@ -1,0 +1,250 @@
+//! The vectors that `generate.py` made from the specification alone: what the code lays out is what they hold,
+//! and it reads from them what was meant.
+
+use std::path::Path;
+
+use volume::format::ad::{Tree, data_ad, node_ad, salt_node_ad, superblock_ad};
+use volume::format::entry::{Entry, entry_at, put_entry};
+use volume::format::header::{self, Freshness, Header, Provision, SuiteCode};
+use volume::format::record::{self, Item, RecordHeader, Units};
+use volume::format::superblock::{self, Leg, Superblock};
+use volume::format::{BLOCK_SIZE, salts};
+use volume::geometry::{Geometry, Shape};
+use volume::policy::Policy;
+
+fn read(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors").join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// A length, and then the lines that are not all zero, each behind its offset.
+fn vector(name: &str) -> Vec<u8> {
+    let text = read(&format!("{name}.hex"));
+    let mut lines = text.lines();
+    let length = lines.next().and_then(|line| line.strip_prefix("length ")).expect("a length");
+    let mut bytes = vec![0; length.parse().expect("a number")];
+    for line in lines {
+        let (offset, data) = line.split_once(' ').expect("offset and bytes");
+        let (offset, data) = (usize::from_str_radix(offset, 16), hex::decode(data).expect("hex"));
+        bytes[offset.expect("hex")..][..data.len()].copy_from_slice(&data);
+    }
+    bytes
+}
+
+fn ramp<const N: usize>(start: u8) -> [u8; N] {
+    let mut bytes = [start; N];
+    for at in 1..N {
+        bytes[at] = bytes[at - 1].wrapping_add(1);
+    }
+    bytes
+}
+
+const VOLUME: u8 = 0x00;
+const SESSION: u8 = 0x20;
+
+fn full_entry() -> Entry {
+    Entry { physical: 0x09_0807_0605, epoch: 0x0c_0b0a, nonce: 0x1211_100f_0e0d, flags: 0, tag: ramp(0xa0) }
+}
+
+fn roots() -> [Entry; 3] {
+    let root = |physical, epoch, nonce, flags, tag| Entry { physical, epoch, nonce, flags, tag: ramp(tag) };
+    [root(5000, 3, 77, 0, 0x10), root(5001, 0, 0, 0, 0x30), root(264, 3, 78, 1234, 0x50)]
+}
+
+#[test]
+fn entries() {
+    let largest = Entry {
+        physical: (1 << 40) - 1,
+        epoch: (1 << 24) - 1,
+        nonce: (1 << 48) - 1,
+        flags: u16::MAX,
+        tag: [0xff; 16],
+    };
+    let (bytes, all) = (vector("entries"), [Entry::ABSENT, full_entry(), largest]);
+    let mut page = vec![0; bytes.len()];
+    for (index, entry) in all.iter().enumerate() {
+        assert_eq!(entry_at(&bytes, index).as_ref(), Ok(entry));
+        put_entry(&mut page, index, entry);
+    }
+    assert_eq!(page, bytes);
+}
+
+#[test]
+fn associated_data() {
+    let volume = ramp(VOLUME);
+    let all = [
+        data_ad(&volume, 0x12_3456_789a),
+        node_ad(&volume, Tree::Map, 2, 17),
+        node_ad(&volume, Tree::Bitmap, 1, 18),
+        salt_node_ad(&volume, 3, 0),
+        superblock_ad(&volume, 2),
+    ];
+    assert_eq!(all.concat(), vector("associated-data"));
+}
+
+#[test]
+fn headers() {
+    let header = Header {
+        generation: 7,
+        volume: ramp(VOLUME),
+        suite: SuiteCode::Aes256Gcm,
+        confidentiality: true,
+        integrity: true,
+        freshness: Freshness::Strict,
+        provision: Provision::Full,
+        geometry: Geometry::for_logical(1 << 18, Shape::STANDARD).expect("1 GiB"),
+    };
+    let bytes = vector("header");
+    assert_eq!(Header::decode(&bytes).as_ref(), Ok(&header));
+    assert_eq!(header::mac(&bytes), Ok(&ramp(0xe0)));
+    let mut page = header.encode_unsigned();
+    assert_eq!(header::signed_part(&page), header::signed_part(&bytes));
+    header::put_mac(&mut page, &ramp(0xe0));
+    assert_eq!(page[..], bytes);
+}
+
+#[test]
+fn superblocks() {
+    let [map, salts, bitmap] = roots();
+    let leg = |segment, block, first, last, head| Leg { segment, block, first, last, head: ramp(head) };
+    let superblock = Superblock {
+        generation: 41,
+        head: ramp(0x40),
+        session: ramp(SESSION),
+        claims: 9,
+        epoch: 3,
+        next_epoch: 4,
+        epoch_salt: ramp(0x60),
+        map,
+        salts,
+        bitmap,
+        mapped: 1000,
+        publication: 12,
+        pair: 1,
+        legs: vec![leg(5, 6, 11, 40, 0x70), leg(7, 0, 41, 41, 0x80), leg(9, 1, 42, Leg::OPEN, 0x40)],
+        units: vec![10, 11],
+    };
+    let payload = superblock.encode().expect("a valid superblock");
+    assert_eq!(payload[..], vector("superblock-payload"));
+    assert_eq!(Superblock::decode(&payload), Ok(superblock));
+
+    let block = vector("superblock-block");
+    assert_eq!(superblock::split(&block), Ok((&ramp(0xb0), &payload, &ramp(0xc0))));
+    assert_eq!(superblock::assemble(&ramp(0xb0), &payload, &ramp(0xc0))[..], block);
+}
+
+#[test]
+fn items() {
+    let units = |units: &[u32]| Item::Reserve(Units::new(units).expect("1 to 8 units"));
+    let [map, salts, bitmap] = roots();
+    let all = [
+        Item::Write { logical: 0xfe_dcba_9876_5432, entry: full_entry() },
+        Item::Discard { logical: 300, blocks: 1 << 33 },
+        units(&[5, 6]),
+        units(&[100, 101, 102, 103, 104, 105, 106, 107]),
+        Item::Epoch { epoch: (1 << 24) - 1, salt: ramp(0x60) },
+        Item::Root { tree: Tree::Map, entry: map },
+        Item::Root { tree: Tree::Salts, entry: salts },
+        Item::Root { tree: Tree::Bitmap, entry: bitmap },
+        Item::Mapped(1000),
+    ];
+    let mut payload = Vec::new();
+    all.iter().for_each(|item| item.encode_into(&mut payload));
+    assert_eq!(payload, vector("items"));
+    assert_eq!(record::items(&payload).collect::<Result<Vec<_>, _>>().as_deref(), Ok(&all[..]));
+}
+
+#[test]
+fn records() {
+    let header = RecordHeader {
+        volume: ramp(VOLUME),
+        session: ramp(SESSION),
+        generation: 42,
+        payload_bytes: 120 * 40,
+        blocks: 2,
+        last: true,
+        next_segment: 11,
+        epoch: 3,
+        nonce: (1 << 48) - 1,
+        salt: ramp(0x60),
+        tag: ramp(0xd0),
+    };
+    let bytes = header.encode();
+    assert_eq!(bytes[..], vector("record-header"));
+    assert_eq!(RecordHeader::decode(&bytes).as_ref(), Ok(&header));
+    let before = ramp(0x40);
+    assert_eq!(header.associated_data(&before)[..], vector("record-associated-data"));
+    assert_eq!(record::head_input(&before, &bytes).concat(), vector("head-input"));
+    assert_eq!(record::genesis_input(&ramp(VOLUME)).concat(), vector("genesis-input"));
+}
+
+#[test]
+fn salt_leaves() {
+    let block = vector("salt-leaf");
+    let (own, payload) = salts::split(&block).expect("a block");
+    assert_eq!(own, &ramp(0xf0));
+    assert_eq!(salts::check(payload), Ok(()));
+    let mut page = [0; BLOCK_SIZE - 32];
+    salts::put_salt(&mut page, 1, &ramp(0x90));
+    salts::put_salt(&mut page, 63, &ramp(0x91));
+    assert_eq!(salts::salt_at(payload, 1), Ok(ramp(0x90)));
+    assert_eq!(salts::salt_at(payload, 63), Ok(ramp(0x91)));
+    assert_eq!(salts::salt_at(payload, 2), Ok([0; 32]));
+    assert_eq!(salts::assemble(own, &page)[..], block);
+}
+
+#[test]
+fn sizes() {
+    let table = read("sizes.csv");
+    let mut lines = table.lines();
+    let names: Vec<&str> = lines.next().expect("a head line").split(',').collect();
+    let mut rows = 0;
+    for line in lines {
+        let must: Vec<u64> = line.split(',').map(|number| number.parse().expect("a number")).collect();
+        let (logical, physical) = (must[0], must[1]);
+        let geometry = Geometry::thin(logical, physical, Shape::STANDARD).expect("sizes within the limits");
+        let is: [(&str, u64); 13] = [
+            ("logical", geometry.logical_blocks),
+            ("physical", geometry.physical_blocks),
+            ("segment-blocks", geometry.segment_blocks.into()),
+            ("segments", geometry.segments.into()),
+            ("unit-blocks", geometry.unit_blocks.into()),
+            ("bitmap-start", geometry.bitmap_start()),
+            ("data-start", geometry.data_start()),
+            ("data-blocks", geometry.data_blocks()),
+            ("map-levels", geometry.map_levels().into()),
+            ("bitmap-levels", geometry.bitmap_levels().into()),
+            ("pinned-limit", geometry.pinned_limit()),
+            ("reserve-target", geometry.reserve_target()),
+            ("full", geometry.fully_provisioned().into()),
+        ];
+        let must: Vec<(&str, u64)> = names.iter().copied().zip(must).collect();
+        assert_eq!(is[..], must, "{line}");
+        // The rows of the first half are the smallest full volumes.
+        if rows < 6 {
+            assert_eq!(Geometry::for_logical(logical, Shape::STANDARD), Ok(geometry), "{line}");
+        }
+        rows += 1;
+    }
+    assert_eq!(rows, 11);
+}
+
+#[test]
+fn policies() {
+    let text = read("policy.toml");
+    let policy = Policy {
+        version: 1,
+        volume: [
+            0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef, 0x01, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef,
+        ],
+        suite: SuiteCode::Aes256Gcm,
+        confidentiality: true,
+        integrity: true,
+        freshness: Freshness::Strict,
+        size: 1 << 30,
+        anchor: Some("file:/var/lib/cvmio/ledger.anchor".into()),
+        format_if_blank: false,
+    };
+    assert_eq!(Policy::parse(&text).as_ref(), Ok(&policy));
+    assert_eq!(policy.to_toml(), Ok(text));
+}
