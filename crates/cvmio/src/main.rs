@@ -1,17 +1,36 @@
-//! The command line.
+//! `cvmio`: protected volumes on storage that nobody trusts, from the command line.
+
 mod bench;
+mod cli;
+mod commands;
+mod daemon;
+mod failure;
+mod input;
+mod output;
+mod runtime;
+mod system;
+
+use std::process::ExitCode;
 
 use clap::Parser;
 
-#[derive(Parser)]
-struct Cli {
-    #[command(flatten)]
-    bench: bench::BenchArgs,
+use crate::cli::{Cli, Command};
+use crate::failure::Failure;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            output::error(&failure);
+            ExitCode::from(failure.code())
+        }
+    }
 }
 
-fn main() {
-    if let Err(error) = bench::run(&Cli::parse().bench) {
-        eprintln!("cvmio: {error}");
-        std::process::exit(1);
+fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Volume(volume) => commands::volume(volume),
+        Command::Bench(command) => Ok(bench::run(&command)?),
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use hdrhistogram::Histogram;
 use store::{BLOCK_SIZE, Buffer};
 use volume::format::protections::{Freshness, SuiteCode};
@@ -39,10 +39,29 @@ pub struct Protections {
     no_integrity: bool,
 }
 
-/// Measure what protection costs: a volume against the bare store under it
+/// What can be measured.
+#[derive(Subcommand, Debug)]
+pub enum BenchCommand {
+    Volume(BenchArgs),
+}
+
+/// Runs a benchmark.
+///
+/// # Errors
+/// See [`run_volume`].
+pub fn run(command: &BenchCommand) -> Result<()> {
+    match command {
+        BenchCommand::Volume(args) => run_volume(args),
+    }
+}
+
+/// A volume against the bare store under it
 ///
 /// Both are driven in this process, at the same depth and in turns. Every block that is read is checked.
 #[derive(Args, Debug, Clone)]
+#[command(after_help = "\
+Example: what the disk under /srv gives, and what is left of it
+  cvmio bench volume --dir /srv --size 4096 --fill 50")]
 pub struct BenchArgs {
     /// Where the blocks lie
     #[arg(long, value_enum, default_value = "file")]
@@ -88,7 +107,7 @@ pub struct BenchArgs {
 ///
 /// # Errors
 /// When it cannot be set up, a request fails, or something reads otherwise than it was written.
-pub fn run(args: &BenchArgs) -> Result<()> {
+fn run_volume(args: &BenchArgs) -> Result<()> {
     let time = Duration::try_from_secs_f64(args.seconds)
         .map_err(|error| Error::new(Kind::Usage, format!("--seconds {}: {error}", args.seconds)))?;
     let blocks = (args.size << 20) / BLOCK_SIZE as u64;

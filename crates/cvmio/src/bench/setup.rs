@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anchor::{Anchor, FileAnchor, MemoryAnchor};
 use seal::slot::{Argon2Params, Credential};
@@ -13,12 +13,13 @@ use store::{FileStore, MemoryStore, Options, Store};
 use tempfile::TempDir;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::Shape;
-use volume::{AttachOptions, Clock, CreateOptions, Environment, Error, Kind, Result, Volume, attach, create};
+use volume::{AttachOptions, CreateOptions, Environment, Error, Kind, Result, Volume, attach, create};
 
 use super::Protections;
 use super::case::Case;
 use super::lane::{Lane, Protected, Raw};
 use super::load::{Load, Until};
+use crate::system::SystemClock;
 
 /// Where the blocks lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
@@ -35,14 +36,6 @@ pub enum Medium {
 pub enum Side {
     Raw,
     Protected,
-}
-
-struct Monotonic(Instant);
-
-impl Clock for Monotonic {
-    fn now(&self) -> Duration {
-        self.0.elapsed()
-    }
 }
 
 /// Both contestants, ready.
@@ -84,7 +77,7 @@ impl Bench {
             (_, None) => Some(Arc::new(MemoryAnchor::new())),
         };
         let environment =
-            Environment { store, anchor, random: Arc::new(SystemRandom), clock: Arc::new(Monotonic(Instant::now())) };
+            Environment { store, anchor, random: Arc::new(SystemRandom), clock: Arc::new(SystemClock::new()) };
         let session = Session::start(environment, options, memory)?;
         Ok(Self { raw, session, blocks, _directory: directory })
     }
