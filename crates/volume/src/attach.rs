@@ -284,6 +284,7 @@ impl Attaching {
             unanchored_pins: Mutex::new(Vec::new()),
             spilled: AtomicBool::new(false),
             run_age: AtomicU64::new(1),
+            reserving: futures::lock::Mutex::new(()),
             stopping: AtomicBool::new(false),
             publications: AtomicU64::new(0),
             work: Event::new(),

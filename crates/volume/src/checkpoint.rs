@@ -162,6 +162,11 @@ impl Core {
             if let Some(run) = self.space.take(1, 0).into_iter().next() {
                 return Ok(run.start);
             }
+            // One at a time: while one node's reservation is on its way to the journal, another would find nothing left to reserve.
+            let _turn = self.reserving.lock().await;
+            if self.space.usable() > 0 {
+                continue;
+            }
             if !self.reserve(io, MAX_UNITS).await? && !self.space.collect() {
                 return Err(Error::new(
                     Kind::NoSpace,

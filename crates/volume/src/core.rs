@@ -143,6 +143,8 @@ pub(crate) struct Core {
     pub(crate) spilled: AtomicBool,
     /// Raised by each freeze: runs taken before must be given back.
     pub(crate) run_age: AtomicU64,
+    /// Held by the node of a checkpoint that makes a reservation.
+    pub(crate) reserving: futures::lock::Mutex<()>,
     pub(crate) stopping: AtomicBool,
     pub(crate) publications: AtomicU64,
     /// For the maintenance job: something may be wanted of it.
