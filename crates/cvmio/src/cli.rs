@@ -75,10 +75,14 @@ pub enum VolumeCommand {
     },
     /// Makes a loop device of a file; started by the daemon, which must not wait for itself
     #[command(hide = true)]
-    LoopAttach { file: PathBuf },
+    LoopAttach {
+        file: PathBuf,
+    },
     /// Detaches a loop device; started by the daemon
     #[command(hide = true)]
-    LoopDetach { device: PathBuf },
+    LoopDetach {
+        device: PathBuf,
+    },
 }
 
 /// Where the secret comes from that opens a key slot; without either, a passphrase is asked for.

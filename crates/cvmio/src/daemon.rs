@@ -212,7 +212,9 @@ fn log(message: &str) {
 /// The errors of requests that the daemon makes itself.
 fn by_errno(errno: Errno) -> Failure {
     match errno {
-        Errno::NOSPC => Failure::from(volume::Error::new(volume::Kind::NoSpace, "no space is left on the volume")),
+        Errno::NOSPC => {
+            Failure::from(volume::Error::new(volume::Kind::NoSpace, "no space is left on the volume"))
+        }
         Errno::SHUTDOWN => Failure::usage("the volume is being put away"),
         other => Failure::io(format!("the volume failed: {other}; see its status")),
     }

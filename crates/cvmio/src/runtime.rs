@@ -28,7 +28,11 @@ pub fn directory(args: &RuntimeArgs) -> Result<PathBuf, Failure> {
         None if rustix::process::geteuid().is_root() => PathBuf::from("/run/cvmio"),
         None => match std::env::var_os("XDG_RUNTIME_DIR") {
             Some(path) => PathBuf::from(path).join("cvmio"),
-            None => return Err(Failure::usage("there is no runtime directory for this user; name one with --runtime-dir")),
+            None => {
+                return Err(Failure::usage(
+                    "there is no runtime directory for this user; name one with --runtime-dir",
+                ));
+            }
         },
     };
     std::path::absolute(&path)
@@ -116,7 +120,8 @@ impl Place {
             }
             _ => Failure::usage(format!("no volume is attached as {name}; see `cvmio volume list`")),
         })?;
-        let fail = |error: std::io::Error| Failure::io(format!("the daemon of {name} does not answer: {error}"));
+        let fail =
+            |error: std::io::Error| Failure::io(format!("the daemon of {name} does not answer: {error}"));
         stream.set_read_timeout(patience).map_err(fail)?;
         let mut line = serde_json::to_vec(request).map_err(|error| Failure::internal(error.to_string()))?;
         line.push(b'\n');
@@ -152,8 +157,9 @@ impl Claim {
     /// Makes the control socket.
     pub fn listen(&self) -> Result<UnixListener, Failure> {
         let path = self.place.control();
-        let fail =
-            |error: std::io::Error| Failure::io(format!("the socket {} cannot be made: {error}", path.display()));
+        let fail = |error: std::io::Error| {
+            Failure::io(format!("the socket {} cannot be made: {error}", path.display()))
+        };
         let listener = UnixListener::bind(&path).map_err(fail)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(fail)?;
         Ok(listener)

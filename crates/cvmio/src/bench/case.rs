@@ -103,12 +103,23 @@ mod tests {
         let case: Case = "write-fsync-4k-q1".parse().unwrap();
         assert_eq!((case.reads, case.random, case.blocks, case.depth, case.flush_every), (0, true, 1, 1, 1));
         let case: Case = "seqread-128k-q128".parse().unwrap();
-        assert_eq!((case.reads, case.random, case.blocks, case.depth, case.flush_every), (100, false, 32, 128, 0));
+        assert_eq!(
+            (case.reads, case.random, case.blocks, case.depth, case.flush_every),
+            (100, false, 32, 128, 0)
+        );
     }
 
     #[test]
     fn names_that_mean_nothing_are_refused() {
-        for name in ["", "randread", "randread-4k", "randread-5k-q1", "randread-4k-q0", "erase-4k-q1", "seqread-0k-q1"] {
+        for name in [
+            "",
+            "randread",
+            "randread-4k",
+            "randread-5k-q1",
+            "randread-4k-q0",
+            "erase-4k-q1",
+            "seqread-0k-q1",
+        ] {
             assert!(name.parse::<Case>().unwrap_err().contains("KIND-SIZEk-qDEPTH"), "{name}");
         }
     }

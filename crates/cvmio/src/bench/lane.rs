@@ -132,7 +132,9 @@ pub fn check_marks(buffer: &Buffer, block: u64) -> Result<()> {
         if found != mark(logical) {
             return Err(Error::new(
                 volume::Kind::Corrupt,
-                format!("block {logical} does not read as it was written; this is a defect, and the figures would be worthless"),
+                format!(
+                    "block {logical} does not read as it was written; this is a defect, and the figures would be worthless"
+                ),
             ));
         }
     }

@@ -79,12 +79,12 @@ impl<'a> Running<'a> {
         let mut random = Rng::with_seed(load.seed);
         let depth = usize::try_from(load.case.depth).unwrap_or(1);
         let now = Instant::now();
-        let idle = (0..depth).map(|slot| (slot, filled(lane.buffer(load.case.blocks), &mut random))).collect();
+        let idle =
+            (0..depth).map(|slot| (slot, filled(lane.buffer(load.case.blocks), &mut random))).collect();
         let slots = (0..depth).map(|_| Slot { block: 0, started: now, kept: None, reads: false }).collect();
         let blocks = u64::try_from(load.case.blocks).unwrap_or(1);
         let places = ((load.range.end - load.range.start) / blocks).max(1);
-        let times = Histogram::new(3).expect("three digits are allowed");
-        let seen = Seen { requests: 0, times };
+        let seen = Seen { requests: 0, times: histogram() };
         // A sequential load starts anywhere, so that each turn goes on elsewhere.
         let next = random.u64(..places) * u64::from(matches!(load.until, Until::Time(_)));
         Self { load, random, next, places, slots, idle, writes: 0, submitted: 0, in_flight: 0, seen }
@@ -163,7 +163,9 @@ impl<'a> Running<'a> {
                     check_marks(&buffer, slot.block)?;
                 } else {
                     self.writes += 1;
-                    if self.load.case.flush_every > 0 && self.writes.is_multiple_of(self.load.case.flush_every) {
+                    if self.load.case.flush_every > 0
+                        && self.writes.is_multiple_of(self.load.case.flush_every)
+                    {
                         slot.kept = Some(buffer);
                         lane.flush(end.token);
                         continue;
@@ -192,8 +194,10 @@ fn filled(mut buffer: Buffer, random: &mut Rng) -> Buffer {
 /// Processor time of all threads of this process so far.
 pub fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(
-        u64::try_from(time.tv_sec).unwrap_or(0),
-        u32::try_from(time.tv_nsec).unwrap_or(0),
-    )
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// For times in nanoseconds, to three digits. What takes longer than ten minutes counts as ten minutes.
+pub fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 600_000_000_000, 3).expect("these bounds are allowed")
 }

@@ -18,7 +18,7 @@ use volume::format::protections::{Freshness, SuiteCode};
 use volume::{Error, Kind, Result};
 
 use case::{Case, STANDARD};
-use load::{Load, Seen, Until, processor_time};
+use load::{Load, Seen, Until, histogram, processor_time};
 use report::{METHOD, Row, Subject, Times, Turn};
 use setup::{Bench, Medium, Side};
 
@@ -129,7 +129,8 @@ fn run_volume(args: &BenchArgs) -> Result<()> {
         }
         let row = measure(&bench, args, &case, filled, time)?;
         if args.json {
-            let text = serde_json::to_string(&row).map_err(|error| Error::new(Kind::Io, error.to_string()))?;
+            let text =
+                serde_json::to_string(&row).map_err(|error| Error::new(Kind::Io, error.to_string()))?;
             println!("{text}");
         } else {
             println!("{}", row.line(case.depth == 1 || case.flush_every > 0));
@@ -154,7 +155,7 @@ fn run_volume(args: &BenchArgs) -> Result<()> {
 
 fn measure(bench: &Bench, args: &BenchArgs, case: &Case, filled: u64, time: Duration) -> Result<Row> {
     let mut turns = Vec::new();
-    let mut times = [Side::Raw, Side::Protected].map(|_| Histogram::new(3).expect("three digits are allowed"));
+    let mut times = [Side::Raw, Side::Protected].map(|_| histogram());
     for turn in 0..args.turns {
         let take = |side, times: &mut Histogram<u64>| {
             quiesce();
@@ -189,13 +190,23 @@ impl Run<'_> {
     fn turn(&self, times: &mut Histogram<u64>) -> Result<Turn> {
         let barrier = Barrier::new(usize::try_from(self.threads).unwrap_or(1) + 1);
         let (seen, elapsed, processor) = thread::scope(|scope| {
-            let threads: Vec<_> =
-                (0..self.threads).map(|thread| scope.spawn({ let barrier = &barrier; move || self.thread(thread, barrier) })).collect();
+            let threads: Vec<_> = (0..self.threads)
+                .map(|thread| {
+                    let barrier = &barrier;
+                    // Named, so that a profiler tells the contestants apart.
+                    let name = format!("{}-{thread}", self.side.name());
+                    let builder = thread::Builder::new().name(name);
+                    builder
+                        .spawn_scoped(scope, move || self.thread(thread, barrier))
+                        .expect("a thread can be started")
+                })
+                .collect();
             barrier.wait();
             let (start, processor) = (Instant::now(), processor_time());
             barrier.wait();
             let (elapsed, processor) = (start.elapsed(), processor_time() - processor);
-            let seen: Vec<Result<Seen>> = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(died()))).collect();
+            let seen: Vec<Result<Seen>> =
+                threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(died()))).collect();
             (seen, elapsed, processor)
         });
         let mut requests = 0;
@@ -285,7 +296,9 @@ fn check(bench: &Bench) -> Result<()> {
             if end.buffer.as_ref().and_then(Buffer::private) != Some(content.as_slice()) {
                 return Err(Error::new(
                     Kind::Corrupt,
-                    format!("block {block} does not read as it was written; this is a defect, and nothing was measured"),
+                    format!(
+                        "block {block} does not read as it was written; this is a defect, and nothing was measured"
+                    ),
                 ));
             }
         }

@@ -72,7 +72,8 @@ pub struct Subject {
 
 impl Row {
     pub fn new(subject: Subject, turns: &[(Turn, Turn)], times: [Times; 2]) -> Self {
-        let mean = |value: &dyn Fn(&(Turn, Turn)) -> f64| turns.iter().map(value).sum::<f64>() / count(turns.len());
+        let mean =
+            |value: &dyn Fn(&(Turn, Turn)) -> f64| turns.iter().map(value).sum::<f64>() / count(turns.len());
         let ratios: Vec<f64> = turns.iter().map(|(raw, protected)| protected.speed / raw.speed).collect();
         let (ratio, ratio_low, ratio_high) = interval(&ratios);
         let [raw_times, protected_times] = times;
@@ -100,7 +101,16 @@ impl Row {
     pub fn head() -> String {
         format!(
             "{:<19} {:<6} {:>4}  {:>10} {:>10} {:<5}  {:>6} {:<15}  {:>8} {:>9}",
-            "case", "medium", "fill", "raw", "protected", "unit", "ratio", "95 % interval", "cpu raw", "protected"
+            "case",
+            "medium",
+            "fill",
+            "raw",
+            "protected",
+            "unit",
+            "ratio",
+            "95 % interval",
+            "cpu raw",
+            "protected"
         )
     }
 
@@ -124,7 +134,7 @@ impl Row {
         );
         let sides = [(Side::Raw, &self.raw_times), (Side::Protected, &self.protected_times)];
         for (side, of) in sides.into_iter().filter(|_| times) {
-            let name = if side == Side::Raw { "raw" } else { "protected" };
+            let name = side.name();
             let _ = write!(
                 text,
                 "\n    {name:<9} us: mean {:.1}  p50 {:.1}  p99 {:.1}  p99.9 {:.1}  max {:.1}",
@@ -147,8 +157,8 @@ fn count(number: usize) -> f64 {
 
 /// Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom. Source: NIST/SEMATECH e-Handbook, section 1.3.6.7.2.
 const STUDENT: [f64; 30] = [
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110,
-    2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
 
 /// Geometric mean with its 95 % confidence interval; one sample bounds nothing.
@@ -186,8 +196,14 @@ mod tests {
     fn a_row_pairs_the_turns() {
         let turn = |speed, processor| Turn { speed, processor };
         let turns = [(turn(100.0, 10.0), turn(50.0, 20.0)), (turn(200.0, 30.0), turn(100.0, 40.0))];
-        let subject =
-            Subject { case: "x".into(), medium: Medium::Memory, fill: 50, aged: false, threads: 1, unit: "iops" };
+        let subject = Subject {
+            case: "x".into(),
+            medium: Medium::Memory,
+            fill: 50,
+            aged: false,
+            threads: 1,
+            unit: "iops",
+        };
         let mut times = Histogram::<u64>::new(3).unwrap();
         times.record(1000).unwrap();
         let row = Row::new(subject, &turns, [Times::of(&times), Times::of(&times)]);

@@ -38,6 +38,15 @@ pub enum Side {
     Protected,
 }
 
+impl Side {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Protected => "protected",
+        }
+    }
+}
+
 /// Both contestants, ready.
 pub struct Bench {
     raw: Arc<dyn Store>,
@@ -50,7 +59,13 @@ pub struct Bench {
 
 impl Bench {
     /// Makes, creates, attaches. Both backing stores are written once from beginning to end before that.
-    pub fn new(medium: Medium, dir: &Path, blocks: u64, memory: u64, protections: &Protections) -> Result<Self> {
+    pub fn new(
+        medium: Medium,
+        dir: &Path,
+        blocks: u64,
+        memory: u64,
+        protections: &Protections,
+    ) -> Result<Self> {
         let options = CreateOptions {
             suite: protections.suite,
             confidentiality: !protections.no_confidentiality,
@@ -65,7 +80,9 @@ impl Bench {
         };
         let physical = options.geometry(u64::MAX)?.physical_blocks;
         let directory = match medium {
-            Medium::File => Some(TempDir::with_prefix_in("cvmio-bench-", dir).map_err(|error| io_error(&error, dir))?),
+            Medium::File => {
+                Some(TempDir::with_prefix_in("cvmio-bench-", dir).map_err(|error| io_error(&error, dir))?)
+            }
             Medium::Memory => None,
         };
         let place = directory.as_ref().map(TempDir::path);
@@ -76,8 +93,12 @@ impl Bench {
             (_, Some(place)) => Some(Arc::new(FileAnchor::create(&place.join("anchor"))?)),
             (_, None) => Some(Arc::new(MemoryAnchor::new())),
         };
-        let environment =
-            Environment { store, anchor, random: Arc::new(SystemRandom), clock: Arc::new(SystemClock::new()) };
+        let environment = Environment {
+            store,
+            anchor,
+            random: Arc::new(SystemRandom),
+            clock: Arc::new(SystemClock::new()),
+        };
         let session = Session::start(environment, options, memory)?;
         Ok(Self { raw, session, blocks, _directory: directory })
     }
@@ -97,7 +118,8 @@ impl Bench {
 
     /// Overwrites at random, within the first `range` blocks, so many blocks altogether.
     pub fn age(&self, range: u64, blocks: u64) -> Result<()> {
-        let case: Case = "randwrite-4k-q32".parse().map_err(|error: String| Error::new(Kind::Usage, error))?;
+        let case: Case =
+            "randwrite-4k-q32".parse().map_err(|error: String| Error::new(Kind::Usage, error))?;
         let mut lane = self.lane(Side::Protected, case.depth)?;
         let load = Load { case: &case, range: 0..range, until: Until::Requests(blocks), seed: 1 };
         load.run(lane.as_mut(), None).map(drop)
@@ -115,8 +137,9 @@ fn fill(lane: &mut dyn Lane, blocks: u64) -> Result<()> {
         if range.is_empty() {
             continue;
         }
-        let case: Case =
-            format!("seqwrite-{kib}k-q{FILL_DEPTH}").parse().map_err(|error: String| Error::new(Kind::Usage, error))?;
+        let case: Case = format!("seqwrite-{kib}k-q{FILL_DEPTH}")
+            .parse()
+            .map_err(|error: String| Error::new(Kind::Usage, error))?;
         let requests = (range.end - range.start) / (kib / 4);
         Load { case: &case, range, until: Until::Requests(requests), seed: 1 }.run(lane, None)?;
     }
@@ -165,7 +188,10 @@ impl Session {
         let options = AttachOptions { memory, shape, ..AttachOptions::default() };
         let volume = attach(environment, policy, credential(), options)?.block()?;
         let kept = volume.clone();
-        let maintenance = thread::spawn(move || kept.maintenance()?.block());
+        let maintenance = thread::Builder::new()
+            .name("maintenance".into())
+            .spawn(move || kept.maintenance()?.block())
+            .map_err(|error| Error::new(Kind::Io, format!("a thread cannot be started: {error}")))?;
         let ticked = volume.clone();
         let (stop, stopped) = mpsc::channel();
         let ticker = thread::spawn(move || {

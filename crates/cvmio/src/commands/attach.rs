@@ -48,15 +48,17 @@ fn order(args: &Attach) -> Result<Order, Failure> {
     };
     let policy_path = input::default_policy(&args.store, args.policy.as_deref())?;
     // Looked at first, so that a wrong path is not taken for a lost policy.
-    std::fs::metadata(&args.store)
-        .map_err(|error| Failure::usage(format!("the store {} cannot be opened: {error}", args.store.display())))?;
+    std::fs::metadata(&args.store).map_err(|error| {
+        Failure::usage(format!("the store {} cannot be opened: {error}", args.store.display()))
+    })?;
     let policy = input::read_policy(&policy_path)?;
     let store = whole(&args.store)?;
     let name = match &args.name {
         Some(name) => name.clone(),
         None => {
             let stem = store.file_stem().unwrap_or_default().to_string_lossy();
-            input::parse_name(&stem).map_err(|error| Failure::usage(format!("{error}: name it with --name")))?
+            input::parse_name(&stem)
+                .map_err(|error| Failure::usage(format!("{error}: name it with --name")))?
         }
     };
     Ok(Order {
@@ -78,7 +80,12 @@ fn report(args: &Attach, ready: &Ready) -> Result<(), Failure> {
     if args.json {
         return output::print_json(ready);
     }
-    let mut text = format!("attached {} ({})\n  file          {}", ready.name, output::bytes(ready.size), ready.device.display());
+    let mut text = format!(
+        "attached {} ({})\n  file          {}",
+        ready.name,
+        output::bytes(ready.size),
+        ready.device.display()
+    );
     if let Some(device) = &ready.loop_device {
         text += &format!("\n  block device  {}", device.display());
     }
@@ -112,7 +119,10 @@ fn start(order: &Order, credential: &Credential) -> Result<Ready, Failure> {
         }
         None => {
             let end = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
-            Err(Failure::internal(format!("the daemon ended before the volume was there ({end}); see {}", place.log().display())))
+            Err(Failure::internal(format!(
+                "the daemon ended before the volume was there ({end}); see {}",
+                place.log().display()
+            )))
         }
     }
 }

@@ -45,7 +45,9 @@ pub fn run(args: &Create) -> Result<(), Failure> {
 fn options(args: &Create) -> Result<CreateOptions, Failure> {
     let block = BLOCK_SIZE as u64;
     if let Some(size) = args.size.filter(|size| !size.is_multiple_of(block)) {
-        return Err(Failure::usage(format!("a size of {size} bytes is no whole number of blocks of {block} bytes; choose a multiple")));
+        return Err(Failure::usage(format!(
+            "a size of {size} bytes is no whole number of blocks of {block} bytes; choose a multiple"
+        )));
     }
     let unauthenticated = args.no_integrity && !args.no_confidentiality;
     let suite = if unauthenticated { SuiteCode::Aes256Xts } else { SuiteCode::Aes256Gcm };
@@ -112,7 +114,8 @@ fn open_or_make(args: &Create, options: &CreateOptions, made: &mut Made) -> Resu
     };
     let geometry = Geometry::for_logical(logical, Shape::STANDARD).map_err(Failure::usage)?;
     let create = Some(geometry.physical_blocks);
-    let store = FileStore::open(&args.store, Options { direct: !args.buffered, create, ..Options::default() })?;
+    let store =
+        FileStore::open(&args.store, Options { direct: !args.buffered, create, ..Options::default() })?;
     made.0.push(args.store.clone());
     Ok(store)
 }

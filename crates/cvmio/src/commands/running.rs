@@ -85,7 +85,8 @@ fn table<const N: usize>(head: [String; N], rows: &[[String; N]]) -> String {
     let widths: [usize; N] =
         std::array::from_fn(|column| all().map(|row| row[column].chars().count()).max().unwrap_or(0));
     let line = |row: &[String; N]| {
-        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        let cells: Vec<String> =
+            row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         cells.join("  ").trim_end().to_string()
     };
     all().map(line).collect::<Vec<_>>().join("\n")

@@ -90,8 +90,12 @@ mod tests {
 
     #[test]
     fn a_line_is_asked_and_a_line_answered() {
-        assert!(matches!(ask(b"{\"command\":\"status\"}\n"), Reply::Ok(Value::String(text)) if text == "Status"));
-        assert!(matches!(ask(b"{\"command\":\"detach\"}\n"), Reply::Ok(Value::String(text)) if text == "Detach"));
+        assert!(
+            matches!(ask(b"{\"command\":\"status\"}\n"), Reply::Ok(Value::String(text)) if text == "Status")
+        );
+        assert!(
+            matches!(ask(b"{\"command\":\"detach\"}\n"), Reply::Ok(Value::String(text)) if text == "Detach")
+        );
     }
 
     #[test]

@@ -76,7 +76,8 @@ impl Disk {
             let thread = std::thread::Builder::new().name(format!("queue-{number}")).spawn(serve);
             let thread = thread.map_err(|error| Failure::io(format!("no thread can be started: {error}")))?;
             threads.0.push(thread);
-            let lane = receiver.recv().map_err(|_| Failure::internal("a queue thread ended before it began"))?;
+            let lane =
+                receiver.recv().map_err(|_| Failure::internal("a queue thread ended before it began"))?;
             lanes.push(lane?);
         }
         let size = volume.blocks() * BLOCK_SIZE as u64;
@@ -241,7 +242,8 @@ impl Server {
         };
         Ok(match request {
             export::Request::Read { offset, length } => {
-                let buffer = self.pool.take(usize::try_from(blocks(u64::from(length))?).map_err(|_| Errno::INVAL)?);
+                let buffer =
+                    self.pool.take(usize::try_from(blocks(u64::from(length))?).map_err(|_| Errno::INVAL)?);
                 (Kind::Read, volume::Request::Read { block: blocks(offset)?, buffer })
             }
             export::Request::Write { offset, data, fua } => {

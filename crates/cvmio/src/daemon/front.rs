@@ -63,7 +63,9 @@ impl Front {
         let users = holders::of(self.mount.file());
         if !users.is_empty() {
             let list = users.join(", ");
-            return Err(Failure::usage(format!("the volume is in use: {list}. Unmount or close it first; nothing was changed")));
+            return Err(Failure::usage(format!(
+                "the volume is in use: {list}. Unmount or close it first; nothing was changed"
+            )));
         }
         for device in export::loopdev::holders(self.mount.file())? {
             loop_detach(&device)?;

@@ -67,7 +67,8 @@ mod tests {
 
     #[test]
     fn a_mount_is_named_with_its_place() {
-        let table = "proc /proc proc rw 0 0\n/dev/loop3 /srv/my\\040data ext4 rw 0 0\n/dev/loop33 /x ext4 rw 0 0\n";
+        let table =
+            "proc /proc proc rw 0 0\n/dev/loop3 /srv/my\\040data ext4 rw 0 0\n/dev/loop33 /x ext4 rw 0 0\n";
         assert_eq!(mounts_in(table, &["/dev/loop3".into()]), ["/dev/loop3 is mounted on /srv/my data"]);
     }
 }

@@ -86,7 +86,12 @@ impl Latency {
                 let _ = to.add(from);
             }
         }
-        Kind::ALL.into_iter().zip(&sum).filter(|(_, histogram)| !histogram.is_empty()).map(percentiles).collect()
+        Kind::ALL
+            .into_iter()
+            .zip(&sum)
+            .filter(|(_, histogram)| !histogram.is_empty())
+            .map(percentiles)
+            .collect()
     }
 }
 
@@ -114,7 +119,10 @@ mod tests {
         b.record(Kind::Read, Duration::from_secs(3600));
         b.record(Kind::Flush, Duration::from_millis(1));
         let all = Latency::merged([&a, &b]);
-        assert_eq!(all.iter().map(|one| (one.kind, one.count)).collect::<Vec<_>>(), [(Kind::Read, 100), (Kind::Flush, 1)]);
+        assert_eq!(
+            all.iter().map(|one| (one.kind, one.count)).collect::<Vec<_>>(),
+            [(Kind::Read, 100), (Kind::Flush, 1)]
+        );
         let near = |value: u64, wanted: u64| value.abs_diff(wanted) * 50 <= wanted;
         assert!(near(all[0].p50, 50_000) && near(all[0].p99, 99_000) && near(all[0].max, LONGEST), "{all:?}");
         assert_eq!(a.percentiles().len(), 1);

@@ -119,9 +119,9 @@ impl Service {
         self.stopping.store(true, Ordering::SeqCst);
         let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).take();
         volume.iter().for_each(Volume::stop);
-        let maintained = maintenance
-            .join()
-            .unwrap_or_else(|_| Err(Failure::internal("the maintenance thread ended by a defect; see the log, and report it")));
+        let maintained = maintenance.join().unwrap_or_else(|_| {
+            Err(Failure::internal("the maintenance thread ended by a defect; see the log, and report it"))
+        });
         let _ = ticker.join();
         drop(volume);
         maintained.and(served)
@@ -164,7 +164,10 @@ fn tick(volume: Volume, stopping: Arc<AtomicBool>) -> Result<JoinHandle<()>, Fai
     })
 }
 
-fn spawn<T: Send + 'static>(name: &str, job: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>, Failure> {
+fn spawn<T: Send + 'static>(
+    name: &str,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, Failure> {
     let thread = std::thread::Builder::new().name(name.into()).spawn(job);
     thread.map_err(|error| Failure::io(format!("no thread can be started: {error}")))
 }

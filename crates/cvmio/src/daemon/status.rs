@@ -62,13 +62,25 @@ impl Report {
         row("size", size(status))?;
         row("freshness", freshness(status))?;
         row("i/o", io(status))?;
-        row("journal", format!("{} commits, {} anchor moves, {} checkpoints", count(status.commits), count(status.anchor_moves), count(status.checkpoints)))?;
+        row(
+            "journal",
+            format!(
+                "{} commits, {} anchor moves, {} checkpoints",
+                count(status.commits),
+                count(status.anchor_moves),
+                count(status.checkpoints)
+            ),
+        )?;
         row("memory", memory(status))?;
         if status.corrupt_blocks > 0 {
             row("CORRUPT", format!("{} blocks did not verify; see the log", count(status.corrupt_blocks)))?;
         }
         if !self.latency.is_empty() {
-            writeln!(out, "  {:<12} {:>12} {:>9} {:>9} {:>9} {:>9}", "latency", "count", "p50", "p99", "p99.9", "max")?;
+            writeln!(
+                out,
+                "  {:<12} {:>12} {:>9} {:>9} {:>9} {:>9}",
+                "latency", "count", "p50", "p99", "p99.9", "max"
+            )?;
         }
         for one in &self.latency {
             let [p50, p99, p999, max] =
@@ -138,8 +150,11 @@ fn io(status: &Status) -> String {
 
 fn memory(status: &Status) -> String {
     let looked_up = status.cache_hits + status.cache_misses;
-    let hits =
-        if looked_up > 0 { format!(" ({} hits)", percent(status.cache_hits, looked_up)) } else { String::new() };
+    let hits = if looked_up > 0 {
+        format!(" ({} hits)", percent(status.cache_hits, looked_up))
+    } else {
+        String::new()
+    };
     format!(
         "{} of map cache{hits}, {} changes since the checkpoint, {} for free space",
         bytes(status.cache_bytes),

@@ -63,8 +63,7 @@ pub fn save_policy(path: &Path, policy: &Policy, force: bool) -> Result<(), Fail
     } else {
         path.to_path_buf()
     };
-    let mut file =
-        OpenOptions::new().write(true).create_new(true).mode(0o644).open(&target).map_err(fail)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&target).map_err(fail)?;
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(fail)?;
     if force {
         fs::rename(&target, path).map_err(fail)?;
