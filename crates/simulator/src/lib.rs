@@ -1,1 +1,26 @@
 //! The volume under crash and attack, by seed.
+//!
+//! One thread drives the real code of the volume: its queues, its maintenance job and its attach, on a hostile disk, with a scripted
+//! anchor, a simulated clock and seeded randomness. At each step the seed chooses who goes on. A reference model says what each read
+//! may return, and what must have survived each crash; the host's attacks must end in the errors that the design names, and never in
+//! a wrong byte, a panic or a hang.
+//!
+//! The same seed gives the same run, to the last byte of its trace.
+#![forbid(unsafe_code)]
+
+mod attack;
+mod content;
+mod coverage;
+mod guest;
+mod model;
+mod plan;
+mod recovery;
+mod requests;
+mod simulation;
+mod trace;
+mod watch;
+mod world;
+
+pub use coverage::Coverage;
+pub use simulation::{Report, run};
+pub use trace::Sink;

@@ -26,6 +26,7 @@ use crate::format::ad::Tree;
 use crate::format::entry::{Entry, entry_at};
 use crate::format::header::{self, Header};
 use crate::format::probe::{PROBE_SIZE, Probe};
+use crate::format::protections::Freshness;
 use crate::format::superblock::{Leg, MAX_LEGS, Superblock};
 use crate::geometry::{Geometry, Shape};
 use crate::io::{Driven, Io};
@@ -141,6 +142,15 @@ impl Attaching {
         let suite = suite_of(&opened.header);
         let mode = DataMode::new(suite, opened.header.confidentiality, opened.header.integrity)
             .map_err(|error| Error::new(Kind::Policy, error.to_string()))?;
+        if opened.header.freshness != Freshness::Off && self.environment.anchor.is_none() {
+            return Err(Error::new(
+                Kind::Anchor,
+                format!(
+                    "this volume is at freshness level {}, and no anchor was given; nothing was written",
+                    opened.header.freshness
+                ),
+            ));
+        }
         let Opened { header, key, stamp, stamp_key, .. } = opened;
         let keys = Keyring::new(key, suite, mode);
         let replayed = self.find(&header, &keys, stamp.as_ref()).await?;
@@ -265,6 +275,8 @@ impl Attaching {
             claims,
             pair,
             read_only: self.read_only,
+            attached_at: self.environment.clock.now(),
+            shared_buffers: self.io.buffer(1).is_shared(),
             stamp_key,
             cache: Cache::new(cache),
             roots: Mutex::new(replayed.roots),

@@ -37,6 +37,7 @@ struct Shard {
     /// The clock: slots in a ring, with a mark for "used since the hand came by".
     ring: Vec<(NodeKey, Arc<Page>, bool)>,
     hand: usize,
+    evictions: u64,
 }
 
 /// The node cache.
@@ -118,6 +119,11 @@ impl Cache {
         shard.forget(key);
     }
 
+    /// Nodes that had to go to make room for others.
+    pub(crate) fn evictions(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).evictions).sum()
+    }
+
     /// Nodes held, pinned ones included.
     pub(crate) fn len(&self) -> usize {
         let held = |shard: &Mutex<Shard>| {
@@ -144,6 +150,7 @@ impl Shard {
         }
         let victim = std::mem::replace(&mut self.ring[self.hand], (key, page, false));
         self.cached.remove(&victim.0);
+        self.evictions += 1;
         self.cached.insert(key, self.hand);
         self.hand = (self.hand + 1) % self.ring.len();
     }
@@ -159,3 +166,6 @@ impl Shard {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

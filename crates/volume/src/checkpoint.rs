@@ -7,6 +7,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use anchor::State;
 
@@ -21,6 +22,10 @@ use crate::format::superblock::{Leg, MAX_UNITS};
 use crate::io::Io;
 use crate::merge::{Bit, Merge, Salt};
 use crate::space::Pin;
+
+/// How long a session leaves its predecessor's reservations alone, for a guest that was believed dead and wakes up. The host owns the
+/// clock; but this guards against accidents only, what a host does on purpose is found by the tags.
+const PREDECESSOR_GRACE: Duration = Duration::from_secs(600);
 
 /// Units that may be reserved for data; the rest of what a superblock can list is for the nodes of a checkpoint.
 const DATA_UNITS: usize = MAX_UNITS * 3 / 4;
@@ -42,6 +47,9 @@ impl Core {
             self.check_alive()?;
             if self.space.collect() {
                 self.progress.notify(usize::MAX);
+            }
+            if self.environment.clock.now().saturating_sub(self.attached_at) >= PREDECESSOR_GRACE {
+                self.space.take_over();
             }
             if self.keys.current()?.worn() {
                 self.begin_epoch()?;
@@ -167,7 +175,11 @@ impl Core {
             if self.space.usable() > 0 {
                 continue;
             }
-            if !self.reserve(io, MAX_UNITS).await? && !self.space.collect() {
+            if self.space.is_draining() {
+                self.space.drain().await;
+                continue;
+            }
+            if !self.reserve(io, MAX_UNITS).await? && !self.space.take_over() {
                 return Err(Error::new(
                     Kind::NoSpace,
                     "no block is left for the volume's own map; detach it, enlarge its backing file and attach it again",
@@ -179,6 +191,8 @@ impl Core {
     /// One checkpoint. At level `transaction`, a spill: the new roots stay in memory.
     async fn checkpoint(&self, io: &Io) -> Result<()> {
         let wanted = self.checkpoint_wanted.load(Ordering::SeqCst);
+        // What the last checkpoint freed is what this one writes its nodes to.
+        self.space.drain().await;
         self.checkpointing.store(true, Ordering::SeqCst);
         self.run_age.fetch_add(1, Ordering::SeqCst);
         if self.is_transactional() {

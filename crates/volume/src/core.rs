@@ -114,6 +114,10 @@ pub(crate) struct Core {
     pub(crate) pair: u8,
     /// Whether this session has claimed nothing and writes nothing.
     pub(crate) read_only: bool,
+    /// When the session began.
+    pub(crate) attached_at: Duration,
+    /// Whether the store's buffers are memory that the host can write.
+    pub(crate) shared_buffers: bool,
     pub(crate) stamp_key: seal::MacKey,
     pub(crate) cache: Cache,
     pub(crate) roots: Mutex<Roots>,

@@ -5,12 +5,16 @@
 //! and ends when the old phase's count is zero.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use event_listener::{Event, EventListener};
 
 #[derive(Default)]
 pub(crate) struct Readers {
     phase: AtomicU64,
     active: [AtomicU64; 2],
+    awaited: AtomicBool,
+    ended: Event,
 }
 
 /// A reader in flight.
@@ -33,6 +37,12 @@ impl Readers {
         }
     }
 
+    /// Tells when a reader ends. Look again after this was called, then wait.
+    pub(crate) fn listen(&self) -> EventListener {
+        self.awaited.store(true, Ordering::SeqCst);
+        self.ended.listen()
+    }
+
     /// The number of the phase that must drain for a grace period that begins now; flips the phase if the
     /// other one is empty. Call [`Readers::drained`] with it.
     pub(crate) fn begin_grace(&self) -> Option<u64> {
@@ -53,6 +63,10 @@ impl Readers {
 impl Drop for Reading {
     fn drop(&mut self) {
         self.readers.active[self.phase].fetch_sub(1, Ordering::SeqCst);
+        // Nearly always nobody waits, and this is one load.
+        if self.readers.awaited.load(Ordering::SeqCst) && self.readers.awaited.swap(false, Ordering::SeqCst) {
+            self.readers.ended.notify(usize::MAX);
+        }
     }
 }
 

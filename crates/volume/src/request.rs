@@ -266,6 +266,10 @@ impl Core {
                 return Ok(places);
             }
             let short = self.space.free() < keep + blocks;
+            if short && self.space.take_over() {
+                self.work.notify(usize::MAX);
+                continue;
+            }
             if short {
                 let idle = !self.checkpointing.load(Ordering::SeqCst)
                     && self.overlay.active() == 0

@@ -266,6 +266,19 @@ impl Space {
         self.lock().resident.contains_key(&unit)
     }
 
+    /// Takes the predecessor's units: it cannot be alive any more, or space is so short that data counts more than its caution.
+    /// Says whether there was anything to take.
+    pub(crate) fn take_over(&self) -> bool {
+        let mut inner = self.lock();
+        let mut gained = 0;
+        for unit in inner.units.iter_mut().filter(|unit| unit.state == State::Foreign) {
+            unit.state = State::Open;
+            gained += u64::from(unit.free);
+        }
+        inner.free += gained;
+        gained > 0
+    }
+
     /// Pins blocks: they stay in use until the pin is let go.
     pub(crate) fn pin(&self, blocks: Vec<u64>) -> Pin {
         let mut inner = self.lock();
@@ -310,6 +323,24 @@ impl Space {
             }
         }
         freed
+    }
+
+    /// Whether blocks wait only for readers to end.
+    pub(crate) fn is_draining(&self) -> bool {
+        let inner = self.lock();
+        inner.draining.is_some() || !inner.let_go.is_empty()
+    }
+
+    /// Waits until everything that was let go is free. Readers need nothing of whoever waits here.
+    pub(crate) async fn drain(&self) {
+        loop {
+            let ended = self.readers.listen();
+            self.collect();
+            if !self.is_draining() {
+                return;
+            }
+            ended.await;
+        }
     }
 
     /// Bytes of memory that this takes.
@@ -383,3 +414,6 @@ fn clear(words: &mut [u64], bit: u64) {
     let (word, mask) = place(bit);
     words[word] &= !mask;
 }
+
+#[cfg(test)]
+mod tests;

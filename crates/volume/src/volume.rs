@@ -65,6 +65,8 @@ pub struct Status {
     pub cache_hits: u64,
     /// Those that did not.
     pub cache_misses: u64,
+    /// Nodes that left the cache to make room for others.
+    pub cache_evictions: u64,
     /// Bytes of memory for free space.
     pub space_bytes: u64,
     /// Blocks read by users.
@@ -179,7 +181,7 @@ impl Volume {
             integrity: core.header.integrity,
             freshness: core.header.freshness.to_string(),
             provision: core.header.provision.to_string(),
-            sealing: "private".into(),
+            sealing: if core.shared_buffers { "staged" } else { "private" }.into(),
             size: core.geometry.logical_bytes(),
             store_size: core.geometry.physical_blocks * block,
             store: core.environment.store.name(),
@@ -194,6 +196,7 @@ impl Volume {
             cache_bytes: core.cache.len() as u64 * block,
             cache_hits: core.cache.hits.load(Ordering::Relaxed),
             cache_misses: core.cache.misses.load(Ordering::Relaxed),
+            cache_evictions: core.cache.evictions(),
             space_bytes: core.space.memory(),
             read_blocks: counters.read_blocks.get(),
             written_blocks: written,

@@ -191,3 +191,32 @@ fn a_second_session_fences_the_first() {
         expect(&mut third, block, fill);
     }
 }
+
+#[test]
+fn a_full_volume_outlives_crash_after_crash_under_overwrites() {
+    let bench = bench(Freshness::Strict);
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    for block in (0..4096).step_by(64) {
+        session.write(block, 64, 1).expect("filled");
+    }
+    session.flush().expect("flushed");
+    for round in 0..6u64 {
+        drop(session);
+        session = bench.attach(&policy).unwrap_or_else(|error| panic!("round {round}: {error}"));
+        for step in 0..6_000u64 {
+            let block = (step * 2_654_435_761 + round * 77) % 4096;
+            session.write(block, 1, 2).unwrap_or_else(|error| panic!("round {round}, step {step}: {error}"));
+        }
+        session.flush().expect("flushed");
+    }
+    session.detach().expect("detached");
+}
+
+#[test]
+fn a_volume_with_freshness_needs_its_anchor() {
+    let mut bench = bench(Freshness::Strict);
+    let policy = bench.create();
+    bench.environment.anchor = None;
+    assert_eq!(bench.attach(&policy).err().expect("refused").kind(), Kind::Anchor);
+}

@@ -1,0 +1,90 @@
+//! What runs reached: a simulation that never gets anywhere finds nothing.
+
+use std::fmt;
+use std::ops::AddAssign;
+
+macro_rules! coverage {
+    ($($(#[$doc:meta])* $field:ident: $name:literal,)*) => {
+        /// Counts over one run, or over many.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub struct Coverage {
+            $($(#[$doc])* pub $field: u64,)*
+        }
+
+        impl Coverage {
+            /// Each count with its name.
+            pub fn list(&self) -> Vec<(&'static str, u64)> {
+                vec![$(($name, self.$field)),*]
+            }
+        }
+
+        impl AddAssign for Coverage {
+            fn add_assign(&mut self, other: Self) {
+                $(self.$field += other.$field;)*
+            }
+        }
+    };
+}
+
+coverage! {
+    /// Requests submitted.
+    requests: "requests",
+    /// Reads that returned data, and were compared.
+    reads: "reads compared",
+    /// Crashes of guest or host.
+    crashes: "crashes",
+    /// Of those, while an attach was under way.
+    crashes_in_recovery: "crashes inside recovery",
+    /// Of those, while a checkpoint or spill was under way (its nodes were being written).
+    attaches: "attaches",
+    /// Attaches that were refused.
+    refusals: "refusals",
+    /// Clean detaches.
+    detaches: "clean detaches",
+    /// Attacks and faults that were set up.
+    attacks: "attacks",
+    /// Whole images put back.
+    rollbacks: "rollbacks",
+    /// Those that were accepted, lawfully.
+    rollbacks_accepted: "rollbacks lawfully accepted",
+    /// Forks presented.
+    forks: "forks",
+    /// Sessions that went on after another had claimed the volume.
+    zombies: "zombies",
+    /// Requests of such sessions that were answered with `Fenced`.
+    fenced: "requests fenced",
+    /// Anchor moves that failed before or after they happened.
+    anchor_failures: "anchor failures",
+    /// Runs on a map of six levels with data in it.
+    depth_six: "depth six",
+    /// Nodes read again because the cache had let them go.
+    evictions: "cache evictions",
+    /// Journal segments used again.
+    ring_wraps: "journal ring wraps",
+    /// Bitmap nodes read again in the session that wrote them.
+    bitmap_evictions: "bitmap evictions",
+    /// Checkpoints.
+    checkpoints: "checkpoints",
+    /// Checkpoints that ended while requests were waiting.
+    checkpoints_under_load: "checkpoints under load",
+    /// Checkpoints without a superblock, at level `transaction`.
+    spills: "spills",
+    /// Attaches that found changes in the journal, and so list closed legs.
+    closed_legs: "closed legs",
+    /// Requests that were answered with `NoSpace`.
+    no_space: "no space",
+    /// Attaches after a session that may still be alive, whose units are foreign.
+    foreign_units: "take-overs with foreign units",
+    /// Transactions that ended.
+    transactions: "transactions",
+}
+
+impl fmt::Display for Coverage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, (name, count)) in self.list().into_iter().enumerate() {
+            let separator = if at == 0 { "" } else { ", " };
+            write!(f, "{separator}{name} {count}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,85 @@
+//! One attached guest: a volume, its queues, its maintenance job, and what it waits for.
+
+use std::collections::BTreeMap;
+
+use store::hostile::Session;
+use volume::{Completion, Driven, Error, Queue, Request, Volume};
+
+/// What was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Read { block: u64, blocks: u64 },
+    Write { block: u64, blocks: u64, fua: bool, first_version: u64 },
+    Flush,
+    Discard { block: u64, blocks: u64 },
+    Commit,
+}
+
+impl std::fmt::Display for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match *self {
+            Self::Read { block, blocks } => write!(f, "read of blocks {block}..{}", block + blocks),
+            Self::Write { block, blocks, fua, first_version } => write!(
+                f,
+                "{}write of blocks {block}..{} as versions {first_version}..{}",
+                if fua { "FUA " } else { "" },
+                block + blocks,
+                first_version + blocks
+            ),
+            Self::Flush => f.write_str("flush"),
+            Self::Discard { block, blocks } => write!(f, "discard of blocks {block}..{}", block + blocks),
+            Self::Commit => f.write_str("commit of the transaction"),
+        }
+    }
+}
+
+/// A request that has not been answered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Outstanding {
+    pub(crate) asked: Asked,
+    /// The model's moment.
+    pub(crate) begin: u64,
+    pub(crate) queue: usize,
+    /// It was made after another session had taken the volume over.
+    pub(crate) late: bool,
+}
+
+/// A guest from attach to death.
+pub(crate) struct Guest {
+    pub(crate) name: u64,
+    pub(crate) session: Session,
+    pub(crate) volume: Volume,
+    pub(crate) queues: Vec<Queue>,
+    pub(crate) maintenance: Option<Driven<Result<(), Error>>>,
+    pub(crate) outstanding: BTreeMap<u64, Outstanding>,
+    /// Another session has the volume now.
+    pub(crate) replaced: bool,
+    /// Something was written since the last flush that was answered.
+    pub(crate) dirty: bool,
+    pub(crate) stopping: bool,
+    pub(crate) checkpoints: u64,
+    pub(crate) evictions: u64,
+}
+
+impl Guest {
+    pub(crate) fn submit(&mut self, token: u64, request: Request, outstanding: Outstanding) {
+        self.queues[outstanding.queue].submit(token, request);
+        self.outstanding.insert(token, outstanding);
+    }
+
+    /// Polls one queue.
+    pub(crate) fn poll_queue(&mut self, queue: usize) -> Vec<Completion> {
+        let mut completions = Vec::new();
+        self.queues[queue].poll(&mut completions);
+        completions
+    }
+
+    /// Polls the maintenance job; its result, once it has ended.
+    pub(crate) fn poll_maintenance(&mut self) -> Option<Result<(), Error>> {
+        let ended = self.maintenance.as_mut()?.poll();
+        if ended.is_some() {
+            self.maintenance = None;
+        }
+        ended
+    }
+}

@@ -1,0 +1,143 @@
+//! `simulator run --seeds 0..2000` runs many seeds; `simulator replay --seed N` tells one, in words.
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use simulator::{Coverage, Report};
+
+/// The volume under crash and attack, by seed.
+#[derive(Parser)]
+enum Command {
+    /// Run many seeds; a failing one is named, with the command that replays it.
+    Run {
+        /// First seed, and the one after the last: `0..2000`.
+        #[arg(long, value_parser = seeds)]
+        seeds: Range<u64>,
+        /// Requests of each run.
+        #[arg(long, default_value_t = 200)]
+        ops: u64,
+        /// Runs at a time.
+        #[arg(long, default_value_t = 2)]
+        jobs: u64,
+    },
+    /// Run one seed and tell what happens, step by step.
+    Replay {
+        /// The seed.
+        #[arg(long)]
+        seed: u64,
+        /// Requests of the run.
+        #[arg(long, default_value_t = 200)]
+        ops: u64,
+    },
+}
+
+fn seeds(text: &str) -> Result<Range<u64>, String> {
+    let (first, end) = text.split_once("..").ok_or("two numbers with `..` between them")?;
+    let number = |text: &str| text.parse::<u64>().map_err(|error| error.to_string());
+    Ok(number(first)?..number(end)?)
+}
+
+/// A run that takes longer hangs inside one step.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn main() -> ExitCode {
+    match Command::parse() {
+        Command::Run { seeds, ops, jobs } => run_many(seeds, ops, jobs),
+        Command::Replay { seed, ops } => {
+            let report = simulator::run(seed, ops, Some(Box::new(|line| println!("{line}"))));
+            println!("trace hash {:016x}", report.hash);
+            if report.failure.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+        }
+    }
+}
+
+#[derive(Default)]
+struct Tally {
+    runs: u64,
+    coverage: Coverage,
+    failures: Vec<u64>,
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the front end: it measures itself, and nothing of it reaches a run"
+)]
+fn run_many(seeds: Range<u64>, ops: u64, jobs: u64) -> ExitCode {
+    let begin = Instant::now();
+    let next = AtomicU64::new(seeds.start);
+    let tally = Mutex::new(Tally::default());
+    // A panic is reported with its seed, below.
+    std::panic::set_hook(Box::new(|_| {}));
+    let working: Vec<Mutex<Option<(u64, Instant)>>> = (0..jobs).map(|_| Mutex::new(None)).collect();
+    std::thread::scope(|scope| {
+        for slot in &working {
+            let (next, tally, seeds) = (&next, &tally, &seeds);
+            scope.spawn(move || {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::SeqCst);
+                    if seed >= seeds.end {
+                        break;
+                    }
+                    *slot.lock().expect("no poison") = Some((seed, Instant::now()));
+                    let report = caught(seed, ops);
+                    *slot.lock().expect("no poison") = None;
+                    account(&mut tally.lock().expect("no poison"), seed, ops, &report);
+                }
+            });
+        }
+        while next.load(Ordering::SeqCst) < seeds.end
+            || working.iter().any(|slot| slot.lock().expect("no poison").is_some())
+        {
+            std::thread::sleep(Duration::from_millis(20));
+            for slot in &working {
+                let at = *slot.lock().expect("no poison");
+                if let Some((seed, _)) = at.filter(|(_, since)| since.elapsed() > PATIENCE) {
+                    println!("seed {seed}: hangs inside one step\n{}", command(seed, ops));
+                    std::process::exit(1);
+                }
+            }
+        }
+    });
+    let tally = tally.into_inner().expect("no poison");
+    summarize(&tally, begin.elapsed())
+}
+
+fn caught(seed: u64, ops: u64) -> Report {
+    catch_unwind(AssertUnwindSafe(|| simulator::run(seed, ops, None))).unwrap_or_else(|panic| {
+        let what = panic
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| panic.downcast_ref::<&str>().map(|what| (*what).to_string()))
+            .unwrap_or_default();
+        Report { coverage: Coverage::default(), hash: 0, failure: Some(format!("panic: {what}")) }
+    })
+}
+
+fn command(seed: u64, ops: u64) -> String {
+    let more = if ops == 200 { String::new() } else { format!(" --ops {ops}") };
+    format!("    cargo run --release -p simulator -- replay --seed {seed}{more}")
+}
+
+fn account(tally: &mut Tally, seed: u64, ops: u64, report: &Report) {
+    tally.runs += 1;
+    tally.coverage += report.coverage;
+    if let Some(failure) = &report.failure {
+        tally.failures.push(seed);
+        println!("seed {seed}: {failure}\n{}", command(seed, ops));
+    }
+}
+
+fn summarize(tally: &Tally, elapsed: Duration) -> ExitCode {
+    let seconds = elapsed.as_secs_f64().max(0.001);
+    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+    let rate = tally.runs as f64 * 60.0 / seconds;
+    println!("{} seeds in {seconds:.1} s, {rate:.0} a minute; {} failed", tally.runs, tally.failures.len());
+    println!("{}", tally.coverage);
+    if tally.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,186 @@
+//! What a seed chooses before its run begins.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use seal::slot::{Argon2Params, SlotLimits};
+use store::hostile::Faults;
+use volume::format::protections::{Freshness, Provision, SuiteCode, check_protections};
+use volume::geometry::{Geometry, Shape};
+use volume::{AttachOptions, CreateOptions, Window};
+
+/// What may go wrong beyond crashes.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Mischief {
+    /// The host changes single blocks, while the volume is attached or not.
+    pub(crate) tamper: bool,
+    /// The host puts whole older images back.
+    pub(crate) rollback: bool,
+    /// The host runs a copy.
+    pub(crate) fork: bool,
+    /// The disk lies: flushes that do nothing, lost and misdirected writes, reads that change.
+    pub(crate) lies: bool,
+    /// The disk fails honestly.
+    pub(crate) errors: bool,
+    /// The anchor fails, before or after it moved, or answers with an older stamp.
+    pub(crate) anchor: bool,
+    /// Guests that are believed dead go on.
+    pub(crate) zombies: bool,
+    /// Writes of dead guests happen late.
+    pub(crate) late: bool,
+}
+
+/// How often each kind of request is made, relative to the others.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mix {
+    pub(crate) read: u32,
+    pub(crate) write: u32,
+    pub(crate) flush: u32,
+    pub(crate) discard: u32,
+    pub(crate) commit: u32,
+}
+
+/// One run.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    pub(crate) create: CreateOptions,
+    pub(crate) attach: AttachOptions,
+    pub(crate) store_blocks: u64,
+    pub(crate) queues: usize,
+    pub(crate) mischief: Mischief,
+    pub(crate) faults: Faults,
+    pub(crate) mix: Mix,
+    /// Most blocks of a write.
+    pub(crate) longest: u64,
+    /// Blocks that most requests go to, from the volume's start.
+    pub(crate) hot: u64,
+    /// One in so many requests is followed by a crash.
+    pub(crate) crash_every: u32,
+    /// Whether anchor moves take their time.
+    pub(crate) slow_anchor: bool,
+}
+
+fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
+    from[rng.usize(..from.len())]
+}
+
+impl Plan {
+    pub(crate) fn of(rng: &mut Rng) -> Self {
+        let (suite, confidentiality, integrity, freshness) = protections(rng);
+        let provision = pick(rng, Provision::ALL);
+        let shape = Shape::TINY;
+        let logical = match rng.u32(..10) {
+            0 => 4096,
+            1..=3 => rng.u64(256..1500),
+            _ => rng.u64(64..256),
+        };
+        let full = Geometry::for_logical(logical, shape).expect("a legal size");
+        let (logical, store_blocks) = match provision {
+            Provision::Full => (logical, full.physical_blocks + rng.u64(..8)),
+            Provision::Thin => (logical * rng.u64(1..5), full.physical_blocks),
+        };
+        let anchored = freshness != Freshness::Off;
+        let mischief = mischief(rng, anchored);
+        Self {
+            create: CreateOptions {
+                suite,
+                confidentiality,
+                integrity,
+                freshness,
+                provision,
+                logical_blocks: Some(logical),
+                force: false,
+                shape,
+                argon2: Argon2Params { memory_kib: 8, passes: 1, lanes: 1 },
+                label: "simulator".into(),
+            },
+            attach: AttachOptions {
+                memory: pick(rng, &[1 << 12, 1 << 15, 1 << 17, 1 << 19]),
+                window: Window {
+                    time: Duration::from_millis(pick(rng, &[10, 1000])),
+                    bytes: pick(rng, &[1 << 14, 1 << 20]),
+                    commits: pick(rng, &[1, 4, 100]),
+                },
+                slot_limits: SlotLimits::default(),
+                shape,
+            },
+            store_blocks,
+            queues: rng.usize(2..4),
+            mischief,
+            faults: faults(rng, mischief),
+            mix: Mix {
+                read: rng.u32(1..20),
+                write: rng.u32(10..30),
+                flush: rng.u32(0..10),
+                discard: rng.u32(0..6),
+                commit: if freshness == Freshness::Transaction { rng.u32(1..8) } else { rng.u32(0..2) },
+            },
+            longest: pick(rng, &[1, 4, 40, 40]),
+            hot: pick(rng, &[8, 64, logical, logical]).min(logical),
+            crash_every: pick(rng, &[15, 40, 40, 100]),
+            slow_anchor: rng.bool(),
+        }
+    }
+}
+
+/// A legal combination, the levels with freshness more often than their share.
+fn protections(rng: &mut Rng) -> (SuiteCode, bool, bool, Freshness) {
+    loop {
+        let suite = pick(rng, SuiteCode::ALL);
+        let (confidentiality, integrity) = (rng.u32(..4) > 0, rng.u32(..4) > 0);
+        let freshness = pick(rng, Freshness::ALL);
+        if possible(suite, confidentiality, integrity, freshness) {
+            return (suite, confidentiality, integrity, freshness);
+        }
+    }
+}
+
+fn possible(suite: SuiteCode, confidentiality: bool, integrity: bool, freshness: Freshness) -> bool {
+    // Of the authenticated ciphers, only one has a mode that leaves the plaintext in the clear.
+    let only_integrity = integrity && !confidentiality;
+    check_protections(suite, confidentiality, integrity, freshness).is_ok()
+        && (!only_integrity || suite == SuiteCode::Aes256Gcm)
+}
+
+fn mischief(rng: &mut Rng, anchored: bool) -> Mischief {
+    let mut mischief = Mischief::default();
+    match rng.u32(..20) {
+        0..=7 => mischief.zombies = anchored && rng.bool(),
+        8 => mischief.late = true,
+        9..=10 => mischief.tamper = true,
+        11..=13 => mischief.rollback = true,
+        14 => mischief.fork = anchored,
+        15 => mischief.lies = true,
+        16..=17 => mischief.errors = true,
+        _ => mischief.anchor = anchored,
+    }
+    mischief
+}
+
+fn faults(rng: &mut Rng, mischief: Mischief) -> Faults {
+    let mut faults = Faults::default();
+    if mischief.errors {
+        let fields =
+            [&mut faults.read_error, &mut faults.write_error, &mut faults.no_space, &mut faults.flush_error];
+        for field in fields {
+            *field = if rng.bool() { 0.01 } else { 0.0 };
+        }
+    }
+    if mischief.lies {
+        let fields = [
+            &mut faults.lying_flush,
+            &mut faults.lost_write,
+            &mut faults.torn_write,
+            &mut faults.misdirected_write,
+            &mut faults.unstable_read,
+        ];
+        let one = rng.usize(..fields.len());
+        for (at, field) in fields.into_iter().enumerate() {
+            *field = if at == one { pick(rng, &[0.002, 0.02, 0.2]) } else { 0.0 };
+        }
+    }
+    if mischief.late {
+        faults.late_write = 0.3;
+    }
+    faults
+}

@@ -1,0 +1,348 @@
+//! Requests and their answers.
+
+use store::{BLOCK_SIZE, Buffer};
+use volume::format::protections::Freshness;
+use volume::{Completion, Kind, Request};
+
+use crate::content::{Content, parse, stamp};
+use crate::guest::{Asked, Guest, Outstanding};
+use crate::simulation::{Failure, Outcomes, Simulation, say};
+
+/// Requests that may wait for their answers at a time.
+const DEPTH: usize = 24;
+
+impl Simulation {
+    /// Makes a request, of the guest or of the one that is believed dead.
+    pub(crate) fn request(&mut self, zombie: bool) -> Outcomes {
+        let asked = self.ask();
+        self.submit(zombie, asked)
+    }
+
+    /// Makes this request of the guest.
+    pub(crate) fn request_of(&mut self, asked: Asked) -> Outcomes {
+        self.submit(false, asked)
+    }
+
+    fn submit(&mut self, zombie: bool, asked: Asked) -> Outcomes {
+        let queue = self.rng.usize(..self.plan.queues);
+        let guest = if zombie { &self.zombie } else { &self.guest };
+        let Some(guest) = guest else { return Ok(()) };
+        if guest.outstanding.len() >= DEPTH || guest.stopping {
+            return if zombie { Ok(()) } else { self.poll_queue(queue) };
+        }
+        let replaced = guest.replaced;
+        let begin = if replaced { self.model.tick() } else { self.begin(asked) };
+        let token = self.next_token;
+        self.next_token += 1;
+        let guest = if zombie { &mut self.zombie } else { &mut self.guest };
+        let Some(guest) = guest else { return Ok(()) };
+        say!(self, "guest {} queue {queue} submits #{token}: {asked}", guest.name);
+        guest.submit(token, request_of(asked), Outstanding { asked, begin, queue, late: replaced });
+        Ok(())
+    }
+
+    fn ask(&mut self) -> Asked {
+        let mix = self.plan.mix;
+        let mut left = self.rng.u32(..mix.read + mix.write + mix.flush + mix.discard + mix.commit);
+        let (block, blocks) = self.stretch();
+        for (weight, asked) in [
+            (mix.read, Asked::Read { block, blocks }),
+            (
+                mix.write,
+                Asked::Write {
+                    block,
+                    blocks,
+                    fua: self.rng.u32(..10) == 0,
+                    first_version: self.next_version,
+                },
+            ),
+            (mix.flush, Asked::Flush),
+            (mix.discard, self.discard(block, blocks)),
+        ] {
+            if left < weight {
+                if matches!(asked, Asked::Write { .. }) {
+                    self.next_version += blocks;
+                }
+                return asked;
+            }
+            left -= weight;
+        }
+        Asked::Commit
+    }
+
+    fn stretch(&mut self) -> (u64, u64) {
+        let size = self.geometry.logical_blocks;
+        let limit = if self.rng.u32(..8) == 0 { size } else { self.plan.hot };
+        let block = self.rng.u64(..limit);
+        let blocks = self.rng.u64(1..=self.plan.longest).min(size - block);
+        (block, blocks)
+    }
+
+    /// Small ones, ones that are kept as ranges, and all of the volume.
+    fn discard(&mut self, block: u64, blocks: u64) -> Asked {
+        let size = self.geometry.logical_blocks;
+        match self.rng.u32(..8) {
+            0 => Asked::Discard { block: 0, blocks: size },
+            1..=3 => Asked::Discard { block, blocks: self.rng.u64(1..=size - block) },
+            _ => Asked::Discard { block, blocks },
+        }
+    }
+
+    fn begin(&mut self, asked: Asked) -> u64 {
+        match asked {
+            Asked::Read { .. } | Asked::Flush => self.model.tick(),
+            Asked::Write { block, blocks, first_version, .. } => {
+                self.model.begin_change(block, blocks, |offset| first_version + offset)
+            }
+            Asked::Discard { block, blocks } => self.model.begin_change(block, blocks, |_| 0),
+            Asked::Commit => self.model.begin_commit(),
+        }
+    }
+
+    /// A request was answered: compares with the model, and tells it.
+    pub(crate) fn answered(&mut self, zombie: bool, completion: Completion) -> Outcomes {
+        let Completion { token, buffer, result } = completion;
+        let guest = if zombie { &mut self.zombie } else { &mut self.guest };
+        let Some(guest) = guest else { return Ok(()) };
+        let Some(outstanding) = guest.outstanding.remove(&token) else {
+            return Err(Failure(format!("#{token} was answered, and nobody had asked")));
+        };
+        let what = format!("#{token} ({}) of guest {}", outstanding.asked, guest.name);
+        match &result {
+            Ok(()) => say!(self, "{what} succeeds"),
+            Err(error) => say!(self, "{what} fails: {error}"),
+        }
+        if let Err(error) = &result {
+            self.coverage.no_space += u64::from(error.kind() == Kind::NoSpace);
+            self.coverage.fenced += u64::from(zombie && error.kind() == Kind::Fenced);
+            self.may_fail(zombie, outstanding, error.kind(), &what, error)?;
+        }
+        if outstanding.late || self.is_replaced(zombie) {
+            return self.answered_late(outstanding, result.is_ok(), buffer.as_ref(), &what);
+        }
+        let success = result.is_ok();
+        self.note(zombie, outstanding, success);
+        match outstanding.asked {
+            Asked::Read { block, .. } if success => {
+                let Some(buffer) = buffer else {
+                    return Err(Failure(format!("{what}: no buffer came back")));
+                };
+                self.coverage.reads += 1;
+                self.compare(block, &buffer, outstanding.begin, &what)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn is_replaced(&self, zombie: bool) -> bool {
+        zombie && self.zombie.as_ref().is_some_and(|guest| guest.replaced)
+    }
+
+    fn may_fail(
+        &self,
+        zombie: bool,
+        outstanding: Outstanding,
+        kind: Kind,
+        what: &str,
+        error: &volume::Error,
+    ) -> Outcomes {
+        let guest = if zombie { self.zombie.as_ref() } else { self.guest.as_ref() };
+        let excused = match kind {
+            Kind::NoSpace => self.is_thin() && matches!(outstanding.asked, Asked::Write { .. }),
+            Kind::Usage => guest.is_some_and(|guest| guest.stopping),
+            Kind::Fenced => zombie,
+            Kind::Corrupt => self.is_replaced(zombie),
+            _ => false,
+        };
+        if excused { Ok(()) } else { self.expect(error, what) }
+    }
+
+    /// Tells the model.
+    fn note(&mut self, zombie: bool, outstanding: Outstanding, success: bool) {
+        let freshness = self.plan.create.freshness;
+        let guest = if zombie { &mut self.zombie } else { &mut self.guest };
+        let Some(guest) = guest else { return };
+        let generation = guest.volume.status().generation;
+        let Outstanding { asked, begin, .. } = outstanding;
+        match asked {
+            Asked::Read { .. } => {}
+            Asked::Write { block, blocks, fua, .. } => {
+                let durable = (fua && freshness != Freshness::Transaction) || freshness == Freshness::Write;
+                guest.dirty |= success && !durable;
+                self.model.end_change(block, blocks, begin, success, durable.then_some(generation));
+            }
+            Asked::Discard { block, blocks } => {
+                let durable = freshness == Freshness::Write;
+                guest.dirty |= success && !durable;
+                self.model.end_change(block, blocks, begin, success, durable.then_some(generation));
+            }
+            Asked::Flush => {
+                if success && freshness != Freshness::Transaction {
+                    self.model.end_flush(begin, generation);
+                }
+            }
+            Asked::Commit => {
+                if success {
+                    self.model.end_flush(begin, generation);
+                    self.coverage.transactions += u64::from(freshness == Freshness::Transaction);
+                }
+                self.model.end_commit(begin, success);
+            }
+        }
+    }
+
+    /// Compares what was read with what may be read.
+    fn compare(&mut self, first: u64, buffer: &Buffer, begin: u64, what: &str) -> Outcomes {
+        if !self.contents_count() {
+            return Ok(());
+        }
+        let bytes = buffer.private().unwrap_or_default();
+        for (block, page) in (first..).zip(bytes.chunks_exact(BLOCK_SIZE)) {
+            let version = version_of(block, page).map_err(|wrong| Failure(format!("{what}: {wrong}")))?;
+            self.model
+                .check_read(block, version, begin)
+                .map_err(|wrong| Failure(format!("{what}: {wrong}")))?;
+        }
+        Ok(())
+    }
+
+    /// An answer to a guest that has been replaced. It may read what was there before, and must not be told that something is safe.
+    fn answered_late(
+        &mut self,
+        outstanding: Outstanding,
+        success: bool,
+        buffer: Option<&Buffer>,
+        what: &str,
+    ) -> Outcomes {
+        let freshness = self.plan.create.freshness;
+        let Some(guest) = &mut self.zombie else { return Ok(()) };
+        let anchors = matches!(freshness, Freshness::Strict | Freshness::Write);
+        if !success {
+            return Ok(());
+        }
+        let broken = match outstanding.asked {
+            Asked::Read { block, .. } => {
+                let bytes = buffer.and_then(Buffer::private).unwrap_or_default();
+                for (block, page) in (block..).zip(bytes.chunks_exact(BLOCK_SIZE)) {
+                    version_of(block, page).map_err(|wrong| Failure(format!("{what}: {wrong}")))?;
+                }
+                false
+            }
+            Asked::Write { fua, .. } => {
+                guest.dirty = true;
+                outstanding.late && ((fua && anchors) || freshness == Freshness::Write)
+            }
+            Asked::Discard { .. } => {
+                guest.dirty = true;
+                outstanding.late && freshness == Freshness::Write
+            }
+            Asked::Flush => outstanding.late && anchors && guest.dirty,
+            Asked::Commit => outstanding.late && freshness == Freshness::Transaction,
+        };
+        if broken {
+            return Err(Failure(format!("{what} succeeded, although another session has the volume")));
+        }
+        Ok(())
+    }
+
+    /// The guest that is believed dead goes on.
+    pub(crate) fn zombie_step(&mut self) -> Outcomes {
+        let Some(guest) = &mut self.zombie else { return Ok(()) };
+        match self.rng.u32(..10) {
+            0..=2 => self.request(true),
+            3..=5 => {
+                let queue = self.rng.usize(..self.plan.queues);
+                let completions = guest.poll_queue(queue);
+                completions.into_iter().try_for_each(|completion| self.answered(true, completion))
+            }
+            6..=7 => {
+                let _ = guest.session.complete_some();
+                Ok(())
+            }
+            8 => {
+                guest.volume.checkpoint_soon();
+                Ok(())
+            }
+            _ => {
+                let ended = guest.poll_maintenance();
+                match ended {
+                    Some(Err(error)) if matches!(error.kind(), Kind::Fenced | Kind::Corrupt) => {
+                        say!(self, "the sleeper's maintenance job ends: {error}");
+                        Ok(())
+                    }
+                    Some(Err(error)) => self.expect(&error, "the sleeper's maintenance job"),
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// Reads one stretch of the guest's volume, with nothing else going on. Versions, or the kind of the error.
+    pub(crate) fn read_now(&mut self, block: u64, blocks: u64) -> Result<Result<Vec<u64>, Kind>, Failure> {
+        let token = self.next_token;
+        self.next_token += 1;
+        let Some(Guest { queues, .. }) = &mut self.guest else {
+            return Err(Failure("nobody is attached".into()));
+        };
+        let buffer = Buffer::private_zeroed(usize::try_from(blocks).unwrap_or(1));
+        queues[0].submit(token, Request::Read { block, buffer });
+        let mut completions = Vec::new();
+        for _ in 0..1000 {
+            if let Some(Guest { queues, .. }) = &mut self.guest {
+                queues[0].poll(&mut completions);
+            }
+            if let Some(completion) = completions.pop() {
+                return match completion.result {
+                    Err(error) => {
+                        self.expect(
+                            &error,
+                            &format!("reading blocks {block}..{} after recovery", block + blocks),
+                        )?;
+                        Ok(Err(error.kind()))
+                    }
+                    Ok(()) => {
+                        let bytes = completion.buffer.as_ref().and_then(Buffer::private).unwrap_or_default();
+                        let pages = (block..).zip(bytes.chunks_exact(BLOCK_SIZE));
+                        let count = self.contents_count();
+                        let versions: Result<Vec<u64>, String> = pages
+                            .map(|(block, page)| if count { version_of(block, page) } else { Ok(0) })
+                            .collect();
+                        versions.map(Ok).map_err(|wrong| Failure(format!("after recovery: {wrong}")))
+                    }
+                };
+            }
+            self.store.complete_all();
+        }
+        Err(Failure(format!("reading blocks {block}..{} after recovery does not end", block + blocks)))
+    }
+}
+
+fn version_of(block: u64, page: &[u8]) -> Result<u64, String> {
+    match parse(page) {
+        Content::Zero => Ok(0),
+        Content::Written { block: of, version } if of == block => Ok(version),
+        Content::Written { block: of, version } => {
+            Err(format!("block {block} reads as block {of}, version {version}"))
+        }
+        Content::Garbage => Err(format!("block {block} reads as garbage")),
+    }
+}
+
+fn request_of(asked: Asked) -> Request {
+    match asked {
+        Asked::Read { block, blocks } => {
+            Request::Read { block, buffer: Buffer::private_zeroed(usize::try_from(blocks).unwrap_or(1)) }
+        }
+        Asked::Write { block, blocks, fua, first_version } => {
+            let mut buffer = Buffer::private_zeroed(usize::try_from(blocks).unwrap_or(1));
+            let pages = buffer.private_mut().unwrap_or_default().chunks_exact_mut(BLOCK_SIZE);
+            for (offset, page) in (0u64..).zip(pages) {
+                stamp(page, block + offset, first_version + offset);
+            }
+            Request::Write { block, buffer, fua }
+        }
+        Asked::Flush => Request::Flush,
+        Asked::Discard { block, blocks } => Request::Discard { block, blocks },
+        Asked::Commit => Request::Commit,
+    }
+}

@@ -1,0 +1,468 @@
+//! One run: the scheduler, and what it schedules.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anchor::{Outcome, ScriptedAnchor};
+use fastrand::Rng;
+use seal::SecretBytes;
+use seal::slot::Credential;
+use store::hostile::{Faults, HostileStore, Image, Session};
+use volume::format::protections::{Freshness, Provision};
+use volume::geometry::Geometry;
+use volume::policy::Policy;
+use volume::{Environment, Error, Kind};
+
+use crate::attack::Attack;
+use crate::coverage::Coverage;
+use crate::guest::Guest;
+use crate::model::{Model, Promise};
+use crate::plan::Plan;
+use crate::trace::{Sink, Trace};
+use crate::watch::{Watch, watching};
+use crate::world::{SeededRandom, SimulatedClock};
+
+/// A run's end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// What it reached.
+    pub coverage: Coverage,
+    /// The same for the same seed.
+    pub hash: u64,
+    /// What was wrong, if anything was.
+    pub failure: Option<String>,
+}
+
+/// Something that must not be.
+#[derive(Debug)]
+pub(crate) struct Failure(pub(crate) String);
+
+pub(crate) type Outcomes = Result<(), Failure>;
+
+/// An image that the host keeps, to put it back one day.
+pub(crate) struct Snapshot {
+    pub(crate) image: Image,
+    /// No record in it is behind this.
+    pub(crate) generation: u64,
+}
+
+pub(crate) struct Simulation {
+    pub(crate) rng: Rng,
+    pub(crate) plan: Plan,
+    pub(crate) geometry: Geometry,
+    pub(crate) store: HostileStore,
+    pub(crate) anchor: Arc<ScriptedAnchor>,
+    pub(crate) clock: Arc<SimulatedClock>,
+    pub(crate) random: Arc<SeededRandom>,
+    pub(crate) policy: Option<Policy>,
+    pub(crate) model: Model,
+    pub(crate) guest: Option<Guest>,
+    /// A guest that is believed dead.
+    pub(crate) zombie: Option<Guest>,
+    /// Sessions of dead guests whose writes may still happen.
+    pub(crate) dead: Vec<Session>,
+    pub(crate) snapshots: Vec<Snapshot>,
+    /// For the next attach.
+    pub(crate) prepared: Option<Attack>,
+    verbose: bool,
+    pub(crate) trace: Trace,
+    pub(crate) watch: Arc<Mutex<Watch>>,
+    pub(crate) coverage: Coverage,
+    pub(crate) next_token: u64,
+    pub(crate) next_version: u64,
+    pub(crate) guests: u64,
+    /// The host has changed something, or the disk may have: not all that is on it is what was written.
+    pub(crate) tainted: bool,
+    /// Kinds of errors that need no other reason.
+    pub(crate) excused: Vec<Kind>,
+    /// The volume cannot be attached any more, lawfully.
+    pub(crate) lost: bool,
+}
+
+macro_rules! say {
+    ($simulation:expr, $($arg:tt)*) => { $simulation.trace.say(format_args!($($arg)*)) };
+}
+pub(crate) use say;
+
+/// Runs one seed with `operations` requests.
+pub fn run(seed: u64, operations: u64, sink: Option<Sink>) -> Report {
+    let verbose = sink.is_some();
+    let mut simulation = Simulation::new(seed, sink, verbose);
+    let result = simulation.run(operations);
+    let failure = result.err().map(|Failure(what)| what);
+    if let Some(what) = &failure {
+        say!(simulation, "FAILURE: {what}");
+    }
+    simulation.finish_coverage();
+    Report { coverage: simulation.coverage, hash: simulation.trace.hash(), failure }
+}
+
+/// What the scheduler may do next.
+#[derive(Debug, Clone, Copy)]
+enum Action {
+    Request,
+    Queue,
+    Maintenance,
+    Store,
+    Anchor,
+    Clock,
+    Checkpoint,
+    Snapshot,
+    Zombie,
+    Settle,
+}
+
+impl Simulation {
+    fn new(seed: u64, sink: Option<Sink>, verbose: bool) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let plan = Plan::of(&mut rng);
+        let trace = Trace::new(sink);
+        let geometry = plan.create.geometry(plan.store_blocks).expect("a plan is possible");
+        let store = HostileStore::new(plan.store_blocks, rng.u64(..), Faults::default());
+        let watch = Arc::new(Mutex::new(Watch::new(geometry)));
+        let simulation = Self {
+            model: Model::new(geometry.logical_blocks, plan.create.freshness),
+            geometry,
+            store,
+            anchor: Arc::new(ScriptedAnchor::new(None)),
+            clock: Arc::default(),
+            random: Arc::new(SeededRandom::new(rng.u64(..))),
+            policy: None,
+            guest: None,
+            zombie: None,
+            dead: Vec::new(),
+            snapshots: Vec::new(),
+            prepared: None,
+            verbose,
+            trace,
+            watch,
+            coverage: Coverage::default(),
+            next_token: 1,
+            next_version: 1,
+            guests: 0,
+            tainted: false,
+            excused: Vec::new(),
+            lost: false,
+            rng,
+            plan,
+        };
+        simulation.watch_store();
+        simulation
+    }
+
+    pub(crate) fn watch_store(&self) {
+        self.store.set_trace(Some(watching(&self.watch, self.verbose.then(|| self.trace.clone()))));
+    }
+
+    fn run(&mut self, operations: u64) -> Outcomes {
+        let create = &self.plan.create;
+        say!(
+            self,
+            "{} volume of {} blocks on {} (map of {} levels), suite {}, confidentiality {}, integrity {}, freshness {}, {:?}",
+            create.provision,
+            self.geometry.logical_blocks,
+            self.plan.store_blocks,
+            self.geometry.map_levels(),
+            create.suite,
+            create.confidentiality,
+            create.integrity,
+            create.freshness,
+            self.plan.mischief
+        );
+        self.create()?;
+        self.recover()?;
+        if self.plan.mischief.errors || self.plan.mischief.late {
+            self.store.set_faults(self.plan.faults);
+        }
+        if self.plan.mischief.errors {
+            self.excused.push(Kind::Io);
+        }
+        if self.plan.mischief.anchor {
+            self.excused.extend([Kind::Anchor, Kind::Fenced]);
+        }
+        let mut step = 0;
+        while self.coverage.requests < operations && !self.lost {
+            step += 1;
+            self.trace.set_step(step);
+            self.step()?;
+        }
+        if !self.lost {
+            self.settle("at the end")?;
+            self.crash_or_detach()?;
+            self.recover()?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn environment(&self, session: &Session) -> Environment {
+        let anchored = self.plan.create.freshness != Freshness::Off;
+        Environment {
+            store: Arc::new(session.clone()),
+            anchor: anchored.then(|| Arc::clone(&self.anchor) as Arc<dyn anchor::Anchor>),
+            random: Arc::clone(&self.random) as Arc<dyn seal::Random>,
+            clock: Arc::clone(&self.clock) as Arc<dyn volume::Clock>,
+        }
+    }
+
+    pub(crate) fn credential() -> Credential {
+        Credential::KeyFile(SecretBytes::from_slice(&[7; 64]))
+    }
+
+    /// One time in `n`.
+    pub(crate) fn once_in(&mut self, n: u32) -> bool {
+        self.rng.u32(..n) == 0
+    }
+
+    fn step(&mut self) -> Outcomes {
+        let attacks = self.plan.mischief.rollback || self.plan.mischief.tamper;
+        let weights = [
+            (30, Action::Request),
+            (20, Action::Queue),
+            (15, Action::Maintenance),
+            (20, Action::Store),
+            (if self.plan.slow_anchor { 6 } else { 20 }, Action::Anchor),
+            (4, Action::Clock),
+            (1, Action::Checkpoint),
+            (if attacks { 1 } else { 0 }, Action::Snapshot),
+            (if self.zombie.is_some() { 15 } else { 0 }, Action::Zombie),
+            (1, Action::Settle),
+        ];
+        let total: u32 = weights.iter().map(|(weight, _)| weight).sum();
+        let mut left = self.rng.u32(..total);
+        let mut chosen = Action::Request;
+        for (weight, action) in weights {
+            if left < weight {
+                chosen = action;
+                break;
+            }
+            left -= weight;
+        }
+        match chosen {
+            Action::Request => self.request_and_more(),
+            Action::Queue => {
+                let queue = self.rng.usize(..self.plan.queues);
+                self.poll_queue(queue)
+            }
+            Action::Maintenance => self.poll_maintenance(),
+            Action::Store => {
+                let _ = self.store.complete_some();
+                Ok(())
+            }
+            Action::Anchor => {
+                self.move_anchor();
+                Ok(())
+            }
+            Action::Clock => {
+                self.tick();
+                Ok(())
+            }
+            Action::Checkpoint => {
+                if let Some(guest) = &self.guest {
+                    say!(self, "guest {} is asked for a checkpoint", guest.name);
+                    guest.volume.checkpoint_soon();
+                }
+                Ok(())
+            }
+            Action::Snapshot => {
+                self.take_snapshot();
+                Ok(())
+            }
+            Action::Zombie => self.zombie_step(),
+            Action::Settle => self.settle("now and then"),
+        }
+    }
+
+    /// A request; and by chance what ends a session, or what the host does.
+    fn request_and_more(&mut self) -> Outcomes {
+        let failed = self.guest.as_ref().is_some_and(|guest| guest.volume.failure().is_some());
+        if (failed && self.once_in(4)) || self.rng.u32(..self.plan.crash_every) == 0 {
+            if !failed && self.plan.mischief.zombies && self.zombie.is_none() && self.once_in(2) {
+                self.let_sleep();
+            } else if self.plan.mischief.fork && self.once_in(2) {
+                return self.fork();
+            } else {
+                self.crash_or_detach()?;
+            }
+            return self.recover();
+        }
+        if self.once_in(25) {
+            self.misbehave();
+        }
+        self.coverage.requests += 1;
+        self.request(false)
+    }
+
+    pub(crate) fn tick(&mut self) {
+        self.clock.advance(Duration::from_millis(self.rng.u64(1..400)));
+        for guest in self.guest.iter().chain(&self.zombie) {
+            guest.volume.tick();
+        }
+    }
+
+    /// Lets the oldest anchor move happen, or fail. False if there is none.
+    pub(crate) fn move_anchor(&mut self) -> bool {
+        if self.anchor.pending() == 0 {
+            return false;
+        }
+        let outcome = match self.rng.u32(..8) {
+            0 if self.plan.mischief.anchor => Outcome::FailBefore,
+            1 if self.plan.mischief.anchor => Outcome::FailAfter,
+            _ => Outcome::Proceed,
+        };
+        self.coverage.anchor_failures += u64::from(outcome != Outcome::Proceed);
+        let before = self.anchor.held();
+        self.anchor.complete_next_with(outcome);
+        let now = self.anchor.held();
+        let moved = before != now;
+        if let Some(stamp) = now {
+            say!(
+                self,
+                "an anchor move ends ({outcome:?}), the anchor {} generation {}, claim {}, {:?}",
+                if moved { "moves to" } else { "stays at" },
+                stamp.generation,
+                stamp.claims,
+                stamp.state
+            );
+        }
+        true
+    }
+
+    pub(crate) fn poll_queue(&mut self, queue: usize) -> Outcomes {
+        let Some(guest) = &mut self.guest else { return Ok(()) };
+        let completions = guest.poll_queue(queue);
+        completions.into_iter().try_for_each(|completion| self.answered(false, completion))
+    }
+
+    pub(crate) fn poll_maintenance(&mut self) -> Outcomes {
+        let Some(guest) = &mut self.guest else { return Ok(()) };
+        let (ended, stopping, name) = (guest.poll_maintenance(), guest.stopping, guest.name);
+        self.note_checkpoints();
+        match ended {
+            None => Ok(()),
+            Some(Ok(())) if stopping => {
+                say!(self, "guest {name} has detached");
+                Ok(())
+            }
+            Some(Ok(())) => Err(Failure("the maintenance job ended, and nobody had asked for it".into())),
+            Some(Err(error)) => {
+                say!(self, "guest {name}: the maintenance job ends: {error}");
+                self.expect(&error, "the maintenance job")
+            }
+        }
+    }
+
+    fn note_checkpoints(&mut self) {
+        let Some(guest) = &mut self.guest else { return };
+        let status = guest.volume.status();
+        self.coverage.evictions += status.cache_evictions - guest.evictions;
+        guest.evictions = status.cache_evictions;
+        let now = status.checkpoints;
+        let new = now - guest.checkpoints;
+        guest.checkpoints = now;
+        if new == 0 {
+            return;
+        }
+        let name = guest.name;
+        let waiting = !guest.outstanding.is_empty();
+        let transactional = self.plan.create.freshness == Freshness::Transaction;
+        *(if transactional { &mut self.coverage.spills } else { &mut self.coverage.checkpoints }) += new;
+        self.coverage.checkpoints_under_load += if waiting { new } else { 0 };
+        say!(self, "guest {name} has made a {}", if transactional { "spill" } else { "checkpoint" });
+    }
+
+    /// An error must have a reason.
+    pub(crate) fn expect(&self, error: &Error, what: &str) -> Outcomes {
+        if self.excused.contains(&error.kind()) {
+            return Ok(());
+        }
+        Err(Failure(format!("{what}: unexpected {:?}: {error}", error.kind())))
+    }
+
+    /// Whether nothing that is read can be wrong without being told.
+    pub(crate) fn contents_count(&self) -> bool {
+        self.plan.create.integrity || !self.tainted
+    }
+
+    pub(crate) fn is_thin(&self) -> bool {
+        self.plan.create.provision == Provision::Thin
+    }
+
+    /// What survives, should the session end now.
+    pub(crate) fn promise(&self, host_is_honest: bool) -> Promise {
+        if host_is_honest && !self.tainted {
+            return Promise::Flushed;
+        }
+        match self.plan.create.freshness {
+            Freshness::Off => Promise::Whatever,
+            Freshness::Interval => Promise::Anchored(self.anchor.held().map_or(0, |stamp| stamp.generation)),
+            _ => Promise::Flushed,
+        }
+    }
+
+    /// Moves everything on until all requests are answered.
+    pub(crate) fn settle(&mut self, why: &str) -> Outcomes {
+        self.drive(why, |simulation| {
+            simulation.guest.as_ref().is_none_or(|guest| guest.outstanding.is_empty())
+        })
+    }
+
+    /// Moves everything on until `done`; a failure when nothing moves any more. The clock stands: no request may depend on it.
+    pub(crate) fn drive(&mut self, why: &str, done: impl Fn(&Self) -> bool) -> Outcomes {
+        const PATIENCE: u32 = 6;
+        let (mut idle, mut ticked, mut rounds) = (0, false, 0);
+        while !done(self) {
+            let answered =
+                |simulation: &Self| simulation.guest.as_ref().map_or(0, |guest| guest.outstanding.len());
+            let before = answered(self);
+            let ended = self.store.complete_all();
+            let moved = self.move_anchor();
+            for queue in 0..self.plan.queues {
+                self.poll_queue(queue)?;
+            }
+            self.poll_maintenance()?;
+            idle = if ended > 0 || moved || answered(self) != before { 0 } else { idle + 1 };
+            rounds += 1;
+            if rounds > 20_000 {
+                return Err(Failure(format!("{why}: much moves, and nothing ends; {}", self.waiting())));
+            }
+            if idle > 0 && ticked && done(self) {
+                return Err(Failure(format!(
+                    "{why}: only the clock's tick moved things on: a wake-up was lost"
+                )));
+            }
+            if idle > PATIENCE && ticked {
+                return Err(Failure(format!("{why}: nothing moves; {}", self.waiting())));
+            }
+            if idle > PATIENCE {
+                (idle, ticked) = (0, true);
+                say!(self, "{why}: nothing moves, so the clock ticks; {}", self.waiting());
+                self.tick();
+            }
+        }
+        if ticked {
+            return Err(Failure(format!("{why}: only the clock's tick moved things on: a wake-up was lost")));
+        }
+        Ok(())
+    }
+
+    /// Who waits for what.
+    fn waiting(&self) -> String {
+        let Some(guest) = &self.guest else { return "nobody is attached".into() };
+        let requests: Vec<String> =
+            guest.outstanding.iter().map(|(token, waiting)| format!("#{token} {}", waiting.asked)).collect();
+        format!(
+            "guest {} waits for {}; maintenance job {}; {} store operations in flight; status {:?}",
+            guest.name,
+            if requests.is_empty() { "nothing".into() } else { requests.join(", ") },
+            if guest.maintenance.is_some() { "lives" } else { "has ended" },
+            self.store.in_flight(),
+            guest.volume.status()
+        )
+    }
+
+    fn finish_coverage(&mut self) {
+        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        self.coverage.ring_wraps = watch.ring_wraps;
+        self.coverage.bitmap_evictions = watch.bitmap_evictions;
+    }
+}

@@ -1,0 +1,139 @@
+//! Free space against a set of blocks.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::Space;
+use crate::geometry::{Geometry, Shape};
+use crate::readers::Readers;
+
+fn space() -> (Geometry, Space, Arc<Readers>) {
+    let geometry = Geometry::for_logical(4096, Shape::TINY).expect("a tiny volume");
+    let readers = Arc::new(Readers::default());
+    let space = Space::new(geometry, Arc::clone(&readers));
+    let free: Vec<u32> = (0..geometry.units())
+        .map(|unit| u32::try_from(geometry.unit_range(unit).count()).expect("small"))
+        .collect();
+    space.begin(&free, &[], &[]);
+    (geometry, space, readers)
+}
+
+fn reserve(geometry: &Geometry, space: &Space, want: u64) {
+    let units = space.choose(want, 1000);
+    for unit in &units {
+        if !space.is_resident(*unit) {
+            space.load(*unit, vec![0; geometry.unit_range(*unit).count().div_ceil(64)]);
+        }
+    }
+    space.activate(&units);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Reserve(u64),
+    Take(u64),
+    GiveBack(usize),
+    Pin(usize),
+    LetGo,
+    Publish,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (1..200u64).prop_map(Step::Reserve),
+        (1..60u64).prop_map(Step::Take),
+        (0..20usize).prop_map(Step::GiveBack),
+        (0..60usize).prop_map(Step::Pin),
+        Just(Step::LetGo),
+        Just(Step::Publish),
+    ]
+}
+
+proptest! {
+    /// No block is handed out twice, none is lost, and the counts are the sets' sizes.
+    #[test]
+    fn it_hands_out_each_block_once(steps in prop::collection::vec(step(), 1..120)) {
+        let (geometry, space, _readers) = space();
+        let total = geometry.data_blocks();
+        let (mut taken, mut pinned) = (BTreeSet::new(), Vec::new());
+        for step in steps {
+            match step {
+                Step::Reserve(want) => reserve(&geometry, &space, want),
+                Step::Take(want) => {
+                    let usable = space.usable();
+                    let runs = space.take(want, 0);
+                    prop_assert_eq!(runs.iter().map(|run| run.end - run.start).sum::<u64>(), want.min(usable));
+                    for block in runs.into_iter().flatten() {
+                        prop_assert!(geometry.holds(block));
+                        prop_assert!(taken.insert(block), "{} was handed out twice", block);
+                    }
+                }
+                Step::GiveBack(count) => {
+                    for block in taken.iter().copied().take(count).collect::<Vec<_>>() {
+                        taken.remove(&block);
+                        space.give_back(block..block + 1);
+                    }
+                }
+                Step::Pin(count) => {
+                    let blocks: Vec<u64> = taken.iter().copied().take(count).collect();
+                    taken.retain(|block| !blocks.contains(block));
+                    pinned.push(space.pin(blocks));
+                }
+                Step::LetGo => space.let_go(pinned.drain(..)),
+                Step::Publish => {
+                    let listed = space.reserved(1000);
+                    space.published(&listed);
+                }
+            }
+            if pinned.is_empty() {
+                prop_assert_eq!(space.free() + taken.len() as u64, total);
+                prop_assert_eq!(space.pinned(), 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pinned_block_is_not_reused_while_an_older_reader_is_in_flight() {
+    let (geometry, space, readers) = space();
+    reserve(&geometry, &space, 16);
+    let everything: Vec<u64> = space.take(10_000, 0).into_iter().flatten().collect();
+    let reading = readers.enter();
+    let pin = space.pin(everything.clone());
+    space.let_go([pin]);
+    assert!(space.take(1, 0).is_empty());
+    drop(reading);
+    assert!(space.collect());
+    let again: BTreeSet<u64> = space.take(10_000, 0).into_iter().flatten().collect();
+    assert_eq!(again, everything.into_iter().collect());
+}
+
+#[test]
+fn what_the_predecessor_reserved_and_what_replay_found_are_not_handed_out() {
+    let (geometry, space, _readers) = space();
+    let free: Vec<u32> = vec![geometry.unit_blocks; geometry.units() as usize];
+    let held = geometry.unit_range(2).start + 3;
+    let other = Space::new(geometry, Arc::default());
+    other.begin(&free[..8], &[0, 1], &[held]);
+    reserve(&geometry, &other, 10_000);
+    let blocks: BTreeSet<u64> = other.take(10_000, 0).into_iter().flatten().collect();
+    assert_eq!(blocks.len() as u64, 6 * u64::from(geometry.unit_blocks) - 1);
+    assert!(!blocks.contains(&held));
+    assert!(blocks.iter().all(|block| geometry.unit_of(*block) >= 2));
+    drop(space);
+}
+
+#[test]
+fn the_predecessors_units_can_be_taken_over() {
+    let (geometry, _, _readers) = space();
+    let space = Space::new(geometry, Arc::default());
+    space.begin(&[geometry.unit_blocks; 4], &[0, 1], &[]);
+    assert_eq!(space.free(), 2 * u64::from(geometry.unit_blocks));
+    assert!(space.take_over());
+    assert_eq!(space.free(), 4 * u64::from(geometry.unit_blocks));
+    assert!(!space.take_over(), "once");
+    reserve(&geometry, &space, 10_000);
+    assert_eq!(space.usable(), 4 * u64::from(geometry.unit_blocks));
+}
