@@ -61,9 +61,7 @@ pub enum VolumeCommand {
     /// With freshness `transaction` this ends the transaction; at the other levels it moves the anchor at once.
     #[command(after_help = "Example:\n  sync /srv/ledger && cvmio volume commit ledger")]
     Commit(Named),
-    /// Verify a volume that is not attached
-    #[command(hide = true)]
-    Check(Offline),
+    Check(Check),
     Dump(Dump),
     #[command(subcommand)]
     Key(Key),
@@ -232,7 +230,7 @@ pub struct List {
     pub json: bool,
 }
 
-/// A volume that is not attached.
+/// A volume, mostly one that is not attached.
 #[derive(Args, Debug)]
 pub struct Offline {
     /// File or block device with a volume on it
@@ -249,6 +247,21 @@ pub struct Offline {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Read and verify every block of a volume, attached or not
+///
+/// Lists the blocks that are not what was written there. Changes nothing.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example: a volume that is not attached, and one that is
+  cvmio volume check /mnt/host/ledger.img --key-file ledger.key
+  cvmio volume check ledger")]
+pub struct Check {
+    #[command(flatten)]
+    pub offline: Offline,
+    #[command(flatten)]
+    pub runtime: RuntimeArgs,
 }
 
 /// Show what stands on a store: header, key slots, superblocks

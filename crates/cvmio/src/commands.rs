@@ -1,6 +1,7 @@
 //! What each command does.
 
 mod attach;
+pub mod check;
 mod create;
 mod offline;
 mod running;
@@ -21,7 +22,7 @@ pub fn volume(command: VolumeCommand) -> Result<(), Failure> {
         VolumeCommand::List(list) => running::list(&list),
         VolumeCommand::Status(named) => running::status(&named),
         VolumeCommand::Commit(named) => running::commit(&named),
-        VolumeCommand::Check(offline) => offline::check(&offline),
+        VolumeCommand::Check(args) => check::run(&args),
         VolumeCommand::Dump(dump) => offline::dump(&dump),
         VolumeCommand::Key(key) => offline::key(&key),
         VolumeCommand::Serve { .. } => attach::serve(),

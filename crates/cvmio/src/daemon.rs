@@ -145,6 +145,9 @@ fn answer(
             Ok(serde_json::json!({ "text": text, "report": json }))
         }))),
         Request::Commit => send(reply(service.commit().map(|()| serde_json::Value::Null))),
+        Request::Check => send(reply(service.check().and_then(|report| {
+            serde_json::to_value(report).map_err(|error| Failure::internal(error.to_string()))
+        }))),
         Request::Detach => {
             let (result, ended) = channel();
             let (said, heard) = channel();
@@ -175,21 +178,7 @@ fn stay(
     events: &Receiver<Event>,
     wanted: bool,
 ) -> Result<(), Failure> {
-    let mut asker = None;
-    while wanted {
-        match events.recv() {
-            Err(_) | Ok(Event::Signal) => break,
-            // Reads may still work, and whoever has mounted it must see errors, not a device that is gone.
-            Ok(Event::Failed(failure)) => log(&format!("the session has failed: {failure}")),
-            Ok(Event::Detach(waiting)) => match front.hide() {
-                Ok(()) => {
-                    asker = Some(waiting);
-                    break;
-                }
-                Err(failure) => drop(waiting.result.send(Err(failure))),
-            },
-        }
-    }
+    let asker = if wanted { until_told(&front, events) } else { None };
     if asker.is_none() {
         front.hide_within(GRACE);
     }
@@ -202,6 +191,21 @@ fn stay(
         let _ = asker.heard.recv_timeout(GRACE);
     }
     ended
+}
+
+/// Waits for a signal, or for somebody who may put the volume away.
+fn until_told(front: &Front, events: &Receiver<Event>) -> Option<Asker> {
+    loop {
+        match events.recv() {
+            Err(_) | Ok(Event::Signal) => return None,
+            // Reads may still work, and whoever has mounted it must see errors, not a device that is gone.
+            Ok(Event::Failed(failure)) => log(&format!("the session has failed: {failure}")),
+            Ok(Event::Detach(asker)) => match front.hide() {
+                Ok(()) => return Some(asker),
+                Err(failure) => drop(asker.result.send(Err(failure))),
+            },
+        }
+    }
 }
 
 /// Says something to whoever reads the log.

@@ -49,6 +49,18 @@ pub fn spinner(message: impl Into<String>) -> Spinner {
     Spinner(bar)
 }
 
+/// A bar for work of known length, if there is a terminal to show it on.
+pub fn bar(message: &'static str, length: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(length).with_message(message);
+    match ProgressStyle::with_template("{msg} {wide_bar} {percent} % ({eta} left)") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
 impl Drop for Spinner {
     fn drop(&mut self) {
         self.0.finish_and_clear();

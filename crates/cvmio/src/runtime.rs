@@ -49,11 +49,6 @@ impl Place {
         Self(runtime.join(name))
     }
 
-    /// Its directory.
-    pub fn path(&self) -> &Path {
-        &self.0
-    }
-
     /// Where its FUSE file system goes unless the user says otherwise.
     pub fn mountpoint(&self) -> PathBuf {
         self.0.join("mnt")

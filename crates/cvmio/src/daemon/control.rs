@@ -18,6 +18,8 @@ pub enum Request {
     Status,
     /// Make everything durable and fresh.
     Commit,
+    /// Read and verify everything.
+    Check,
     /// Put the volume away, and end.
     Detach,
 }

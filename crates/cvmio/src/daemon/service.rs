@@ -12,6 +12,7 @@ use super::disk::{Disk, Threads};
 use super::latency::Latency;
 use super::status::Report;
 use super::{Event, Ready, by_errno};
+use crate::commands::check;
 use crate::failure::Failure;
 use crate::system::SystemClock;
 
@@ -82,6 +83,14 @@ impl Service {
             Ok(Err(errno)) => Err(self.volume()?.failure().map_or_else(|| by_errno(errno), Failure::from)),
             Err(_) => Err(Failure::internal("a commit ended without a result")),
         }
+    }
+
+    /// Reads and verifies everything, beside those who use it.
+    ///
+    /// # Errors
+    /// When the store fails, or the volume is being put away.
+    pub fn check(&self) -> Result<check::Report, Failure> {
+        check::check(&self.volume()?, &indicatif::ProgressBar::hidden())
     }
 
     fn volume(&self) -> Result<Volume, Failure> {
