@@ -41,6 +41,7 @@ pub enum Command {
     /// Measure what protection costs on this machine
     #[command(subcommand)]
     Bench(crate::bench::BenchCommand),
+    Demo(crate::demo::DemoArgs),
 }
 
 #[derive(Subcommand, Debug)]

@@ -4,6 +4,7 @@ mod bench;
 mod cli;
 mod commands;
 mod daemon;
+mod demo;
 mod failure;
 mod input;
 mod output;
@@ -32,5 +33,6 @@ fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Volume(volume) => commands::volume(volume),
         Command::Bench(command) => Ok(bench::run(&command)?),
+        Command::Demo(args) => demo::run(&args),
     }
 }

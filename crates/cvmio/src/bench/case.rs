@@ -48,7 +48,7 @@ impl Case {
         if self.random {
             return requests_per_second;
         }
-        let mebibytes = u32::try_from(self.blocks * store::BLOCK_SIZE >> 10).map_or(0.0, f64::from) / 1024.0;
+        let mebibytes = u32::try_from(self.blocks).map_or(0.0, f64::from) / 256.0;
         requests_per_second * mebibytes
     }
 }
