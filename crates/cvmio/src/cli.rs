@@ -38,6 +38,10 @@ pub enum Command {
     /// Create, attach and look after volumes
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Measure what protection costs on this machine
+    #[command(subcommand)]
+    Bench(crate::bench::BenchCommand),
+    Demo(crate::demo::DemoArgs),
 }
 
 #[derive(Subcommand, Debug)]

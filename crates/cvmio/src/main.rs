@@ -1,8 +1,10 @@
 //! `cvmio`: protected volumes on storage that nobody trusts, from the command line.
 
+mod bench;
 mod cli;
 mod commands;
 mod daemon;
+mod demo;
 mod failure;
 mod input;
 mod output;
@@ -30,5 +32,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Volume(volume) => commands::volume(volume),
+        Command::Bench(command) => Ok(bench::run(&command)?),
+        Command::Demo(args) => demo::run(&args),
     }
 }
