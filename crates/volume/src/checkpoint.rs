@@ -131,7 +131,8 @@ impl Core {
             })?));
         }
         let data = !self.is_transactional();
-        self.commit(io, Want { data, urgent: true, ..Want::default() }).await?;
+        // Anchored, whatever the level: of what is only durable, a successor that has claimed the volume already knows nothing.
+        self.commit(io, Want { data, anchor: true, urgent: true, ..Want::default() }).await?;
         self.space.activate(&units);
         self.progress.notify(usize::MAX);
         Ok(true)
