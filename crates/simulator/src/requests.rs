@@ -253,9 +253,14 @@ impl Simulation {
                     guest.flushed = guest.flushed.max(outstanding.begin);
                 }
                 let timely = |other: &Outstanding| {
-                    !other.late && matches!(other.asked, Asked::Flush | Asked::Commit | Asked::Write { fua: true, .. })
+                    !other.late
+                        && matches!(
+                            other.asked,
+                            Asked::Flush | Asked::Commit | Asked::Write { fua: true, .. }
+                        )
                 };
-                let explained = guest.outstanding.values().any(timely) || outstanding.changed <= guest.flushed;
+                let explained =
+                    guest.outstanding.values().any(timely) || outstanding.changed <= guest.flushed;
                 let anchors = match outstanding.asked {
                     Asked::Flush => anchors,
                     _ => true,
