@@ -1,0 +1,35 @@
+# What one does with this repository; each target runs a plain command, which can be typed as well.
+
+CARGO ?= cargo
+PREFIX ?= /usr/local
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+BINARY := target/release/cvmio
+
+.PHONY: build demo test bench install clean packages
+
+build: packages
+	$(CARGO) build --release -p cvmio
+
+# Puts a volume to work, then attacks it in every way that its host could. Leaves nothing behind.
+demo: build
+	$(SUDO) env HOME="$$HOME" ./$(BINARY) demo
+
+# Every check; the last line counts them.
+test: packages
+	./scripts/test
+
+# What protection costs on the disk under DIR, and in memory.
+DIR ?= .
+bench: build
+	./$(BINARY) bench volume --medium file --dir $(DIR)
+	./$(BINARY) bench volume --medium memory
+
+install: build
+	$(if $(DESTDIR),,$(SUDO)) install -D -m 755 $(BINARY) $(DESTDIR)$(PREFIX)/bin/cvmio
+
+clean:
+	$(CARGO) clean
+
+# Installs what the build needs and this machine lacks (see scripts/packages), once.
+packages:
+	@./scripts/install-packages

@@ -1,0 +1,307 @@
+//! What protection costs on this machine: a volume against the bare store under it, in turns.
+
+mod case;
+mod lane;
+mod load;
+mod report;
+mod setup;
+
+use std::path::PathBuf;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::{Args, Subcommand};
+use hdrhistogram::Histogram;
+use store::{BLOCK_SIZE, Buffer};
+use volume::format::protections::{Freshness, SuiteCode};
+use volume::{Error, Kind, Result};
+
+use case::{Case, STANDARD};
+use load::{Load, Seen, Until, histogram, processor_time};
+use report::{METHOD, Row, Subject, Times, Turn};
+use setup::{Bench, Medium, Side};
+
+/// What the volume protects.
+#[derive(Args, Debug, Clone)]
+pub struct Protections {
+    /// Cipher of data blocks
+    #[arg(long, default_value = "aes-256-gcm")]
+    suite: SuiteCode,
+    /// When the anchor moves
+    #[arg(long, default_value = "strict")]
+    freshness: Freshness,
+    /// Let the host read the data
+    #[arg(long)]
+    no_confidentiality: bool,
+    /// Let the host change the data unnoticed; needs --freshness off
+    #[arg(long)]
+    no_integrity: bool,
+}
+
+/// What can be measured.
+#[derive(Subcommand, Debug)]
+pub enum BenchCommand {
+    Volume(BenchArgs),
+}
+
+/// Runs a benchmark.
+///
+/// # Errors
+/// See [`run_volume`].
+pub fn run(command: &BenchCommand) -> Result<()> {
+    match command {
+        BenchCommand::Volume(args) => run_volume(args),
+    }
+}
+
+/// A volume against the bare store under it
+///
+/// Both are driven in this process, at the same depth and in turns. Every block that is read is checked.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "\
+Example: what the disk under /srv gives, and what is left of it
+  cvmio bench volume --dir /srv --size 4096 --fill 50")]
+pub struct BenchArgs {
+    /// Where the blocks lie
+    #[arg(long, value_enum, default_value = "file")]
+    medium: Medium,
+    /// Directory for the files, which are removed; choose it on the disk that is to be measured
+    #[arg(long, default_value = ".")]
+    dir: PathBuf,
+    /// What to run: `randread-4k-q32` and the like, separated by commas
+    #[arg(long, value_delimiter = ',', default_values = STANDARD)]
+    cases: Vec<Case>,
+    /// Logical size in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(16..=1 << 24))]
+    size: u64,
+    /// Percent of the logical blocks that hold data; all requests go there
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..=100))]
+    fill: u8,
+    /// First overwrite twice the capacity at random
+    #[arg(long)]
+    aged: bool,
+    /// Threads, each with a queue of its own
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    threads: u32,
+    /// Follow each so many writes by a flush
+    #[arg(long, value_name = "WRITES", default_value_t = 0)]
+    fsync_every: u64,
+    /// Time that is measured in each turn
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+    /// How often each contestant has its turn
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    turns: u32,
+    /// Memory for changes and for the map's cache, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    memory: u64,
+    #[command(flatten)]
+    protections: Protections,
+    /// Print one JSON object for each case instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the benchmark and prints what came out.
+///
+/// # Errors
+/// When it cannot be set up, a request fails, or something reads otherwise than it was written.
+fn run_volume(args: &BenchArgs) -> Result<()> {
+    let time = Duration::try_from_secs_f64(args.seconds)
+        .map_err(|error| Error::new(Kind::Usage, format!("--seconds {}: {error}", args.seconds)))?;
+    let blocks = (args.size << 20) / BLOCK_SIZE as u64;
+    let bench = Bench::new(args.medium, &args.dir, blocks, args.memory << 20, &args.protections)?;
+    check(&bench)?;
+    let filled = (blocks * u64::from(args.fill) / 100).max(1);
+    bench.fill(Side::Raw, filled)?;
+    bench.fill(Side::Protected, filled)?;
+    if args.aged {
+        bench.age(filled, 2 * blocks)?;
+    }
+    if !args.json {
+        println!("{}", Row::head());
+    }
+    for case in &args.cases {
+        let mut case = case.clone();
+        if case.reads < 100 && args.fsync_every > 0 {
+            case.flush_every = args.fsync_every;
+        }
+        let row = measure(&bench, args, &case, filled, time)?;
+        if args.json {
+            let text =
+                serde_json::to_string(&row).map_err(|error| Error::new(Kind::Io, error.to_string()))?;
+            println!("{text}");
+        } else {
+            println!("{}", row.line(case.depth == 1 || case.flush_every > 0));
+        }
+    }
+    let status = bench.session.volume.status();
+    let Bench { session, .. } = bench;
+    session.end()?;
+    if !args.json {
+        println!("{METHOD}");
+        println!(
+            "Volume: {} checkpoints, {} commits, {} anchor moves, write amplification {:.3}, {} waits for space.",
+            status.checkpoints,
+            status.commits,
+            status.anchor_moves,
+            status.write_amplification.unwrap_or(0.0),
+            status.waits_for_space
+        );
+    }
+    Ok(())
+}
+
+fn measure(bench: &Bench, args: &BenchArgs, case: &Case, filled: u64, time: Duration) -> Result<Row> {
+    let mut turns = Vec::new();
+    let mut times = [Side::Raw, Side::Protected].map(|_| histogram());
+    for turn in 0..args.turns {
+        let take = |side, times: &mut Histogram<u64>| {
+            quiesce();
+            Run { bench, case, side, threads: args.threads, filled, time, turn }.turn(times)
+        };
+        let raw = take(Side::Raw, &mut times[0])?;
+        turns.push((raw, take(Side::Protected, &mut times[1])?));
+    }
+    let subject = Subject {
+        case: case.to_string(),
+        medium: args.medium,
+        fill: args.fill,
+        aged: args.aged,
+        threads: args.threads,
+        unit: case.unit(),
+    };
+    Ok(Row::new(subject, &turns, times.each_ref().map(Times::of)))
+}
+
+/// One turn of one contestant.
+struct Run<'a> {
+    bench: &'a Bench,
+    case: &'a Case,
+    side: Side,
+    threads: u32,
+    filled: u64,
+    time: Duration,
+    turn: u32,
+}
+
+impl Run<'_> {
+    fn turn(&self, times: &mut Histogram<u64>) -> Result<Turn> {
+        let barrier = Barrier::new(usize::try_from(self.threads).unwrap_or(1) + 1);
+        let (seen, elapsed, processor) = thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.threads)
+                .map(|thread| {
+                    let barrier = &barrier;
+                    // Named, so that a profiler tells the contestants apart.
+                    let name = format!("{}-{thread}", self.side.name());
+                    let builder = thread::Builder::new().name(name);
+                    builder
+                        .spawn_scoped(scope, move || self.thread(thread, barrier))
+                        .expect("a thread can be started")
+                })
+                .collect();
+            barrier.wait();
+            let (start, processor) = (Instant::now(), processor_time());
+            barrier.wait();
+            let (elapsed, processor) = (start.elapsed(), processor_time() - processor);
+            let seen: Vec<Result<Seen>> =
+                threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(died()))).collect();
+            (seen, elapsed, processor)
+        });
+        let mut requests = 0;
+        for seen in seen {
+            let seen = seen?;
+            requests += seen.requests;
+            times.add(&seen.times).map_err(|error| Error::new(Kind::Io, error.to_string()))?;
+        }
+        if requests == 0 {
+            return Err(Error::new(Kind::Io, format!("{}: not one request ended in {elapsed:?}", self.case)));
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
+        let (requests, blocks) = (requests as f64, self.case.blocks as f64);
+        Ok(Turn {
+            speed: self.case.speed(requests / elapsed.as_secs_f64()),
+            processor: processor.as_secs_f64() * 1e9 / (requests * blocks),
+        })
+    }
+
+    fn thread(&self, thread: u32, barrier: &Barrier) -> Result<Seen> {
+        let share = self.filled / u64::from(self.threads);
+        // A sequential load has a part of its own for each thread; a random one shares everything.
+        let range = match self.case.random {
+            true => 0..self.filled,
+            false => share * u64::from(thread)..share * u64::from(thread + 1),
+        };
+        let seed = u64::from(self.turn) << 32 | u64::from(thread) << 1 | 1;
+        let lane = self.bench.lane(self.side, self.case.depth);
+        match lane {
+            Ok(mut lane) => {
+                let load = Load { case: self.case, range, until: Until::Time(self.time), seed };
+                load.run(lane.as_mut(), Some(barrier))
+            }
+            Err(error) => {
+                barrier.wait();
+                barrier.wait();
+                Err(error)
+            }
+        }
+    }
+}
+
+fn died() -> Error {
+    Error::new(Kind::Io, "a thread of the load died; this is a defect")
+}
+
+/// Waits until what the last turn left to do in the background is done, for a while.
+fn quiesce() {
+    const GLANCE: Duration = Duration::from_millis(50);
+    for _ in 0..100 {
+        let before = processor_time();
+        thread::sleep(GLANCE);
+        if processor_time() - before < GLANCE / 20 {
+            return;
+        }
+    }
+}
+
+/// Writes blocks of random content all over the volume, some twice, and reads them back, before anything is measured.
+fn check(bench: &Bench) -> Result<()> {
+    const WRITES: usize = 256;
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut lane = bench.lane(Side::Protected, 1)?;
+    let mut expected = std::collections::HashMap::new();
+    let mut ended = Vec::new();
+    for turn in 0..WRITES {
+        let block = random.u64(..bench.blocks.min(WRITES as u64));
+        let mut content = vec![0; BLOCK_SIZE];
+        random.fill(&mut content);
+        let mut buffer = Buffer::private_zeroed(1);
+        buffer.copy_from(0, &content);
+        lane.write(0, block, buffer);
+        if turn % 16 == 15 {
+            lane.flush(1);
+        }
+        while ended.is_empty() || (turn % 16 == 15 && ended.len() < 2) {
+            lane.wait(&mut ended);
+        }
+        ended.drain(..).try_for_each(|end| end.result)?;
+        expected.insert(block, content);
+    }
+    for (block, content) in expected {
+        lane.read(0, block, Buffer::private_zeroed(1));
+        lane.wait(&mut ended);
+        for end in ended.drain(..) {
+            end.result?;
+            if end.buffer.as_ref().and_then(Buffer::private) != Some(content.as_slice()) {
+                return Err(Error::new(
+                    Kind::Corrupt,
+                    format!(
+                        "block {block} does not read as it was written; this is a defect, and nothing was measured"
+                    ),
+                ));
+            }
+        }
+    }
+    Ok(())
+}

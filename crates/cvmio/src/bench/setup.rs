@@ -1,0 +1,227 @@
+//! What is measured: two stores on the same medium, and a volume on one of them.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anchor::{Anchor, FileAnchor, MemoryAnchor};
+use seal::slot::{Argon2Params, Credential};
+use seal::{SecretBytes, SystemRandom};
+use store::{FileStore, MemoryStore, Options, Store};
+use tempfile::TempDir;
+use volume::format::protections::{Freshness, Provision};
+use volume::geometry::Shape;
+use volume::{AttachOptions, CreateOptions, Environment, Error, Kind, Result, Volume, attach, create};
+
+use super::Protections;
+use super::case::Case;
+use super::lane::{Lane, Protected, Raw};
+use super::load::{Load, Until};
+use crate::system::SystemClock;
+
+/// Where the blocks lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Medium {
+    /// A file, past the page cache
+    File,
+    /// Memory of this process: what is left is the cost of the processor
+    Memory,
+}
+
+/// The two contestants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    Raw,
+    Protected,
+}
+
+impl Side {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Protected => "protected",
+        }
+    }
+}
+
+/// Both contestants, ready.
+pub struct Bench {
+    raw: Arc<dyn Store>,
+    pub session: Session,
+    /// Logical blocks of either.
+    pub blocks: u64,
+    /// Holds the anchor's file.
+    _directory: Option<TempDir>,
+}
+
+impl Bench {
+    /// Makes, creates, attaches. Both backing stores are written once from beginning to end before that.
+    pub fn new(
+        medium: Medium,
+        dir: &Path,
+        blocks: u64,
+        memory: u64,
+        protections: &Protections,
+    ) -> Result<Self> {
+        let options = CreateOptions {
+            suite: protections.suite,
+            confidentiality: !protections.no_confidentiality,
+            integrity: !protections.no_integrity,
+            freshness: protections.freshness,
+            provision: Provision::Full,
+            logical_blocks: Some(blocks),
+            force: true,
+            shape: Shape::STANDARD,
+            argon2: Argon2Params::default(),
+            label: "bench".into(),
+        };
+        let physical = options.geometry(u64::MAX)?.physical_blocks;
+        let directory = match medium {
+            Medium::File => {
+                Some(TempDir::with_prefix_in("cvmio-bench-", dir).map_err(|error| io_error(&error, dir))?)
+            }
+            Medium::Memory => None,
+        };
+        let place = directory.as_ref().map(TempDir::path);
+        let raw = allocated(place, "raw", blocks)?;
+        let store = allocated(place, "protected", physical)?;
+        let anchor: Option<Arc<dyn Anchor>> = match (options.freshness, place) {
+            (Freshness::Off, _) => None,
+            (_, Some(place)) => Some(Arc::new(FileAnchor::create(&place.join("anchor"))?)),
+            (_, None) => Some(Arc::new(MemoryAnchor::new())),
+        };
+        let environment = Environment {
+            store,
+            anchor,
+            random: Arc::new(SystemRandom),
+            clock: Arc::new(SystemClock::new()),
+        };
+        let session = Session::start(environment, options, memory)?;
+        Ok(Self { raw, session, blocks, _directory: directory })
+    }
+
+    /// A queue of one of the contestants, for the calling thread.
+    pub fn lane(&self, side: Side, depth: u32) -> Result<Box<dyn Lane>> {
+        Ok(match side {
+            Side::Raw => Box::new(Raw::new(self.raw.as_ref(), depth)?),
+            Side::Protected => Box::new(Protected::new(&self.session.volume, depth)?),
+        })
+    }
+
+    /// Writes the first `blocks` blocks of one contestant, in order.
+    pub fn fill(&self, side: Side, blocks: u64) -> Result<()> {
+        fill(self.lane(side, FILL_DEPTH)?.as_mut(), blocks)
+    }
+
+    /// Overwrites at random, within the first `range` blocks, so many blocks altogether.
+    pub fn age(&self, range: u64, blocks: u64) -> Result<()> {
+        let case: Case =
+            "randwrite-4k-q32".parse().map_err(|error: String| Error::new(Kind::Usage, error))?;
+        let mut lane = self.lane(Side::Protected, case.depth)?;
+        let load = Load { case: &case, range: 0..range, until: Until::Requests(blocks), seed: 1 };
+        load.run(lane.as_mut(), None).map(drop)
+    }
+}
+
+const FILL_DEPTH: u32 = 32;
+
+/// Blocks in a request of the fill.
+const FILL_BLOCKS: u64 = 32;
+
+fn fill(lane: &mut dyn Lane, blocks: u64) -> Result<()> {
+    let whole = blocks - blocks % FILL_BLOCKS;
+    for (kib, range) in [(128, 0..whole), (4, whole..blocks)] {
+        if range.is_empty() {
+            continue;
+        }
+        let case: Case = format!("seqwrite-{kib}k-q{FILL_DEPTH}")
+            .parse()
+            .map_err(|error: String| Error::new(Kind::Usage, error))?;
+        let requests = (range.end - range.start) / (kib / 4);
+        Load { case: &case, range, until: Until::Requests(requests), seed: 1 }.run(lane, None)?;
+    }
+    lane.flush(0);
+    let mut ended = Vec::new();
+    lane.wait(&mut ended);
+    ended.into_iter().try_for_each(|end| end.result)
+}
+
+/// A store all of whose blocks have been written once, so that no first touch of the medium is measured.
+fn allocated(directory: Option<&Path>, name: &str, blocks: u64) -> Result<Arc<dyn Store>> {
+    let store: Arc<dyn Store> = match directory {
+        None => Arc::new(MemoryStore::new(blocks)?),
+        Some(directory) => {
+            let path = directory.join(name);
+            let store = FileStore::open(&path, Options { create: Some(blocks), ..Options::default() })?;
+            // It stays for as long as it is open, and goes whatever becomes of this process.
+            std::fs::remove_file(&path).map_err(|error| io_error(&error, &path))?;
+            Arc::new(store)
+        }
+    };
+    fill(&mut Raw::new(store.as_ref(), FILL_DEPTH)?, blocks)?;
+    Ok(store)
+}
+
+fn io_error(error: &std::io::Error, path: &Path) -> Error {
+    Error::new(Kind::Io, format!("{}: {error}", path.display()))
+}
+
+/// An attached volume with the threads that keep it going.
+pub struct Session {
+    pub volume: Volume,
+    maintenance: Option<JoinHandle<Result<()>>>,
+    ticker: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+const TICK: Duration = Duration::from_millis(100);
+
+impl Session {
+    fn start(environment: Environment, options: CreateOptions, memory: u64) -> Result<Self> {
+        let mut key = [0; 64];
+        environment.random.fill(&mut key);
+        let credential = || Credential::KeyFile(SecretBytes::from_slice(&key));
+        let shape = options.shape;
+        let policy = create(environment.clone(), options, credential(), Box::new(|_| Ok(())))?.block()?;
+        let options = AttachOptions { memory, shape, ..AttachOptions::default() };
+        let volume = attach(environment, policy, credential(), options)?.block()?;
+        let kept = volume.clone();
+        let maintenance = thread::Builder::new()
+            .name("maintenance".into())
+            .spawn(move || kept.maintenance()?.block())
+            .map_err(|error| Error::new(Kind::Io, format!("a thread cannot be started: {error}")))?;
+        let ticked = volume.clone();
+        let (stop, stopped) = mpsc::channel();
+        let ticker = thread::spawn(move || {
+            while stopped.recv_timeout(TICK) == Err(mpsc::RecvTimeoutError::Timeout) {
+                ticked.tick();
+            }
+        });
+        Ok(Self { volume, maintenance: Some(maintenance), ticker: Some((stop, ticker)) })
+    }
+
+    /// Detaches, and says whether everything went well to the end.
+    pub fn end(mut self) -> Result<()> {
+        self.stop()
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        self.volume.stop();
+        let defect = |_| Error::new(Kind::Io, "a thread of the volume died; this is a defect");
+        let result = self.maintenance.take().map_or(Ok(()), |thread| thread.join().map_err(defect)?);
+        if let Some((stop, ticker)) = self.ticker.take() {
+            drop(stop);
+            ticker.join().map_err(defect)?;
+        }
+        result
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Reached after another failure, which is the one to tell.
+        let _ = self.stop();
+    }
+}
