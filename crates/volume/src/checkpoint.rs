@@ -202,7 +202,9 @@ impl Core {
             self.unanchored_pins.lock().unwrap_or_else(PoisonError::into_inner).extend(pin);
             self.spilled.store(true, Ordering::SeqCst);
         } else {
-            let cut = self.commit(io, Want { data: true, anchor: true, freeze: true, urgent: true, ..Want::default() }).await?;
+            let cut = self
+                .commit(io, Want { data: true, anchor: true, freeze: true, urgent: true, ..Want::default() })
+                .await?;
             let pin = self.merge(io).await?;
             io.flush().await?;
             self.finish(io, &cut, [pin]).await?;
