@@ -126,7 +126,7 @@ fn random_overwrites_write_the_nodes_that_the_model_says() {
         let mut session = full(&bench, &geometry);
         let mut dice = Dice(7);
         let mut measured = 0.0;
-        let rounds = 8;
+        let rounds = 4;
         for _ in 0..rounds {
             let list: Vec<u64> = (0..changes).map(|_| dice.below(blocks)).collect();
             let (before, after) = round(&mut session, &list, 10);
@@ -203,11 +203,11 @@ fn the_journal_takes_the_blocks_that_its_items_need() {
 
 #[test]
 fn at_rest_the_volume_occupies_what_the_model_says() {
-    for (blocks, shape) in [(4_096, Shape::STANDARD), (65_536, Shape::STANDARD), (1_024, Shape::TINY)] {
+    for (blocks, shape) in [(4_096, Shape::STANDARD), (16_384, Shape::STANDARD), (1_024, Shape::TINY)] {
         let (bench, geometry) = bench(blocks, shape, Freshness::Strict);
         let mut session = full(&bench, &geometry);
         let mut dice = Dice(3);
-        for _ in 0..3 * blocks {
+        for _ in 0..2 * blocks {
             session.write(dice.below(blocks), 1, 5).expect("overwritten");
         }
         come_to_rest(&mut session);
@@ -228,7 +228,7 @@ fn at_rest_the_volume_occupies_what_the_model_says() {
 #[test]
 fn random_overwrites_of_a_full_volume_keep_to_the_limits() {
     let sizes =
-        [(4_096, Shape::STANDARD), (32_768, Shape::STANDARD), (1_024, Shape::TINY), (4_096, Shape::TINY)];
+        [(4_096, Shape::STANDARD), (16_384, Shape::STANDARD), (1_024, Shape::TINY), (4_096, Shape::TINY)];
     for (blocks, shape) in sizes {
         for freshness in [Freshness::Strict, Freshness::Interval, Freshness::Off] {
             keeps_to_the_limits(blocks, shape, freshness);
