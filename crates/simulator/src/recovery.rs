@@ -149,7 +149,8 @@ impl Simulation {
             }
             let attack = if attempt < 3 { self.attack_at_rest() } else { None };
             let honest = attack.is_none();
-            let promise = self.promise(honest);
+            // A guest that is not dead yet may be answered what the next one did not find any more.
+            let promise = self.promise(honest && self.zombie.is_none());
             match self.attach(attempt)? {
                 Attached::Crashed => {
                     if let Some(attack) = attack {
@@ -183,6 +184,10 @@ impl Simulation {
         self.coverage.attaches += 1;
         let session = self.store.attach();
         say!(self, "guest {} attaches", self.guests);
+        if attempt == 3 && self.plan.mischief.errors {
+            say!(self, "the disk works again");
+            self.store.set_faults(Faults::default());
+        }
         let environment = self.environment(&session);
         let mut job: Driven<Result<Volume, Error>> =
             volume::attach(environment, policy, Self::credential(), self.plan.attach)
@@ -244,7 +249,6 @@ impl Simulation {
         self.coverage.depth_six += u64::from(self.geometry.map_levels() >= 6 && status.mapped_blocks > 0);
         if let Some(zombie) = &mut self.zombie {
             zombie.replaced = true;
-            zombie.dirty = false;
         }
         self.guest = Some(Guest {
             name: self.guests,
@@ -254,7 +258,8 @@ impl Simulation {
             maintenance,
             outstanding: BTreeMap::new(),
             replaced: false,
-            dirty: false,
+            changed: 0,
+            flushed: 0,
             stopping: false,
             checkpoints: 0,
             evictions: 0,

@@ -169,6 +169,9 @@ impl Simulation {
             create.freshness,
             self.plan.mischief
         );
+        if self.plan.mischief.anchor {
+            self.excused.extend([Kind::Anchor, Kind::Fenced]);
+        }
         self.create()?;
         self.recover()?;
         if self.plan.mischief.errors || self.plan.mischief.late {
@@ -176,9 +179,6 @@ impl Simulation {
         }
         if self.plan.mischief.errors {
             self.excused.push(Kind::Io);
-        }
-        if self.plan.mischief.anchor {
-            self.excused.extend([Kind::Anchor, Kind::Fenced]);
         }
         let mut step = 0;
         while self.coverage.requests < operations && !self.lost {

@@ -341,6 +341,8 @@ impl Attaching {
         }
         let crowded = legs.len() > MAX_LEGS / 2;
         core.publish(&self.io, replayed.generation, replayed.head, legs).await?;
+        // Somebody who claimed the volume before our reservations were there may have chosen the same units.
+        core.confirm_claim().await?;
         let core = Arc::new(core);
         if crowded {
             core.want_checkpoint();

@@ -99,7 +99,7 @@ impl Core {
         self.publish_wanted.load(Ordering::SeqCst) > self.publish_done.load(Ordering::SeqCst)
     }
 
-    fn anchor_is_due(&self) -> bool {
+    pub(crate) fn anchor_is_due(&self) -> bool {
         if self.header.freshness != Freshness::Interval {
             return false;
         }
@@ -192,7 +192,6 @@ impl Core {
 
     /// One checkpoint. At level `transaction`, a spill: the new roots stay in memory.
     async fn checkpoint(&self, io: &Io) -> Result<()> {
-        let wanted = self.checkpoint_wanted.load(Ordering::SeqCst);
         // What the last checkpoint freed is what this one writes its nodes to.
         self.space.drain().await;
         self.checkpointing.store(true, Ordering::SeqCst);
@@ -210,9 +209,8 @@ impl Core {
             self.finish(io, &cut, [pin]).await?;
         }
         self.counters.checkpoints.add(1);
-        let done = wanted.max(self.checkpoint_done.load(Ordering::SeqCst) + 1);
-        self.checkpoint_done.store(done, Ordering::SeqCst);
         self.checkpointing.store(false, Ordering::SeqCst);
+        self.checkpoint_done.fetch_add(1, Ordering::SeqCst);
         self.progress.notify(usize::MAX);
         Ok(())
     }
@@ -255,6 +253,8 @@ impl Core {
     /// Writes the superblock that covers `cut`, and lets go of what it makes superfluous.
     async fn finish(&self, io: &Io, cut: &Committed, pins: impl IntoIterator<Item = Pin>) -> Result<()> {
         let listed = self.publish(io, cut.generation, cut.head, vec![cut.leg]).await?;
+        // Somebody who claimed the volume before this superblock was there reads the old trees.
+        self.confirm_claim().await?;
         self.bitmap_places.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.commit.retire(&cut.leg);
         self.space.published(&listed);

@@ -196,7 +196,8 @@ impl Core {
 
     /// Makes what was completed before the call durable, and anchored if that is wanted or the level demands it.
     pub(crate) async fn commit(&self, io: &Io, want: Want) -> Result<Committed> {
-        let anchor = (want.anchor && self.header.freshness != Freshness::Off) || self.anchors_always();
+        let wanted = want.anchor && self.header.freshness != Freshness::Off;
+        let anchor = wanted || self.anchors_always() || self.anchor_is_due();
         let target = self.commit.lock().begun + 1;
         loop {
             let listener = self.commit.changed.listen();
@@ -314,6 +315,16 @@ impl Core {
             self.space.let_go(pins);
         }
         self.progress.notify(usize::MAX);
+    }
+
+    /// Asks the anchor whether this session still has the volume. What is durable before the question is known to whoever claims the volume
+    /// after the answer.
+    pub(crate) async fn confirm_claim(&self) -> Result<()> {
+        let Some(anchor) = &self.environment.anchor else { return Ok(()) };
+        match anchor.read().await? {
+            Some(stamp) if stamp.session == self.session => Ok(()),
+            _ => Err(anchor::Error::Conflict(None).into()),
+        }
     }
 
     /// Moves the anchor to a committed state by compare-and-swap.

@@ -217,7 +217,8 @@ impl Core {
 
     /// Asks for a checkpoint; the number to compare `checkpoint_done` with.
     pub(crate) fn want_checkpoint(&self) -> u64 {
-        let number = self.checkpoint_done.load(Ordering::SeqCst) + 1;
+        let under_way = u64::from(self.checkpointing.load(Ordering::SeqCst));
+        let number = self.checkpoint_done.load(Ordering::SeqCst) + 1 + under_way;
         self.checkpoint_wanted.fetch_max(number, Ordering::SeqCst);
         self.work.notify(usize::MAX);
         number

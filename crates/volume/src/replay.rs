@@ -5,6 +5,7 @@
 //!    records are there.
 //! 2. The state is that of the last commit that counts: up to the stamp all of them, behind it those that continue it, and the very last
 //!    only if the data that it names opens (nothing proves that the flush behind it ever ended).
+//!    Behind the stamp only the session that made it may continue.
 //! 3. Reservations count wherever the chain holds, also in what is not applied: their writer may still be alive.
 
 use std::collections::BTreeSet;
@@ -166,6 +167,7 @@ impl Replay<'_> {
                         return Ok(());
                     }
                 } else if self.header.freshness != Freshness::Transaction
+                    && self.may_continue(&record)
                     && let Some(before) = held.replace(commit)
                 {
                     self.apply(state, before, leg);
@@ -179,6 +181,13 @@ impl Replay<'_> {
             self.apply(state, last, &leg);
         }
         Ok(())
+    }
+
+    /// Whether a record behind the stamp may count: only the session that claimed the volume last may continue it. What an earlier one
+    /// wrote there and did not get anchored was not found when the volume was claimed, and has been forgotten: the host must not be able
+    /// to bring it back by a copy of the disk that has it, nor a guest that was believed dead to slip it in.
+    fn may_continue(&self, record: &RecordHeader) -> bool {
+        self.stamp.is_none_or(|stamp| stamp.session == record.session)
     }
 
     /// The next record, if it is one and continues the chain.

@@ -334,6 +334,13 @@ impl Core {
             return Ok(());
         }
         self.admit().await?;
+        // Elsewhere a checkpoint gets its blocks back; a transaction keeps all of them to its end.
+        if self.header.freshness == Freshness::Transaction && self.space.free() < self.limits.node_reserve {
+            return Err(Error::new(
+                Kind::NoSpace,
+                "this transaction has used up the space for the volume's own map; commit it before you go on",
+            ));
+        }
         self.overlay.discard(block..block + blocks);
         self.counters.discarded_blocks.add(blocks);
         self.nudge();

@@ -1,0 +1,359 @@
+//! What can be typed, and the help for it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueHint};
+use volume::format::protections::{Freshness, Provision, SuiteCode};
+
+use crate::input::{parse_duration, parse_name, parse_size};
+
+const EXIT_CODES: &str = "\
+Exit codes:
+   0  done
+   1  a defect in cvmio itself
+   2  usage: it cannot be done as asked, and nothing was changed
+   3  io: the store failed, or does not answer
+   4  corrupt: something on the store is not what was written there
+   5  stale: the store is older than what the anchor vouches for (a rollback)
+   6  forked: the store has a history of its own beside the anchored one
+   7  fenced: another session has claimed the volume
+   8  anchor: it cannot be reached, or holds nothing usable
+   9  no space is left on the volume
+  10  locked: the passphrase or key file opens no key slot
+  11  policy: it is missing or unreadable, or the store contradicts it";
+
+/// Disks for confidential VMs, on storage that nobody trusts.
+///
+/// An untrusted file or disk becomes a block device that its host can neither read, nor change, nor roll back.
+#[derive(Parser, Debug)]
+#[command(name = "cvmio", version, after_help = EXIT_CODES, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Create, attach and look after volumes
+    #[command(subcommand)]
+    Volume(VolumeCommand),
+}
+
+#[derive(Subcommand, Debug)]
+pub enum VolumeCommand {
+    Create(Create),
+    Attach(Attach),
+    /// Put a volume away
+    ///
+    /// Refuses while the device is mounted or open, and says by whom. Everything that was written is durable and anchored when it returns.
+    #[command(after_help = "Example:\n  umount /srv/ledger && cvmio volume detach ledger")]
+    Detach(Named),
+    List(List),
+    /// Show what an attached volume is doing
+    #[command(after_help = "Example:\n  cvmio volume status ledger --json")]
+    Status(Named),
+    /// Make everything written so far durable and fresh
+    ///
+    /// With freshness `transaction` this ends the transaction; at the other levels it moves the anchor at once.
+    #[command(after_help = "Example:\n  sync /srv/ledger && cvmio volume commit ledger")]
+    Commit(Named),
+    Check(Check),
+    Dump(Dump),
+    #[command(subcommand)]
+    Key(Key),
+    /// Serves one volume; started by `attach`
+    #[command(hide = true)]
+    Serve {
+        /// For people who look at the list of processes
+        name: String,
+    },
+    /// Makes a loop device of a file; started by the daemon, which must not wait for itself
+    #[command(hide = true)]
+    LoopAttach {
+        file: PathBuf,
+    },
+    /// Detaches a loop device; started by the daemon
+    #[command(hide = true)]
+    LoopDetach {
+        device: PathBuf,
+    },
+}
+
+/// Where the secret comes from that opens a key slot; without either, a passphrase is asked for.
+#[derive(Args, Debug, Clone, Default)]
+pub struct CredentialArgs {
+    /// Use the content of FILE as the key (at least 32 random bytes)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "passphrase_file")]
+    pub key_file: Option<PathBuf>,
+    /// Read the passphrase from the first line of FILE (`-` for standard input) instead of the terminal
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub passphrase_file: Option<PathBuf>,
+}
+
+/// Where running volumes are found.
+#[derive(Args, Debug, Clone, Default)]
+pub struct RuntimeArgs {
+    /// Directory of the running volumes [default: /run/cvmio, or cvmio in XDG_RUNTIME_DIR]
+    #[arg(long, value_name = "DIR", env = "CVMIO_RUNTIME_DIR", hide_env_values = true)]
+    pub runtime_dir: Option<PathBuf>,
+}
+
+/// Create a volume on a file or a block device
+///
+/// Writes the volume's header to STORE, an attach policy, and the first stamp to a new anchor. The policy and the anchor are what the
+/// volume is checked against from then on: keep both where the host of STORE cannot change them.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example: 100 GiB in a sparse file
+  head -c 32 /dev/urandom > ledger.key
+  cvmio volume create /mnt/host/ledger.img --size 100G --key-file ledger.key \\
+      --policy /etc/cvmio/ledger.toml --anchor file:/var/lib/cvmio/ledger.anchor")]
+pub struct Create {
+    /// File (made if it does not exist) or block device
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub store: PathBuf,
+    /// Size that the volume shows, such as 512M, 1G or 2T; without it, as much as STORE holds
+    #[arg(long, value_parser = parse_size)]
+    pub size: Option<u64>,
+    /// Where freshness is kept; the file is made. Needed unless freshness is off
+    #[arg(long, value_name = "file:/PATH")]
+    pub anchor: Option<String>,
+    /// Where to write the attach policy [default: STORE.policy.toml]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub policy: Option<PathBuf>,
+    /// Cipher: aes-256-gcm, aegis-128x2, aegis-256x2, or aes-256-xts (only without integrity) [default: aes-256-gcm]
+    #[arg(long)]
+    pub suite: Option<SuiteCode>,
+    /// Let the host read the data; it still cannot change it
+    #[arg(long)]
+    pub no_confidentiality: bool,
+    /// Let the host change the data unnoticed; needs --freshness off
+    #[arg(long)]
+    pub no_integrity: bool,
+    /// When old data is found out: strict (all flushed data is fresh), write (all written data), interval (all but the last second),
+    /// transaction (as of the last `commit`), off
+    #[arg(long, value_name = "LEVEL", default_value = "strict")]
+    pub freshness: Freshness,
+    /// thin: promise the size and take what STORE has; full: overwrites never run out of space
+    #[arg(long, default_value = "full")]
+    pub provision: Provision,
+    #[command(flatten)]
+    pub credential: CredentialArgs,
+    /// Name of the first key slot
+    #[arg(long, default_value = "first")]
+    pub label: String,
+    /// Go through the page cache, where STORE cannot do direct I/O
+    #[arg(long)]
+    pub buffered: bool,
+    /// Overwrite what is on STORE, and the policy file
+    #[arg(long)]
+    pub force: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Make a volume usable as a file or a block device
+///
+/// Checks STORE against the policy and the anchor, claims it, and starts a process that serves it. Returns when the device is there.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example: a file system on a volume
+  cvmio volume attach /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
+      --key-file ledger.key --loop
+  mkfs.ext4 /dev/loop0 && mount /dev/loop0 /srv/ledger")]
+pub struct Attach {
+    /// File or block device with a volume on it
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub store: PathBuf,
+    /// The volume's attach policy [default: STORE.policy.toml]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub policy: Option<PathBuf>,
+    /// Name for `detach`, `status` and `commit` [default: STORE's name without its extension]
+    #[arg(long, value_parser = parse_name)]
+    pub name: Option<String>,
+    /// Memory for changes and for the map's cache
+    #[arg(long, value_parser = parse_size, default_value = "256M")]
+    pub memory: u64,
+    /// Threads that seal and open blocks
+    #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub queues: u8,
+    /// Make a block device, /dev/loopN, of the volume's file
+    #[arg(long = "loop")]
+    pub use_loop: bool,
+    /// Show the volume as the file `disk` in DIR (an empty directory) instead of in the runtime directory
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub mount: Option<PathBuf>,
+    /// Stay in the foreground until SIGTERM or SIGINT
+    #[arg(long)]
+    pub foreground: bool,
+    /// With freshness `interval`: how far the anchor may lag behind
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "1s")]
+    pub interval: Duration,
+    /// Go through the page cache, where STORE cannot do direct I/O
+    #[arg(long)]
+    pub buffered: bool,
+    #[command(flatten)]
+    pub credential: CredentialArgs,
+    #[command(flatten)]
+    pub runtime: RuntimeArgs,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct Named {
+    /// The attached volume's name, as in `cvmio volume list`
+    #[arg(value_parser = parse_name)]
+    pub name: String,
+    #[command(flatten)]
+    pub runtime: RuntimeArgs,
+    /// Print the result as JSON
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub json: bool,
+}
+
+/// List the attached volumes
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  cvmio volume list --json")]
+pub struct List {
+    #[command(flatten)]
+    pub runtime: RuntimeArgs,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A volume, mostly one that is not attached.
+#[derive(Args, Debug)]
+pub struct Offline {
+    /// File or block device with a volume on it
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub store: PathBuf,
+    /// The volume's attach policy [default: STORE.policy.toml]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub policy: Option<PathBuf>,
+    #[command(flatten)]
+    pub credential: CredentialArgs,
+    /// Go through the page cache, where STORE cannot do direct I/O
+    #[arg(long)]
+    pub buffered: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Read and verify every block of a volume, attached or not
+///
+/// Lists the blocks that are not what was written there. Changes nothing.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example: a volume that is not attached, and one that is
+  cvmio volume check /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
+      --key-file ledger.key
+  cvmio volume check ledger")]
+pub struct Check {
+    #[command(flatten)]
+    pub offline: Offline,
+    #[command(flatten)]
+    pub runtime: RuntimeArgs,
+}
+
+/// Show what stands on a store: header, key slots, superblocks
+///
+/// For looking into trouble; changes nothing. Without a key file or passphrase file it shows what the host can see too: header and
+/// key slots, unverified. Keys are never shown.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  cvmio volume dump /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
+      --key-file ledger.key --json")]
+pub struct Dump {
+    #[command(flatten)]
+    pub offline: Offline,
+}
+
+/// Add, remove and list what opens a volume
+#[derive(Subcommand, Debug)]
+pub enum Key {
+    Add(KeyAdd),
+    Remove(KeyRemove),
+    List(KeyList),
+}
+
+/// Let another passphrase or key file open a volume that is not attached
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example: a passphrase for emergencies
+  cvmio volume key add /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
+      --key-file ledger.key --label emergency")]
+pub struct KeyAdd {
+    #[command(flatten)]
+    pub offline: Offline,
+    /// The new key: the content of FILE (at least 32 random bytes)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "new_passphrase_file")]
+    pub new_key_file: Option<PathBuf>,
+    /// The new passphrase: the first line of FILE; without either, it is asked for
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub new_passphrase_file: Option<PathBuf>,
+    /// Name of the new slot
+    #[arg(long, default_value = "")]
+    pub label: String,
+    /// Go on although a session did not detach (a session that still runs is fenced)
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Empty a key slot of a volume that is not attached
+///
+/// A removed passphrase opens no slot any more, and an older header cannot be put back unless freshness is off. But who has taken the
+/// volume key itself keeps it: for that, copy the content to a new volume.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  cvmio volume key remove /mnt/host/ledger.img 1 --policy /etc/cvmio/ledger.toml \\
+      --key-file ledger.key")]
+pub struct KeyRemove {
+    #[command(flatten)]
+    pub offline: Offline,
+    /// The slot's number, as in `key list`
+    pub slot: usize,
+    /// Go on although a session did not detach (a session that still runs is fenced)
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// List the key slots of a volume
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  cvmio volume key list /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml")]
+pub struct KeyList {
+    /// File or block device with a volume on it
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub store: PathBuf,
+    /// The volume's attach policy [default: STORE.policy.toml]
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub policy: Option<PathBuf>,
+    /// Go through the page cache, where STORE cannot do direct I/O
+    #[arg(long)]
+    pub buffered: bool,
+    /// Print the result as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,35 @@
+//! What each command does.
+
+mod attach;
+pub mod check;
+mod create;
+mod offline;
+mod running;
+
+use crate::cli::VolumeCommand;
+use crate::failure::Failure;
+use crate::output;
+
+/// Carries out a command on volumes.
+///
+/// # Errors
+/// As the command's help says.
+pub fn volume(command: VolumeCommand) -> Result<(), Failure> {
+    match command {
+        VolumeCommand::Create(create) => create::run(&create),
+        VolumeCommand::Attach(attach) => attach::run(&attach),
+        VolumeCommand::Detach(named) => running::detach(&named),
+        VolumeCommand::List(list) => running::list(&list),
+        VolumeCommand::Status(named) => running::status(&named),
+        VolumeCommand::Commit(named) => running::commit(&named),
+        VolumeCommand::Check(args) => check::run(&args),
+        VolumeCommand::Dump(dump) => offline::dump(&dump),
+        VolumeCommand::Key(key) => offline::key(&key),
+        VolumeCommand::Serve { .. } => attach::serve(),
+        VolumeCommand::LoopAttach { file } => {
+            output::print(&export::loopdev::attach(&file, false)?.display().to_string());
+            Ok(())
+        }
+        VolumeCommand::LoopDetach { device } => Ok(export::loopdev::detach(&device)?),
+    }
+}

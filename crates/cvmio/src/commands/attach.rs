@@ -1,0 +1,225 @@
+//! `cvmio volume attach`: starts the daemon, and waits until the device is there.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use seal::slot::Credential;
+use serde::{Deserialize, Serialize};
+
+use crate::cli::Attach;
+use crate::daemon::{self, Order, Ready};
+use crate::failure::Failure;
+use crate::input::{self, Origin};
+use crate::runtime::{self, Place};
+use crate::{output, system};
+
+/// Most bytes of an order.
+const MAX_ORDER: u64 = 1 << 20;
+
+/// The daemon's first and only words to who started it.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Word {
+    Ready(Ready),
+    Failed(Failure),
+}
+
+pub fn run(args: &Attach) -> Result<(), Failure> {
+    let order = order(args)?;
+    check_front(&order)?;
+    system::protect()?;
+    let credential = input::load(&args.credential, Origin::Known)?;
+    if args.foreground {
+        return daemon::run(&order, credential, |ready| {
+            report(args, ready).map_err(|failure| std::io::Error::other(failure.to_string()))
+        });
+    }
+    let spinner = output::spinner(format!("attaching {}", order.store.display()));
+    let ready = start(&order, &credential);
+    drop(spinner);
+    report(args, &ready?)
+}
+
+fn order(args: &Attach) -> Result<Order, Failure> {
+    let whole = |path: &Path| {
+        std::path::absolute(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
+    };
+    let policy_path = input::default_policy(&args.store, args.policy.as_deref())?;
+    // Looked at first, so that a wrong path is not taken for a lost policy.
+    std::fs::metadata(&args.store).map_err(|error| {
+        Failure::usage(format!("the store {} cannot be opened: {error}", args.store.display()))
+    })?;
+    let policy = input::read_policy(&policy_path)?;
+    let store = whole(&args.store)?;
+    let name = match &args.name {
+        Some(name) => name.clone(),
+        None => {
+            let stem = store.file_stem().unwrap_or_default().to_string_lossy();
+            input::parse_name(&stem)
+                .map_err(|error| Failure::usage(format!("{error}: name it with --name")))?
+        }
+    };
+    Ok(Order {
+        name,
+        runtime: runtime::directory(&args.runtime)?,
+        store,
+        policy,
+        memory: args.memory,
+        queues: args.queues,
+        use_loop: args.use_loop,
+        mount: args.mount.as_deref().map(whole).transpose()?,
+        interval: args.interval,
+        buffered: args.buffered,
+    })
+}
+
+/// What would keep the device from being shown, found before the volume is claimed for nothing.
+fn check_front(order: &Order) -> Result<(), Failure> {
+    if let Some(path) = order.mount.as_deref().filter(|path| !path.is_dir()) {
+        return Err(Failure::usage(format!(
+            "{} is not a directory; make one, or leave --mount out",
+            path.display()
+        )));
+    }
+    if !Path::new("/dev/fuse").exists() {
+        return Err(Failure::usage("this kernel has no FUSE; load its module (modprobe fuse)"));
+    }
+    Ok(())
+}
+
+fn report(args: &Attach, ready: &Ready) -> Result<(), Failure> {
+    ready.warnings.iter().for_each(|warning| output::warning(warning));
+    if args.json {
+        return output::print_json(ready);
+    }
+    let mut text = format!(
+        "attached {} ({})\n  file          {}",
+        ready.name,
+        output::bytes(ready.size),
+        ready.device.display()
+    );
+    if let Some(device) = &ready.loop_device {
+        text += &format!("\n  block device  {}", device.display());
+    }
+    output::print(&text);
+    Ok(())
+}
+
+/// Starts the daemon and waits for its word.
+fn start(order: &Order, credential: &Credential) -> Result<Ready, Failure> {
+    let fail = |error: std::io::Error| Failure::io(format!("the daemon cannot be started: {error}"));
+    let place = Place::new(&order.runtime, &order.name);
+    place.make()?;
+    let log = File::options().create(true).append(true).open(place.log()).map_err(fail)?;
+    // This very program, also if another was installed in its place meanwhile.
+    let mut child = Command::new("/proc/self/exe")
+        .arg0("cvmio")
+        .args(["volume", "serve", &order.name])
+        .current_dir("/")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .process_group(0)
+        .spawn()
+        .map_err(fail)?;
+    let word = brief(&mut child, order, credential).and_then(|()| hear(&mut child));
+    match word.map_err(fail)? {
+        Some(Word::Ready(ready)) => Ok(ready),
+        Some(Word::Failed(failure)) => {
+            let _ = child.wait();
+            Err(explain(failure, order))
+        }
+        None => {
+            let end = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+            Err(Failure::internal(format!(
+                "the daemon ended before the volume was there ({end}); see {}",
+                place.log().display()
+            )))
+        }
+    }
+}
+
+/// The secret goes through a pipe: what is on a command line, everybody can see.
+fn brief(child: &mut Child, order: &Order, credential: &Credential) -> std::io::Result<()> {
+    let Some(mut pipe) = child.stdin.take() else { return Ok(()) };
+    let mut line = serde_json::to_vec(order)?;
+    line.push(b'\n');
+    pipe.write_all(&line)?;
+    input::to_pipe(credential, &mut pipe)
+}
+
+fn hear(child: &mut Child) -> std::io::Result<Option<Word>> {
+    let Some(pipe) = child.stdout.take() else { return Ok(None) };
+    let mut line = String::new();
+    BufReader::new(pipe.take(MAX_ORDER)).read_line(&mut line)?;
+    Ok(serde_json::from_str(&line).ok())
+}
+
+/// Says who has the store, if it is one of ours.
+fn explain(failure: Failure, order: &Order) -> Failure {
+    if !failure.is_in_use() {
+        return failure;
+    }
+    let store = order.store.to_string_lossy();
+    let holder = runtime::running(&order.runtime).into_iter().find_map(|(name, status)| {
+        let status = status.ok()?;
+        let report = status.get("report")?;
+        let held = report.get("volume")?.get("store")?.as_str()?;
+        (held == store).then(|| format!("it is attached as {name}, by process {}", report["process"]))
+    });
+    match holder {
+        Some(holder) => failure.with(holder),
+        None => failure,
+    }
+}
+
+/// The daemon's side.
+pub fn serve() -> Result<(), Failure> {
+    let (order, credential) = match receive() {
+        Ok(received) => received,
+        Err(error) => {
+            return Err(Failure::usage(format!("this is started by `cvmio volume attach` only ({error})")));
+        }
+    };
+    // A session of its own: the terminal's hang-up is none of its business.
+    let _ = rustix::process::setsid();
+    let mut told = false;
+    let result = daemon::run(&order, credential, |ready| {
+        told = true;
+        say(&Word::Ready(ready.clone()))
+    });
+    if let (Err(failure), false) = (&result, told) {
+        let _ = say(&Word::Failed(failure.clone()));
+    }
+    result
+}
+
+fn say(word: &Word) -> std::io::Result<()> {
+    let mut line = serde_json::to_vec(word)?;
+    line.push(b'\n');
+    let mut out = std::io::stdout().lock();
+    out.write_all(&line)?;
+    out.flush()
+}
+
+/// Reads the order byte by byte: a buffer would keep a copy of the secret that follows it.
+fn receive() -> std::io::Result<(Order, Credential)> {
+    system::protect().map_err(|failure| std::io::Error::other(failure.to_string()))?;
+    let mut pipe = File::from(rustix::io::dup(std::io::stdin())?);
+    let mut line = Vec::new();
+    let mut byte = [0];
+    loop {
+        pipe.read_exact(&mut byte)?;
+        if byte[0] == b'\n' {
+            break;
+        }
+        if line.len() as u64 == MAX_ORDER {
+            return Err(std::io::ErrorKind::FileTooLarge.into());
+        }
+        line.push(byte[0]);
+    }
+    Ok((serde_json::from_slice(&line)?, input::from_pipe(&mut pipe)?))
+}

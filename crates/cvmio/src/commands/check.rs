@@ -1,0 +1,120 @@
+//! `cvmio volume check`: every block that the map reaches is read and opened.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use indicatif::ProgressBar;
+use serde_json::{Value, json};
+use volume::{AttachOptions, CheckProgress, CheckReport, Kind, Volume};
+
+use super::offline::{self, Opened};
+use crate::cli::Check;
+use crate::daemon::control::Request;
+use crate::failure::Failure;
+use crate::runtime::{self, Place};
+use crate::{input, output};
+
+pub fn run(args: &Check) -> Result<(), Failure> {
+    let report = match attached(args)? {
+        Some(place) => {
+            let _spinner = output::spinner("checking");
+            let answer = place.ask(&Request::Check)?;
+            serde_json::from_value(answer).map_err(|error| Failure::internal(error.to_string()))?
+        }
+        None => offline(args)?,
+    };
+    show(args, &report)
+}
+
+/// The place of a volume of this name, unless there is a store of this name.
+fn attached(args: &Check) -> Result<Option<Place>, Failure> {
+    let store = &args.offline.store;
+    let name = store.to_str().and_then(|name| input::parse_name(name).ok());
+    match name {
+        Some(name) if !store.exists() => Ok(Some(Place::new(&runtime::directory(&args.runtime)?, &name))),
+        _ => Ok(None),
+    }
+}
+
+fn offline(args: &Check) -> Result<Report, Failure> {
+    let Opened { environment, policy, credential } = offline::open(&args.offline, false)?;
+    let spinner = output::spinner("opening");
+    let options = AttachOptions::default();
+    let volume = volume::attach_read_only(environment, policy, credential, options)?.block()?;
+    drop(spinner);
+    let bar = output::bar("checking", volume.status().mapped_blocks);
+    let report = check(&volume, &bar)?;
+    bar.finish_and_clear();
+    Ok(report)
+}
+
+/// What a check found, as it goes through a socket too.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Report {
+    /// Data blocks that were opened.
+    pub blocks: u64,
+    /// Logical blocks that are damaged or cannot be reached.
+    pub damaged_blocks: u64,
+    /// The first stretches of them: first block, and how many.
+    pub damaged: Vec<(u64, u64)>,
+}
+
+/// Checks a volume with as many threads as there are processors.
+///
+/// # Errors
+/// When the store fails, or the system refuses a thread.
+pub fn check(volume: &Volume, bar: &ProgressBar) -> Result<Report, Failure> {
+    let parts = std::thread::available_parallelism().map_or(1, usize::from).min(16) as u64;
+    let progress = Arc::new(CheckProgress::default());
+    let start = |part| {
+        let (volume, progress) = (volume.clone(), Arc::clone(&progress));
+        let job = move || -> volume::Result<CheckReport> { volume.check(part, parts, progress)?.block() };
+        std::thread::Builder::new().name(format!("check-{part}")).spawn(job)
+    };
+    let threads = (0..parts).map(start).collect::<std::io::Result<Vec<_>>>();
+    let threads = threads.map_err(|error| Failure::io(format!("no thread can be started: {error}")))?;
+    while !threads.iter().all(std::thread::JoinHandle::is_finished) {
+        bar.set_position(progress.blocks.load(Ordering::Relaxed));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut report = CheckReport::default();
+    for thread in threads {
+        report.merge(thread.join().map_err(|_| Failure::internal("a checking thread ended by a defect"))??);
+    }
+    let damaged = report.damaged.iter().map(|range| (range.start, range.end - range.start)).collect();
+    Ok(Report { blocks: report.blocks, damaged_blocks: report.damaged_blocks, damaged })
+}
+
+fn show(args: &Check, report: &Report) -> Result<(), Failure> {
+    if args.offline.json {
+        let damaged: Vec<Value> = report
+            .damaged
+            .iter()
+            .map(|(block, blocks)| json!({ "block": block, "blocks": blocks }))
+            .collect();
+        output::print_json(&json!({
+            "blocks": report.blocks, "damaged-blocks": report.damaged_blocks, "damaged": damaged,
+        }))?;
+    } else if report.damaged_blocks == 0 {
+        output::print(&format!("{} blocks checked, all whole", output::count(report.blocks)));
+    } else {
+        let list =
+            report.damaged.iter().map(|(block, blocks)| format!("\n  {blocks} blocks from {block} on"));
+        output::print(&format!(
+            "{} blocks whole, {} damaged:{}",
+            output::count(report.blocks),
+            output::count(report.damaged_blocks),
+            list.collect::<String>()
+        ));
+    }
+    if report.damaged_blocks == 0 {
+        return Ok(());
+    }
+    let message = format!(
+        "{} blocks are not what was written there; restore what lies on them from a backup, and suspect the host",
+        output::count(report.damaged_blocks)
+    );
+    Err(volume::Error::new(Kind::Corrupt, message).into())
+}

@@ -1,0 +1,161 @@
+//! `cvmio volume create`
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anchor::{Address, Anchor, FileAnchor};
+use seal::slot::Argon2Params;
+use store::{BLOCK_SIZE, FileStore, Options};
+use volume::format::protections::{Freshness, Provision, SuiteCode};
+use volume::geometry::{Geometry, Shape};
+use volume::policy::Policy;
+use volume::{CreateOptions, SavePolicy};
+
+use crate::cli::Create;
+use crate::failure::Failure;
+use crate::input::{self, Origin};
+use crate::{output, system};
+
+pub fn run(args: &Create) -> Result<(), Failure> {
+    let policy_path = input::default_policy(&args.store, args.policy.as_deref())?;
+    if !args.force && policy_path.exists() {
+        return Err(Failure::usage(input::already_there(&policy_path)));
+    }
+    let options = options(args)?;
+    check_anchor(args)?;
+    system::protect()?.iter().for_each(|warning| output::warning(warning));
+    let credential = input::load(&args.credential, Origin::New)?;
+    let mut made = Made(Vec::new());
+    let store = open_or_make(args, &options, &mut made)?;
+    let anchor = args.anchor.as_deref().map(|address| make_anchor(address, &mut made)).transpose()?;
+    let spinner = output::spinner(format!("creating {}", args.store.display()));
+    let saved_to = policy_path.clone();
+    let force = args.force;
+    let save: SavePolicy = Box::new(move |policy| {
+        input::save_policy(&saved_to, policy, force)
+            .map_err(|failure| volume::Error::new(volume::Kind::Policy, failure.to_string()))
+    });
+    let policy = volume::create(system::environment(store, anchor), options, credential, save)?.block()?;
+    drop(spinner);
+    made.0.clear();
+    report(args, &policy, &policy_path)
+}
+
+fn options(args: &Create) -> Result<CreateOptions, Failure> {
+    let block = BLOCK_SIZE as u64;
+    if let Some(size) = args.size.filter(|size| !size.is_multiple_of(block)) {
+        return Err(Failure::usage(format!(
+            "a size of {size} bytes is no whole number of blocks of {block} bytes; choose a multiple"
+        )));
+    }
+    let unauthenticated = args.no_integrity && !args.no_confidentiality;
+    let suite = if unauthenticated { SuiteCode::Aes256Xts } else { SuiteCode::Aes256Gcm };
+    let options = CreateOptions {
+        suite: args.suite.unwrap_or(suite),
+        confidentiality: !args.no_confidentiality,
+        integrity: !args.no_integrity,
+        freshness: args.freshness,
+        provision: args.provision,
+        logical_blocks: args.size.map(|size| size / block),
+        force: args.force,
+        shape: Shape::STANDARD,
+        argon2: Argon2Params::default(),
+        label: args.label.clone(),
+    };
+    volume::format::protections::check_protections(
+        options.suite,
+        options.confidentiality,
+        options.integrity,
+        options.freshness,
+    )
+    .map_err(|(field, message)| Failure::usage(format!("{field}: {message}{}", hint(field))))?;
+    Ok(options)
+}
+
+fn hint(field: &str) -> &'static str {
+    if field == "freshness" { "; give up both with --no-integrity --freshness off" } else { "" }
+}
+
+/// Before anything is made.
+fn check_anchor(args: &Create) -> Result<(), Failure> {
+    match (&args.anchor, args.freshness) {
+        (None, Freshness::Off) => Ok(()),
+        (None, level) => Err(Failure::usage(format!(
+            "freshness `{level}` needs an anchor, outside the reach of the store's host; name one with --anchor file:/PATH, or give up freshness with --freshness off"
+        ))),
+        (Some(_), Freshness::Off) => {
+            Err(Failure::usage("with --freshness off there is nothing to anchor; leave --anchor out"))
+        }
+        (Some(address), _) => Ok(address.parse::<Address>().map(drop)?),
+    }
+}
+
+/// Files that are removed again if the creation fails.
+struct Made(Vec<PathBuf>);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for path in &self.0 {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+fn open_or_make(args: &Create, options: &CreateOptions, made: &mut Made) -> Result<FileStore, Failure> {
+    if args.store.exists() {
+        return Ok(system::open_store(&args.store, args.buffered)?);
+    }
+    let Some(logical) = options.logical_blocks else {
+        return Err(Failure::usage(format!(
+            "{} does not exist; give the size of the volume to be made with --size",
+            args.store.display()
+        )));
+    };
+    let geometry = Geometry::for_logical(logical, Shape::STANDARD).map_err(Failure::usage)?;
+    let create = Some(geometry.physical_blocks);
+    let store =
+        FileStore::open(&args.store, Options { direct: !args.buffered, create, ..Options::default() })?;
+    made.0.push(args.store.clone());
+    Ok(store)
+}
+
+/// A new anchor; or one that was made, and never claimed: what an interrupted creation leaves.
+fn make_anchor(address: &str, made: &mut Made) -> Result<Arc<dyn Anchor>, Failure> {
+    match address.parse()? {
+        Address::File(path) if !path.exists() => {
+            let anchor = FileAnchor::create(&path)?;
+            made.0.push(path);
+            Ok(Arc::new(anchor))
+        }
+        _ => Ok(anchor::open_address(address)?),
+    }
+}
+
+fn report(args: &Create, policy: &Policy, policy_path: &Path) -> Result<(), Failure> {
+    if args.json {
+        return output::print_json(&serde_json::json!({
+            "store": args.store,
+            "policy": policy_path,
+            "volume": policy,
+        }));
+    }
+    let on = |protected| if protected { "on" } else { "OFF" };
+    let provision = if args.provision == Provision::Full { "" } else { " (thin)" };
+    let mut text = format!(
+        "created {}{provision} on {}: {}, confidentiality {}, integrity {}, freshness {}\n  policy  {}\n",
+        output::bytes(policy.size),
+        args.store.display(),
+        policy.suite,
+        on(policy.confidentiality),
+        on(policy.integrity),
+        policy.freshness,
+        policy_path.display()
+    );
+    if let Some(anchor) = &policy.anchor {
+        text += &format!("  anchor  {anchor}\n");
+    }
+    text += "Keep these where the host of the store cannot change them: they are what the volume is checked against.";
+    output::print(&text);
+    Ok(())
+}

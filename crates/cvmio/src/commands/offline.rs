@@ -1,0 +1,229 @@
+//! Commands on a volume that is not attached: `dump`, `key`.
+
+use std::path::Path;
+
+use seal::slot::{Argon2Params, Credential};
+use volume::dump::{CopyDump, Dump, Read, SlotDump, SuperblockDump};
+use volume::policy::Policy;
+use volume::{AttachOptions, Environment, KeyChange};
+
+use crate::cli::{self, CredentialArgs, Key, KeyAdd, KeyList, KeyRemove, Offline};
+use crate::failure::Failure;
+use crate::input::{self, Origin};
+use crate::{output, system};
+
+/// What an offline command stands on.
+pub struct Opened {
+    pub environment: Environment,
+    pub policy: Policy,
+    pub credential: Credential,
+}
+
+/// Opens what the arguments name, for reading or for changing.
+pub fn open(args: &Offline, write: bool) -> Result<Opened, Failure> {
+    system::protect()?.iter().for_each(|warning| output::warning(warning));
+    let (environment, policy) = open_public(&args.store, args.policy.as_deref(), args.buffered, write)?;
+    let credential = input::load(&args.credential, Origin::Known)?;
+    Ok(Opened { environment, policy, credential })
+}
+
+fn open_public(
+    store: &Path,
+    policy: Option<&Path>,
+    buffered: bool,
+    write: bool,
+) -> Result<(Environment, Policy), Failure> {
+    let opened = if write {
+        system::open_store(store, buffered)
+    } else {
+        system::open_store_read_only(store, buffered)
+    }?;
+    let policy = input::read_policy(&input::default_policy(store, policy)?)?;
+    let anchor = system::open_anchor(&policy)?;
+    Ok((system::environment(opened, anchor), policy))
+}
+
+pub fn key(args: &Key) -> Result<(), Failure> {
+    match args {
+        Key::Add(args) => add(args),
+        Key::Remove(args) => remove(args),
+        Key::List(args) => list(args),
+    }
+}
+
+fn add(args: &KeyAdd) -> Result<(), Failure> {
+    let opened = open(&args.offline, true)?;
+    let new = CredentialArgs {
+        key_file: args.new_key_file.clone(),
+        passphrase_file: args.new_passphrase_file.clone(),
+    };
+    let credential = input::load(&new, Origin::New)?;
+    let change = KeyChange::Add { credential, label: args.label.clone(), argon2: Argon2Params::default() };
+    change_keys(&args.offline, opened, change, args.force)
+}
+
+fn remove(args: &KeyRemove) -> Result<(), Failure> {
+    let opened = open(&args.offline, true)?;
+    change_keys(&args.offline, opened, KeyChange::Remove { slot: args.slot }, args.force)
+}
+
+fn change_keys(args: &Offline, opened: Opened, change: KeyChange, force: bool) -> Result<(), Failure> {
+    let spinner = output::spinner("changing the key slots");
+    let Opened { environment, policy, credential } = opened;
+    let options = AttachOptions::default();
+    volume::change_keys(environment.clone(), policy, credential, change, force, options)?.block()?;
+    drop(spinner);
+    show_slots(environment, args.json)
+}
+
+fn list(args: &KeyList) -> Result<(), Failure> {
+    let (environment, _) = open_public(&args.store, args.policy.as_deref(), args.buffered, false)?;
+    show_slots(environment, args.json)
+}
+
+fn show_slots(environment: Environment, json: bool) -> Result<(), Failure> {
+    let dump = volume::dump::dump(environment, None, None, AttachOptions::default())?.block()?;
+    let slots = dump.slots()?;
+    if json {
+        return output::print_json(&slots);
+    }
+    output::print(&slots.iter().map(slot_line).collect::<Vec<_>>().join("\n"));
+    Ok(())
+}
+
+fn slot_line(slot: &SlotDump) -> String {
+    let cost = match (slot.memory_kib, slot.passes, slot.lanes) {
+        (Some(memory), Some(passes), Some(lanes)) => format!(
+            " (Argon2id: {}, {passes} passes, {lanes} lanes)",
+            output::bytes(u64::from(memory) * 1024)
+        ),
+        _ => String::new(),
+    };
+    format!("slot {:>2}  {}{cost}  {}", slot.index, slot.kind, slot.label).trim_end().to_string()
+}
+
+pub fn dump(args: &cli::Dump) -> Result<(), Failure> {
+    let args = &args.offline;
+    let named = args.credential.key_file.is_some() || args.credential.passphrase_file.is_some();
+    let dump = if named {
+        let Opened { environment, policy, credential } = open(args, false)?;
+        volume::dump::dump(environment, Some(policy), Some(credential), AttachOptions::default())
+    } else {
+        // For trouble: a policy or an anchor that cannot be read is no reason to show nothing.
+        let store = system::open_store_read_only(&args.store, args.buffered)?;
+        let policy = input::default_policy(&args.store, args.policy.as_deref())
+            .and_then(|path| input::read_policy(&path));
+        let anchor = policy.and_then(|policy| system::open_anchor(&policy));
+        if let Err(failure) = &anchor {
+            output::warning(&format!("{failure}; going on without"));
+        }
+        volume::dump::dump(
+            system::environment(store, anchor.ok().flatten()),
+            None,
+            None,
+            AttachOptions::default(),
+        )
+    };
+    let dump = dump?.block()?;
+    if args.json {
+        return output::print_json(&dump);
+    }
+    output::print(&dump_text(&dump));
+    Ok(())
+}
+
+fn dump_text(dump: &Dump) -> String {
+    let mut lines = vec![format!("{}: {} blocks", dump.store, output::count(dump.store_blocks))];
+    for copy in &dump.copies {
+        copy_text(copy, &mut lines);
+    }
+    match &dump.stamp {
+        Some(stamp) => lines.push(format!(
+            "stamp: {}, generation {}, claim {}\n  volume  {}\n  session {}\n  head    {}\n  header  {}",
+            stamp.state,
+            stamp.generation,
+            stamp.claims,
+            stamp.volume,
+            stamp.session,
+            stamp.head,
+            stamp.header_digest
+        )),
+        None => lines.push("stamp: none".into()),
+    }
+    match &dump.superblocks {
+        Some(superblocks) => {
+            superblocks.iter().for_each(|superblock| superblock_text(superblock, &mut lines))
+        }
+        None => lines.push("superblocks: sealed; give a key file or a passphrase file to see them".into()),
+    }
+    lines.join("\n")
+}
+
+fn copy_text(copy: &CopyDump, lines: &mut Vec<String>) {
+    let standing = match (copy.anchored, copy.verified) {
+        (Some(false), _) => "NOT the one that the anchor vouches for",
+        (Some(true), true) => "anchored, verified",
+        (None, true) => "verified",
+        (Some(true), false) => "anchored",
+        (None, false) => "unverified",
+    };
+    lines.push(format!("header at block {}: {standing}\n  digest  {}", copy.block, copy.digest));
+    match &copy.header {
+        Read::Ok(header) => lines.push(format!(
+            "  generation {}, volume {}\n  {}, confidentiality {}, integrity {}, freshness {}, {}\n  {} logical and {} physical blocks; \
+             journal {} segments of {} blocks, bitmap from block {}, data from block {}",
+            header.generation,
+            header.volume,
+            header.suite,
+            header.confidentiality,
+            header.integrity,
+            header.freshness,
+            header.provision,
+            output::count(header.logical_blocks),
+            output::count(header.physical_blocks),
+            header.segments,
+            header.segment_blocks,
+            header.bitmap_start,
+            header.data_start
+        )),
+        Read::Malformed(why) => lines.push(format!("  unreadable: {why}")),
+    }
+    match &copy.slots {
+        Read::Ok(slots) => lines.extend(slots.iter().map(|slot| format!("  {}", slot_line(slot)))),
+        Read::Malformed(why) => lines.push(format!("  key slots unreadable: {why}")),
+    }
+}
+
+fn superblock_text(superblock: &SuperblockDump, lines: &mut Vec<String>) {
+    lines.push(format!(
+        "superblock in slot {}: generation {}, claim {}, publication {}\n  session {}\n  head    {}\n  epoch {} (next {}), {} blocks mapped, {} units reserved",
+        superblock.slot,
+        superblock.generation,
+        superblock.claims,
+        superblock.publication,
+        superblock.session,
+        superblock.head,
+        superblock.epoch,
+        superblock.next_epoch,
+        output::count(superblock.mapped_blocks),
+        superblock.units.len()
+    ));
+    for (name, root) in
+        [("map", &superblock.map), ("salts", &superblock.salts), ("bitmap", &superblock.bitmap)]
+    {
+        lines.push(match root {
+            Some(entry) => format!(
+                "  {name:<7} root at block {}, epoch {}, nonce {}",
+                entry.physical, entry.epoch, entry.nonce
+            ),
+            None => format!("  {name:<7} empty"),
+        });
+    }
+    for leg in &superblock.legs {
+        let last = leg.last.map_or("open".into(), |last| format!("to {last}"));
+        lines.push(format!(
+            "  journal from segment {} block {}: generation {} {last}",
+            leg.segment, leg.block, leg.first
+        ));
+    }
+}

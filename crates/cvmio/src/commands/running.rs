@@ -1,0 +1,104 @@
+//! Commands to a volume that is attached: `detach`, `list`, `status`, `commit`.
+
+use serde_json::{Value, json};
+
+use crate::cli::{List, Named};
+use crate::daemon::control::Request;
+use crate::failure::Failure;
+use crate::output;
+use crate::runtime::{self, Place};
+
+fn ask(args: &Named, request: &Request) -> Result<Value, Failure> {
+    Place::new(&runtime::directory(&args.runtime)?, &args.name).ask(request)
+}
+
+fn done(args: &Named, what: &str) -> Result<(), Failure> {
+    if args.json {
+        return output::print_json(&json!({ "name": args.name, "done": what }));
+    }
+    output::print(&format!("{what} {}", args.name));
+    Ok(())
+}
+
+pub fn detach(args: &Named) -> Result<(), Failure> {
+    let spinner = output::spinner(format!("detaching {}", args.name));
+    ask(args, &Request::Detach)?;
+    drop(spinner);
+    done(args, "detached")
+}
+
+pub fn commit(args: &Named) -> Result<(), Failure> {
+    let spinner = output::spinner(format!("committing {}", args.name));
+    ask(args, &Request::Commit)?;
+    drop(spinner);
+    done(args, "committed")
+}
+
+pub fn status(args: &Named) -> Result<(), Failure> {
+    let answer = ask(args, &Request::Status)?;
+    if args.json {
+        return output::print_json(&answer["report"]);
+    }
+    output::print(answer["text"].as_str().unwrap_or_default());
+    Ok(())
+}
+
+pub fn list(args: &List) -> Result<(), Failure> {
+    let running = runtime::running(&runtime::directory(&args.runtime)?);
+    if args.json {
+        let all: Vec<Value> = running.iter().map(|(name, status)| summary(name, status)).collect();
+        return output::print_json(&all);
+    }
+    if running.is_empty() {
+        output::print("no volume is attached");
+        return Ok(());
+    }
+    let rows: Vec<[String; 5]> = running.iter().map(|(name, status)| row(&summary(name, status))).collect();
+    output::print(&table(["NAME", "STATE", "SIZE", "DEVICE", "STORE"].map(String::from), &rows));
+    Ok(())
+}
+
+fn summary(name: &str, status: &Result<Value, Failure>) -> Value {
+    match status {
+        Ok(answer) => {
+            let report = &answer["report"];
+            let volume = &report["volume"];
+            let state = if volume["failure"].is_null() { "attached" } else { "failed" };
+            let device =
+                if report["loop-device"].is_null() { &report["device"] } else { &report["loop-device"] };
+            json!({ "name": name, "state": state, "size": volume["size"], "device": device, "store": volume["store"],
+                "process": report["process"] })
+        }
+        Err(_) => json!({ "name": name, "state": "dead" }),
+    }
+}
+
+fn row(summary: &Value) -> [String; 5] {
+    let text = |key: &str| summary[key].as_str().unwrap_or("-").to_string();
+    let size = summary["size"].as_u64().map_or("-".into(), output::bytes);
+    [text("name"), text("state"), size, text("device"), text("store")]
+}
+
+/// Columns as wide as their widest cell.
+fn table<const N: usize>(head: [String; N], rows: &[[String; N]]) -> String {
+    let all = || std::iter::once(&head).chain(rows);
+    let widths: [usize; N] =
+        std::array::from_fn(|column| all().map(|row| row[column].chars().count()).max().unwrap_or(0));
+    let line = |row: &[String; N]| {
+        let cells: Vec<String> =
+            row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        cells.join("  ").trim_end().to_string()
+    };
+    all().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_line_up() {
+        let rows = [["a".to_string(), "bb".into()], ["ccc".into(), String::new()]];
+        assert_eq!(table(["X".into(), "YY".into()], &rows), "X    YY\na    bb\nccc");
+    }
+}

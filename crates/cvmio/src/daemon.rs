@@ -1,0 +1,225 @@
+//! The process that serves one volume: from the order to attach to the last checkpoint.
+
+pub mod control;
+mod disk;
+mod front;
+mod holders;
+mod latency;
+mod service;
+mod status;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use seal::slot::Credential;
+use serde::{Deserialize, Serialize};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use volume::policy::Policy;
+use volume::{AttachOptions, Window};
+
+use crate::failure::Failure;
+use crate::runtime::{Claim, Place};
+use crate::system;
+use control::{Reply, Request};
+use front::Front;
+use service::Service;
+
+/// What to attach, and how.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Order {
+    pub name: String,
+    pub runtime: PathBuf,
+    pub store: PathBuf,
+    pub policy: Policy,
+    pub memory: u64,
+    pub queues: u8,
+    pub use_loop: bool,
+    pub mount: Option<PathBuf>,
+    pub interval: Duration,
+    pub buffered: bool,
+}
+
+/// Where the volume is, when it is there.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Ready {
+    pub name: String,
+    pub process: u32,
+    pub device: PathBuf,
+    pub loop_device: Option<PathBuf>,
+    pub size: u64,
+    pub warnings: Vec<String>,
+}
+
+/// What the daemon's main thread waits for.
+enum Event {
+    Signal,
+    Detach(Asker),
+    /// The maintenance job ended by itself, so the session has failed.
+    Failed(Failure),
+}
+
+/// Somebody who waits for the end.
+struct Asker {
+    result: Sender<Result<(), Failure>>,
+    /// Told when the result has been passed on: the process must not end before.
+    heard: Receiver<()>,
+}
+
+/// How long a signal leaves those who use the device to let go of it.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Attaches and serves until told to stop. `announce` is called when the device is usable; if it fails, nobody waits for the
+/// volume any more.
+///
+/// # Errors
+/// What kept the volume from being attached, or from being put away cleanly.
+pub fn run(
+    order: &Order,
+    credential: Credential,
+    announce: impl FnOnce(&Ready) -> std::io::Result<()>,
+) -> Result<(), Failure> {
+    let mut warnings = Vec::from_iter(system::protect()?);
+    let claim = Place::new(&order.runtime, &order.name).claim()?;
+    let listener = claim.listen()?;
+    if export::set_io_flusher().is_err() {
+        warnings.push("without CAP_SYS_RESOURCE this process can lock up when memory runs out".into());
+    }
+    let (sender, events) = channel();
+    watch_signals(sender.clone())?;
+    let service = Service::start(attach(order, credential)?, order.queues, sender.clone())?;
+    let front = match Front::show(order, &claim, service.disk()) {
+        Ok(front) => front,
+        Err(failure) => {
+            // The reason counts; that the volume could not be put away either would only hide it.
+            let _ = service.stop();
+            return Err(failure);
+        }
+    };
+    let ready = front.ready(order, service.size(), warnings);
+    let service = Arc::new(service);
+    answer(listener, &service, &ready, sender)?;
+    let told = announce(&ready);
+    if let Err(error) = &told {
+        log(&format!("nobody waits for this volume any more ({error}); putting it away"));
+    }
+    stay(&service, front, claim, &events, told.is_ok())
+}
+
+fn attach(order: &Order, credential: Credential) -> Result<volume::Volume, Failure> {
+    let store = system::open_store(&order.store, order.buffered)?;
+    let anchor = system::open_anchor(&order.policy)?;
+    let options = AttachOptions {
+        memory: order.memory,
+        window: Window { time: order.interval, ..Window::default() },
+        ..AttachOptions::default()
+    };
+    let environment = system::environment(store, anchor);
+    Ok(volume::attach(environment, order.policy.clone(), credential, options)?.block()?)
+}
+
+fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
+    let fail = |error| Failure::io(format!("signals cannot be watched: {error}"));
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(fail)?;
+    let watch = move || signals.forever().take_while(|_| events.send(Event::Signal).is_ok()).for_each(drop);
+    std::thread::Builder::new().name("signals".into()).spawn(watch).map_err(fail)?;
+    Ok(())
+}
+
+/// Starts answering on the control socket.
+fn answer(
+    listener: std::os::unix::net::UnixListener,
+    service: &Arc<Service>,
+    ready: &Ready,
+    events: Sender<Event>,
+) -> Result<(), Failure> {
+    let (service, ready) = (Arc::clone(service), ready.clone());
+    let events = std::sync::Mutex::new(events);
+    let answer = move |request, send: &mut dyn FnMut(Reply)| match request {
+        Request::Status => send(reply(service.report(&ready).and_then(|report| {
+            let text = report.text();
+            let json = serde_json::to_value(report).map_err(|error| Failure::internal(error.to_string()))?;
+            Ok(serde_json::json!({ "text": text, "report": json }))
+        }))),
+        Request::Commit => send(reply(service.commit().map(|()| serde_json::Value::Null))),
+        Request::Check => send(reply(service.check().and_then(|report| {
+            serde_json::to_value(report).map_err(|error| Failure::internal(error.to_string()))
+        }))),
+        Request::Detach => {
+            let (result, ended) = channel();
+            let (said, heard) = channel();
+            let asked = events.lock().map(|events| events.send(Event::Detach(Asker { result, heard })));
+            let ended = asked.ok().and_then(|_| ended.recv().ok());
+            let ended = ended.unwrap_or_else(|| Err(Failure::usage("the volume is being put away already")));
+            send(reply(ended.map(|()| serde_json::Value::Null)));
+            let _ = said.send(());
+        }
+    };
+    let serve = move || control::serve(&listener, Arc::new(answer));
+    let thread = std::thread::Builder::new().name("socket".into()).spawn(serve);
+    thread.map(drop).map_err(|error| Failure::io(format!("no thread can be started: {error}")))
+}
+
+fn reply(result: Result<serde_json::Value, Failure>) -> Reply {
+    match result {
+        Ok(value) => Reply::Ok(value),
+        Err(failure) => Reply::Error(failure),
+    }
+}
+
+/// Serves until somebody says stop, and puts everything away.
+fn stay(
+    service: &Service,
+    front: Front,
+    claim: Claim,
+    events: &Receiver<Event>,
+    wanted: bool,
+) -> Result<(), Failure> {
+    let asker = if wanted { until_told(&front, events) } else { None };
+    if asker.is_none() {
+        front.hide_within(GRACE);
+    }
+    let ended = service.stop();
+    // The front end goes last: until then requests are answered, with errors.
+    drop(front);
+    drop(claim);
+    if let Some(asker) = asker {
+        let _ = asker.result.send(ended.clone());
+        let _ = asker.heard.recv_timeout(GRACE);
+    }
+    ended
+}
+
+/// Waits for a signal, or for somebody who may put the volume away.
+fn until_told(front: &Front, events: &Receiver<Event>) -> Option<Asker> {
+    loop {
+        match events.recv() {
+            Err(_) | Ok(Event::Signal) => return None,
+            // Reads may still work, and whoever has mounted it must see errors, not a device that is gone.
+            Ok(Event::Failed(failure)) => log(&format!("the session has failed: {failure}")),
+            Ok(Event::Detach(asker)) => match front.hide() {
+                Ok(()) => return Some(asker),
+                Err(failure) => drop(asker.result.send(Err(failure))),
+            },
+        }
+    }
+}
+
+/// Says something to whoever reads the log.
+fn log(message: &str) {
+    crate::output::warning(message);
+}
+
+/// The errors of requests that the daemon makes itself.
+fn by_errno(errno: Errno) -> Failure {
+    match errno {
+        Errno::NOSPC => {
+            Failure::from(volume::Error::new(volume::Kind::NoSpace, "no space is left on the volume"))
+        }
+        Errno::SHUTDOWN => Failure::usage("the volume is being put away"),
+        other => Failure::io(format!("the volume failed: {other}; see its status")),
+    }
+}

@@ -1,0 +1,183 @@
+//! The threads that keep an attached volume going.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use volume::{Clock, Volume};
+
+use super::disk::{Disk, Threads};
+use super::latency::Latency;
+use super::status::Report;
+use super::{Event, Ready, by_errno};
+use crate::commands::check;
+use crate::failure::Failure;
+use crate::system::SystemClock;
+
+/// How often the volume may look at the clock.
+const TICK: Duration = Duration::from_millis(100);
+
+/// An attached volume with its threads.
+pub struct Service {
+    /// Gone when it was put away: as long as it is there, nobody else can have the store.
+    volume: Mutex<Option<Volume>>,
+    size: u64,
+    disk: Disk,
+    clock: SystemClock,
+    stopping: Arc<AtomicBool>,
+    threads: Mutex<Option<Running>>,
+}
+
+struct Running {
+    queues: Threads,
+    maintenance: JoinHandle<Result<(), Failure>>,
+    ticker: JoinHandle<()>,
+}
+
+impl Service {
+    /// Starts the threads. `events` hears of a session that fails.
+    ///
+    /// # Errors
+    /// When the store or the system refuses a queue or a thread; the volume is put away then.
+    pub fn start(volume: Volume, queues: u8, events: Sender<Event>) -> Result<Self, Failure> {
+        let clock = SystemClock::new();
+        let stopping = Arc::new(AtomicBool::new(false));
+        let maintenance = maintain(volume.clone(), events, Arc::clone(&stopping))?;
+        let ticker = tick(volume.clone(), Arc::clone(&stopping))?;
+        match Disk::start(&volume, queues, clock) {
+            Ok((disk, queues)) => {
+                let threads = Mutex::new(Some(Running { queues, maintenance, ticker }));
+                let size = export::Device::size(&disk);
+                Ok(Self { volume: Mutex::new(Some(volume)), size, disk, clock, stopping, threads })
+            }
+            Err(failure) => {
+                stopping.store(true, Ordering::SeqCst);
+                volume.stop();
+                let _ = maintenance.join();
+                Err(failure)
+            }
+        }
+    }
+
+    /// The volume as a device.
+    pub fn disk(&self) -> Disk {
+        self.disk.clone()
+    }
+
+    /// Bytes of the device.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Makes everything that was written durable and fresh.
+    ///
+    /// # Errors
+    /// Why the session failed, or the volume's own.
+    pub fn commit(&self) -> Result<(), Failure> {
+        let (sender, done) = channel();
+        self.disk.commit(Box::new(move |result| drop(sender.send(result))));
+        match done.recv() {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(errno)) => Err(self.volume()?.failure().map_or_else(|| by_errno(errno), Failure::from)),
+            Err(_) => Err(Failure::internal("a commit ended without a result")),
+        }
+    }
+
+    /// Reads and verifies everything, beside those who use it.
+    ///
+    /// # Errors
+    /// When the store fails, or the volume is being put away.
+    pub fn check(&self) -> Result<check::Report, Failure> {
+        check::check(&self.volume()?, &indicatif::ProgressBar::hidden())
+    }
+
+    fn volume(&self) -> Result<Volume, Failure> {
+        let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        volume.ok_or_else(|| by_errno(rustix::io::Errno::SHUTDOWN))
+    }
+
+    /// Everything there is to say.
+    ///
+    /// # Errors
+    /// When the volume is being put away.
+    pub fn report(&self, ready: &Ready) -> Result<Report, Failure> {
+        Ok(Report {
+            name: ready.name.clone(),
+            process: ready.process,
+            seconds: self.clock.now().as_secs(),
+            device: ready.device.clone(),
+            loop_device: ready.loop_device.clone(),
+            warnings: ready.warnings.clone(),
+            failed_requests: self.disk.failed(),
+            volume: self.volume()?.status(),
+            latency: Latency::merged(self.disk.latencies()),
+            queues: self.disk.latencies().map(Latency::percentiles).collect(),
+        })
+    }
+
+    /// Lets requests in flight end, makes the last checkpoint, releases the anchor.
+    ///
+    /// # Errors
+    /// When that failed: what was flushed is safe, but the next attach has to recover.
+    pub fn stop(&self) -> Result<(), Failure> {
+        let running = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Running { queues, maintenance, ticker }) = running else { return Ok(()) };
+        self.disk.close();
+        let served = queues.join();
+        self.stopping.store(true, Ordering::SeqCst);
+        let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).take();
+        volume.iter().for_each(Volume::stop);
+        let maintained = maintenance.join().unwrap_or_else(|_| {
+            Err(Failure::internal("the maintenance thread ended by a defect; see the log, and report it"))
+        });
+        let _ = ticker.join();
+        drop(volume);
+        maintained.and(served)
+    }
+}
+
+fn maintain(
+    volume: Volume,
+    events: Sender<Event>,
+    stopping: Arc<AtomicBool>,
+) -> Result<JoinHandle<Result<(), Failure>>, Failure> {
+    let (sender, started) = channel();
+    let job = move || {
+        let driven = match volume.maintenance() {
+            Ok(driven) => driven,
+            Err(error) => {
+                let failure = Failure::from(error);
+                let _ = sender.send(Err(failure.clone()));
+                return Err(failure);
+            }
+        };
+        let _ = sender.send(Ok(()));
+        let result = driven.block().map_err(Failure::from);
+        if let (Err(failure), false) = (&result, stopping.load(Ordering::SeqCst)) {
+            let _ = events.send(Event::Failed(failure.clone()));
+        }
+        result
+    };
+    let thread = spawn("maintenance", job)?;
+    started.recv().map_err(|_| Failure::internal("the maintenance thread ended before it began"))??;
+    Ok(thread)
+}
+
+fn tick(volume: Volume, stopping: Arc<AtomicBool>) -> Result<JoinHandle<()>, Failure> {
+    spawn("ticker", move || {
+        while !stopping.load(Ordering::SeqCst) {
+            std::thread::sleep(TICK);
+            volume.tick();
+        }
+    })
+}
+
+fn spawn<T: Send + 'static>(
+    name: &str,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, Failure> {
+    let thread = std::thread::Builder::new().name(name.into()).spawn(job);
+    thread.map_err(|error| Failure::io(format!("no thread can be started: {error}")))
+}

@@ -1,0 +1,205 @@
+//! What a daemon says about its volume.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+use volume::Status;
+
+use super::latency::Percentiles;
+use crate::output::{bytes, count, percent};
+
+/// Everything that `cvmio volume status` shows.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Report {
+    /// Name of the running volume.
+    pub name: String,
+    /// The daemon's process id.
+    pub process: u32,
+    /// Seconds since it was attached.
+    pub seconds: u64,
+    /// The device's file.
+    pub device: PathBuf,
+    /// The loop device on it.
+    pub loop_device: Option<PathBuf>,
+    /// What was warned about at the start.
+    pub warnings: Vec<String>,
+    /// Requests that ended with an error.
+    pub failed_requests: u64,
+    /// The volume's own word.
+    pub volume: Status,
+    /// Latencies over all queues.
+    pub latency: Vec<Percentiles>,
+    /// Latencies of each queue.
+    pub queues: Vec<Vec<Percentiles>>,
+}
+
+impl Report {
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        // Writing to a string cannot fail.
+        let _ = self.write(&mut out);
+        out
+    }
+
+    fn write(&self, out: &mut String) -> std::fmt::Result {
+        let status = &self.volume;
+        let up = if self.seconds < 60 {
+            format!("{} s", self.seconds)
+        } else {
+            duration(Duration::from_secs(self.seconds))
+        };
+        writeln!(out, "{}: attached {up} ago, process {}", self.name, self.process)?;
+        if let Some(failure) = &status.failure {
+            writeln!(out, "  FAILED       {failure}")?;
+        }
+        for warning in &self.warnings {
+            writeln!(out, "  warning      {warning}")?;
+        }
+        let mut row = |name: &str, value: String| writeln!(out, "  {name:<12} {value}");
+        let device = self.device.display().to_string();
+        row("device", self.loop_device.iter().fold(device, |all, one| format!("{}, {all}", one.display())))?;
+        row("store", format!("{} ({})", status.store, bytes(status.store_size)))?;
+        row("anchor", status.anchor.clone().unwrap_or_else(|| "none".into()))?;
+        row("protection", protection(status))?;
+        row("size", size(status))?;
+        row("freshness", freshness(status))?;
+        row("i/o", io(status))?;
+        row(
+            "journal",
+            format!(
+                "{} commits, {} anchor moves, {} checkpoints",
+                count(status.commits),
+                count(status.anchor_moves),
+                count(status.checkpoints)
+            ),
+        )?;
+        row("memory", memory(status))?;
+        if self.failed_requests > 0 {
+            let (failed, corrupt) = (count(self.failed_requests), count(status.corrupt_blocks));
+            row("ERRORS", format!("{failed} requests failed, {corrupt} blocks did not verify; see the log"))?;
+        }
+        if !self.latency.is_empty() {
+            writeln!(
+                out,
+                "  {:<12} {:>12} {:>9} {:>9} {:>9} {:>9}",
+                "latency", "count", "p50", "p99", "p99.9", "max"
+            )?;
+        }
+        for one in &self.latency {
+            let [p50, p99, p999, max] =
+                [one.p50, one.p99, one.p999, one.max].map(|time| duration(Duration::from_nanos(time)));
+            let name = one.kind.name();
+            writeln!(out, "    {name:<10} {:>12} {p50:>9} {p99:>9} {p999:>9} {max:>9}", count(one.count))?;
+        }
+        Ok(())
+    }
+}
+
+fn protection(status: &Status) -> String {
+    let on = |protected| if protected { "on" } else { "OFF" };
+    format!(
+        "{}, confidentiality {}, integrity {}, freshness {}",
+        status.suite,
+        on(status.confidentiality),
+        on(status.integrity),
+        status.freshness
+    )
+}
+
+fn size(status: &Status) -> String {
+    let block = store::BLOCK_SIZE as u64;
+    let blocks = status.size / block;
+    let pinned = if status.pinned_blocks > 0 {
+        format!(", {} waiting to be free", bytes(status.pinned_blocks * block))
+    } else {
+        String::new()
+    };
+    format!(
+        "{} ({}), {} full as of the last checkpoint; {} free{pinned}",
+        bytes(status.size),
+        status.provision,
+        percent(status.mapped_blocks, blocks),
+        bytes(status.free_blocks * block)
+    )
+}
+
+fn freshness(status: &Status) -> String {
+    match status.anchored_generation {
+        Some(anchored) if anchored == status.generation => {
+            format!("generation {}, anchored; claimed {} times", count(anchored), count(status.claims))
+        }
+        Some(anchored) => format!(
+            "generation {}, anchored up to {}; claimed {} times",
+            count(status.generation),
+            count(anchored),
+            count(status.claims)
+        ),
+        None => format!("generation {}, not anchored", count(status.generation)),
+    }
+}
+
+fn io(status: &Status) -> String {
+    let block = store::BLOCK_SIZE as u64;
+    let amplification =
+        status.write_amplification.map_or(String::new(), |ratio| format!(" (x{ratio:.2} on the store)"));
+    format!(
+        "{} read, {} written{amplification}, {} discarded, {} flushes",
+        bytes(status.read_blocks * block),
+        bytes(status.written_blocks * block),
+        bytes(status.discarded_blocks * block),
+        count(status.flushes)
+    )
+}
+
+fn memory(status: &Status) -> String {
+    let looked_up = status.cache_hits + status.cache_misses;
+    let hits = if looked_up > 0 {
+        format!(" ({} hits)", percent(status.cache_hits, looked_up))
+    } else {
+        String::new()
+    };
+    format!(
+        "{} of map cache{hits}, {} changes since the checkpoint, {} for free space",
+        bytes(status.cache_bytes),
+        count(status.overlay_changes),
+        bytes(status.space_bytes)
+    )
+}
+
+/// A time in its own unit, with three digits.
+fn duration(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match time.as_nanos() {
+        0..1000 => format!("{} ns", time.as_nanos()),
+        1000..1_000_000 => format!("{:.1} us", time.as_secs_f64() * 1e6),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", time.as_secs_f64() * 1e3),
+        _ if seconds < 60 => format!("{:.1} s", time.as_secs_f64()),
+        _ if seconds < 3600 => format!("{} min", seconds / 60),
+        _ if seconds < 48 * 3600 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{} days", seconds / 86400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_shown_in_their_unit() {
+        for (nanoseconds, text) in [
+            (0, "0 ns"),
+            (1500, "1.5 us"),
+            (2_000_000, "2.0 ms"),
+            (1_500_000_000, "1.5 s"),
+            (60_000_000_000, "1 min"),
+            (3_661_000_000_000, "1 h 1 min"),
+            (200_000_000_000_000, "2 days"),
+        ] {
+            assert_eq!(duration(Duration::from_nanos(nanoseconds)), text);
+        }
+    }
+}

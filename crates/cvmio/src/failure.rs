@@ -1,0 +1,157 @@
+//! Failures of the command line, each with its exit code.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// What went wrong, in words for the user, and the exit code that says so to a script.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    code: u8,
+    message: String,
+    /// Somebody else has the store open.
+    #[serde(default)]
+    in_use: bool,
+}
+
+/// A defect of this program.
+const INTERNAL: u8 = 1;
+const USAGE: u8 = 2;
+const IO: u8 = 3;
+const ANCHOR: u8 = 8;
+const POLICY: u8 = 11;
+
+impl Failure {
+    fn new(code: u8, message: impl fmt::Display) -> Self {
+        Self { code, message: message.to_string(), in_use: false }
+    }
+
+    /// A defect of this program.
+    pub fn internal(message: impl fmt::Display) -> Self {
+        Self::new(INTERNAL, message)
+    }
+
+    /// Asked for what cannot be done; nothing was changed.
+    pub fn usage(message: impl fmt::Display) -> Self {
+        Self::new(USAGE, message)
+    }
+
+    /// Something that this needs does not work.
+    pub fn io(message: impl fmt::Display) -> Self {
+        Self::new(IO, message)
+    }
+
+    /// The policy is missing or no policy.
+    pub fn policy(message: impl fmt::Display) -> Self {
+        Self::new(POLICY, message)
+    }
+
+    /// The exit code.
+    pub fn code(&self) -> u8 {
+        self.code
+    }
+
+    /// Whether somebody else has the store open.
+    pub fn is_in_use(&self) -> bool {
+        self.in_use
+    }
+
+    /// The same, with more to know.
+    pub fn with(mut self, more: impl fmt::Display) -> Self {
+        self.message = format!("{}; {more}", self.message);
+        self
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+/// The exit code for a kind of the volume's failures.
+fn exit_code(kind: volume::Kind) -> u8 {
+    match kind {
+        volume::Kind::Usage => USAGE,
+        volume::Kind::Io => IO,
+        volume::Kind::Corrupt => 4,
+        volume::Kind::Stale => 5,
+        volume::Kind::Forked => 6,
+        volume::Kind::Fenced => 7,
+        volume::Kind::Anchor => ANCHOR,
+        volume::Kind::NoSpace => 9,
+        volume::Kind::Locked => 10,
+        volume::Kind::Policy => POLICY,
+    }
+}
+
+impl From<volume::Error> for Failure {
+    fn from(error: volume::Error) -> Self {
+        Self::new(exit_code(error.kind()), error)
+    }
+}
+
+impl From<anchor::Error> for Failure {
+    fn from(error: anchor::Error) -> Self {
+        Self::new(ANCHOR, error)
+    }
+}
+
+impl From<store::Error> for Failure {
+    fn from(error: store::Error) -> Self {
+        use store::ErrorKind as Kind;
+        let code = match error.kind {
+            Kind::NotFound
+            | Kind::Exists
+            | Kind::InUse
+            | Kind::Directory
+            | Kind::Unsupported
+            | Kind::PermissionDenied
+            | Kind::ReadOnly
+            | Kind::UnevenSize
+            | Kind::TooSmall => USAGE,
+            _ => IO,
+        };
+        Self { in_use: error.kind == Kind::InUse, ..Self::new(code, error) }
+    }
+}
+
+impl From<export::Error> for Failure {
+    fn from(error: export::Error) -> Self {
+        let code = match error {
+            export::Error::Usage(_) | export::Error::Busy(_) => USAGE,
+            export::Error::System { .. } => IO,
+        };
+        Self::new(code, error)
+    }
+}
+
+impl From<volume::policy::PolicyError> for Failure {
+    fn from(error: volume::policy::PolicyError) -> Self {
+        Self::policy(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_has_an_exit_code_of_its_own() {
+        use volume::Kind;
+        let kinds = [
+            Kind::Usage,
+            Kind::Io,
+            Kind::Corrupt,
+            Kind::Stale,
+            Kind::Forked,
+            Kind::Fenced,
+            Kind::Anchor,
+            Kind::NoSpace,
+            Kind::Locked,
+            Kind::Policy,
+        ];
+        let codes: Vec<u8> = kinds.into_iter().map(exit_code).collect();
+        assert_eq!(codes, (2..=11).collect::<Vec<u8>>());
+    }
+}

@@ -1,0 +1,164 @@
+//! Passphrases and key files: read into locked memory, never taken from the command line.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, tcgetattr, tcsetattr};
+use seal::SecretBytes;
+use seal::slot::Credential;
+use zeroize::Zeroize;
+
+use crate::cli::CredentialArgs;
+use crate::failure::Failure;
+
+/// Most bytes of a key file.
+const MAX_KEY_FILE: usize = 8192;
+/// Most bytes of a passphrase.
+const MAX_PASSPHRASE: usize = 1024;
+
+/// Whether a credential exists or is made up now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// It opens a slot.
+    Known,
+    /// It is to open a new slot, so a typing error would lock the owner out.
+    New,
+}
+
+/// Gets the secret from where the user says.
+///
+/// # Errors
+/// When a file cannot be read or is too long, or there is no terminal to ask on.
+pub fn load(args: &CredentialArgs, origin: Origin) -> Result<Credential, Failure> {
+    if let Some(path) = &args.key_file {
+        return Ok(Credential::KeyFile(read_file(path, MAX_KEY_FILE, "key file")?));
+    }
+    if let Some(path) = &args.passphrase_file {
+        return Ok(Credential::Passphrase(first_line(read_file(path, MAX_PASSPHRASE, "passphrase file")?)));
+    }
+    let passphrase = match origin {
+        Origin::Known => ask("Passphrase: ")?,
+        Origin::New => {
+            let passphrase = ask("New passphrase: ")?;
+            if ask("The same again: ")? != passphrase {
+                return Err(Failure::usage("the two passphrases differ; nothing was changed"));
+            }
+            passphrase
+        }
+    };
+    Ok(Credential::Passphrase(passphrase))
+}
+
+fn read_file(path: &Path, limit: usize, what: &str) -> Result<SecretBytes, Failure> {
+    let fail =
+        |error: io::Error| Failure::usage(format!("the {what} {} cannot be read: {error}", path.display()));
+    if path == Path::new("-") {
+        return SecretBytes::read_from(&mut io::stdin().lock(), limit).map_err(fail);
+    }
+    SecretBytes::read_from(&mut File::open(path).map_err(fail)?, limit).map_err(fail)
+}
+
+fn first_line(mut secret: SecretBytes) -> SecretBytes {
+    if let Some(end) = secret.expose().iter().position(|&byte| byte == b'\n') {
+        secret.truncate(end);
+    }
+    secret
+}
+
+/// Asks on the terminal, without an echo. The terminal's own line editing is off, so that its buffers hold nothing, and so that Ctrl-C
+/// leaves the terminal as it was.
+fn ask(prompt: &str) -> Result<SecretBytes, Failure> {
+    let mut terminal = OpenOptions::new().read(true).write(true).open("/dev/tty").map_err(|_| {
+        Failure::usage("there is no terminal to ask for a passphrase on; use --key-file or --passphrase-file")
+    })?;
+    let fail = |error: io::Error| Failure::io(format!("the terminal cannot be used: {error}"));
+    let before = tcgetattr(&terminal).map_err(|errno| fail(errno.into()))?;
+    let mut silent = before.clone();
+    silent.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
+    silent.special_codes[SpecialCodeIndex::VMIN] = 1;
+    silent.special_codes[SpecialCodeIndex::VTIME] = 0;
+    terminal.write_all(prompt.as_bytes()).map_err(fail)?;
+    tcsetattr(&terminal, OptionalActions::Flush, &silent).map_err(|errno| fail(errno.into()))?;
+    let answer = type_in(&mut terminal);
+    tcsetattr(&terminal, OptionalActions::Flush, &before).map_err(|errno| fail(errno.into()))?;
+    terminal.write_all(b"\n").map_err(fail)?;
+    answer
+}
+
+fn type_in(terminal: &mut File) -> Result<SecretBytes, Failure> {
+    // Never grows, so no copy is left behind.
+    let mut typed = Vec::with_capacity(MAX_PASSPHRASE);
+    let mut byte = [0];
+    let ended = loop {
+        match terminal.read(&mut byte) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => break Err(Failure::io(format!("the terminal cannot be read: {error}"))),
+            Ok(0) => break Ok(()),
+            Ok(_) => match byte[0] {
+                b'\n' | b'\r' | 4 => break Ok(()),
+                3 => break Err(Failure::usage("interrupted; nothing was changed")),
+                8 | 127 => drop(typed.pop()),
+                other if typed.len() < MAX_PASSPHRASE => typed.push(other),
+                _ => break Err(Failure::usage(format!("a passphrase has at most {MAX_PASSPHRASE} bytes"))),
+            },
+        }
+    };
+    byte.zeroize();
+    let secret = SecretBytes::from_vec(typed);
+    ended.map(|()| secret)
+}
+
+/// Hands a credential to the daemon.
+pub fn to_pipe(credential: &Credential, pipe: &mut impl Write) -> io::Result<()> {
+    let (kind, secret) = match credential {
+        Credential::Passphrase(secret) => (b'p', secret),
+        Credential::KeyFile(secret) => (b'k', secret),
+    };
+    pipe.write_all(&[kind])?;
+    pipe.write_all(secret.expose())
+}
+
+/// What [`to_pipe`] wrote.
+///
+/// # Errors
+/// When something else is in the pipe.
+pub fn from_pipe(pipe: &mut impl Read) -> io::Result<Credential> {
+    let mut kind = [0];
+    pipe.read_exact(&mut kind)?;
+    let secret = SecretBytes::read_from(pipe, MAX_KEY_FILE)?;
+    match kind[0] {
+        b'p' => Ok(Credential::Passphrase(secret)),
+        b'k' => Ok(Credential::KeyFile(secret)),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_credential_goes_through_a_pipe() {
+        for credential in [
+            Credential::Passphrase(SecretBytes::from_slice(b"open sesame")),
+            Credential::KeyFile(SecretBytes::from_slice(&[7; 64])),
+        ] {
+            let mut pipe = Vec::new();
+            to_pipe(&credential, &mut pipe).unwrap();
+            match (from_pipe(&mut &pipe[..]).unwrap(), credential) {
+                (Credential::Passphrase(a), Credential::Passphrase(b))
+                | (Credential::KeyFile(a), Credential::KeyFile(b)) => assert_eq!(a, b),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(from_pipe(&mut &b"x123"[..]).is_err());
+        assert!(from_pipe(&mut &b""[..]).is_err());
+    }
+
+    #[test]
+    fn a_passphrase_file_counts_up_to_the_line_feed() {
+        assert_eq!(first_line(SecretBytes::from_slice(b"a b\nc\n")).expose(), b"a b");
+        assert_eq!(first_line(SecretBytes::from_slice(b"a b")).expose(), b"a b");
+    }
+}

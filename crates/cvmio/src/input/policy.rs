@@ -1,0 +1,81 @@
+//! Policy files.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use volume::policy::{MAX_SIZE, Policy};
+
+use crate::failure::Failure;
+
+/// Where a store's policy lies unless the user says otherwise: beside it.
+///
+/// # Errors
+/// For a device: what lies beside it is gone after the next boot.
+pub fn default_policy(store: &Path, given: Option<&Path>) -> Result<PathBuf, Failure> {
+    if let Some(path) = given {
+        return Ok(path.to_path_buf());
+    }
+    if fs::metadata(store).is_ok_and(|metadata| metadata.file_type().is_block_device()) {
+        return Err(Failure::usage(format!(
+            "{} is a device, so its policy cannot lie beside it; name the file with --policy",
+            store.display()
+        )));
+    }
+    let mut name = store.as_os_str().to_owned();
+    name.push(".policy.toml");
+    Ok(name.into())
+}
+
+/// Reads and checks a policy.
+///
+/// # Errors
+/// When it is missing, unreadable or no policy.
+pub fn read_policy(path: &Path) -> Result<Policy, Failure> {
+    let fail = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => Failure::policy(format!(
+            "there is no attach policy at {}; name it with --policy. Without it nothing says what the disk must be",
+            path.display()
+        )),
+        _ => Failure::policy(format!("the policy {} cannot be read: {error}", path.display())),
+    };
+    let mut bytes = Vec::new();
+    let limit = MAX_SIZE as u64 + 1;
+    File::open(path).map_err(fail)?.take(limit).read_to_end(&mut bytes).map_err(fail)?;
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Failure::policy(format!("{} is not a policy: it is not text", path.display())))?;
+    Policy::parse(&text).map_err(|error| Failure::policy(format!("{}: {error}", path.display())))
+}
+
+/// Writes a new policy file and makes it durable, with its directory. An older one is replaced as a whole, and only if `force` is set.
+pub fn save_policy(path: &Path, policy: &Policy, force: bool) -> Result<(), Failure> {
+    let fail = |error: io::Error| match error.kind() {
+        io::ErrorKind::AlreadyExists => Failure::usage(already_there(path)),
+        _ => Failure::io(format!("the policy {} cannot be written: {error}", path.display())),
+    };
+    let text = policy.to_toml()?;
+    let mut written = path.as_os_str().to_owned();
+    let target = if force {
+        written.push(".new");
+        let _ = fs::remove_file(&written);
+        PathBuf::from(written)
+    } else {
+        path.to_path_buf()
+    };
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&target).map_err(fail)?;
+    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(fail)?;
+    if force {
+        fs::rename(&target, path).map_err(fail)?;
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new("."))).and_then(|directory| directory.sync_all()).map_err(fail)
+}
+
+/// Why a policy file is not written.
+pub fn already_there(path: &Path) -> String {
+    format!(
+        "there is a policy at {} already; name another file with --policy, or replace it with --force",
+        path.display()
+    )
+}

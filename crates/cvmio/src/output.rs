@@ -1,0 +1,128 @@
+//! Words for people, JSON for programs.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// Says what went wrong.
+pub fn error(failure: &Failure) {
+    let _ = writeln!(std::io::stderr(), "cvmio: error: {failure}");
+}
+
+/// Says what the user should know though it is no failure.
+pub fn warning(message: &str) {
+    let _ = writeln!(std::io::stderr(), "cvmio: warning: {message}");
+}
+
+/// Prints a result. That nobody reads it is no failure.
+pub fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush());
+}
+
+/// Prints a result as JSON.
+pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| Failure::internal(format!("the result cannot be put as JSON: {error}")))?;
+    print(&text);
+    Ok(())
+}
+
+/// A sign of life on the terminal, gone when dropped.
+pub struct Spinner(ProgressBar);
+
+/// Shows `message` and the time it takes, if there is a terminal to show it on.
+pub fn spinner(message: impl Into<String>) -> Spinner {
+    if !std::io::stderr().is_terminal() {
+        return Spinner(ProgressBar::hidden());
+    }
+    let bar = ProgressBar::new_spinner();
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
+        bar.set_style(style);
+    }
+    bar.set_message(message.into());
+    bar.enable_steady_tick(Duration::from_millis(100));
+    Spinner(bar)
+}
+
+/// A bar for work of known length, if there is a terminal to show it on.
+pub fn bar(message: &'static str, length: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(length).with_message(message);
+    match ProgressStyle::with_template("{msg} {wide_bar} {percent} % ({eta} left)") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// A number of bytes in the largest unit that keeps it above 1.
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let mut unit = 0;
+    #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+    let mut value = count as f64;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0 && value < 100.0 && value.fract() > 0.0);
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+/// A number with its thousands apart.
+pub fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A part of a whole, in percent.
+pub fn percent(part: u64, whole: u64) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
+    let ratio = if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 };
+    format!("{ratio:.1} %")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_shown_in_their_unit() {
+        for (number, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1 << 30, "1 GiB"),
+            (1536, "1.5 KiB"),
+            (200 << 20, "200 MiB"),
+            (u64::MAX, "16384 PiB"),
+        ] {
+            assert_eq!(bytes(number), text);
+        }
+    }
+
+    #[test]
+    fn counts_and_percentages() {
+        assert_eq!([0, 999, 1000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
+        assert_eq!(percent(1, 8), "12.5 %");
+        assert_eq!(percent(0, 0), "0.0 %");
+    }
+}

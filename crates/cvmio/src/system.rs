@@ -1,0 +1,64 @@
+//! The operating system's clock, randomness and files, as the volume wants them: the one place where they are reached for.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anchor::Anchor;
+use store::{FileStore, Options};
+use volume::{Clock, Environment};
+
+use crate::failure::Failure;
+
+/// The monotonic clock.
+#[derive(Debug, Clone, Copy)]
+pub struct SystemClock(Instant);
+
+impl SystemClock {
+    /// A clock that starts now.
+    pub fn new() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Clock for SystemClock {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+/// What a volume stands on.
+pub fn environment(store: FileStore, anchor: Option<Arc<dyn Anchor>>) -> Environment {
+    Environment {
+        store: Arc::new(store),
+        anchor,
+        random: Arc::new(seal::SystemRandom),
+        clock: Arc::new(SystemClock::new()),
+    }
+}
+
+/// Opens a store that exists.
+pub fn open_store(path: &Path, buffered: bool) -> Result<FileStore, store::Error> {
+    FileStore::open(path, Options { direct: !buffered, ..Options::default() })
+}
+
+/// Opens a store for reading only.
+pub fn open_store_read_only(path: &Path, buffered: bool) -> Result<FileStore, store::Error> {
+    FileStore::open(path, Options { direct: !buffered, read_only: true, ..Options::default() })
+}
+
+/// The anchor that a policy names.
+pub fn open_anchor(policy: &volume::policy::Policy) -> Result<Option<Arc<dyn Anchor>>, Failure> {
+    Ok(policy.anchor.as_deref().map(anchor::open_address).transpose()?)
+}
+
+/// Keeps secrets inside this process, and gives the warning that there may be.
+pub fn protect() -> Result<Option<String>, Failure> {
+    match seal::hygiene::protect_process() {
+        Ok(seal::hygiene::Locking::All) => Ok(None),
+        Ok(locking) => Ok(Some(locking.to_string())),
+        Err(error) => {
+            Err(Failure::io(format!("this process cannot be kept from being dumped and traced: {error}")))
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Changing what opens a volume that is not attached.
+//!
+//! Invariant: at every moment one copy of the pair (header, key slots) is whole and is the one that the anchor vouches for. So the copy in
+//! force is never written: B gets the new pair first, then the anchor moves, then A follows.
+
+use std::sync::Arc;
+
+use anchor::State;
+use futures::FutureExt;
+use seal::slot::{Argon2Params, Credential, SlotError, SlotInfo};
+use store::BLOCK_SIZE;
+
+use crate::attach::{AttachOptions, Opened, open_header};
+use crate::commit::{advance, sign_stamp};
+use crate::core::Environment;
+use crate::create::sign_header;
+use crate::error::{Error, Kind, Result};
+use crate::io::{Driven, Io};
+use crate::policy::Policy;
+
+/// Where the two copies of the pair stand.
+const COPIES: [u64; 2] = [0, 2];
+
+type Pair = [u8; 2 * BLOCK_SIZE];
+
+/// What to do to the key slots.
+#[derive(Debug)]
+pub enum KeyChange {
+    /// Let another credential open the volume.
+    Add {
+        /// What shall open it.
+        credential: Credential,
+        /// Name of the slot.
+        label: String,
+        /// Cost, for a passphrase.
+        argon2: Argon2Params,
+    },
+    /// Empty a slot. The last one must stay.
+    Remove {
+        /// Its index.
+        slot: usize,
+    },
+}
+
+/// Changes the key slots of a volume that nobody has attached. `force` goes on although the last session did not detach; if it still
+/// runs, it is fenced.
+///
+/// The result is the list of slots in force.
+///
+/// # Errors
+/// In the job: as [`attach`](crate::attach) for everything that is checked; [`Kind::Usage`] for a change that cannot be made, or without
+/// `force` when a session may be running; [`Kind::Io`] and [`Kind::Anchor`], after which either the old or the new slots are in force.
+pub fn change_keys(
+    environment: Environment,
+    policy: Policy,
+    credential: Credential,
+    change: KeyChange,
+    force: bool,
+    options: AttachOptions,
+) -> Result<Driven<Result<Vec<SlotInfo>>>> {
+    let store = Arc::clone(&environment.store);
+    Driven::new(store.as_ref(), 16, move |io| {
+        async move {
+            let opened = open_header(&io, &environment, &policy, &credential, &options).await?;
+            Changing { environment, io, force }.run(opened, change).await
+        }
+        .boxed_local()
+    })
+}
+
+struct Changing {
+    environment: Environment,
+    io: Io,
+    force: bool,
+}
+
+impl Changing {
+    async fn run(&self, mut opened: Opened, change: KeyChange) -> Result<Vec<SlotInfo>> {
+        self.check_released(&opened)?;
+        self.equalize(&opened).await?;
+        self.apply(&mut opened, change)?;
+        let pair = sign_header(&opened.header, &opened.slots, &opened.key)?;
+        self.write(COPIES[1], &pair).await?;
+        self.move_anchor(&opened, seal::sha256(&[&pair])).await?;
+        self.write(COPIES[0], &pair).await?;
+        Ok(opened.slots.list())
+    }
+
+    fn check_released(&self, opened: &Opened) -> Result<()> {
+        match &opened.stamp {
+            Some(stamp) if stamp.state != State::Released && !self.force => Err(Error::new(
+                Kind::Usage,
+                "the volume was not detached, so a session may still be running; detach it, attach and detach it if that session crashed, or go on with --force, which ends that session's writing",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes both copies the one in force: an earlier change may have been cut short, and B is written next.
+    async fn equalize(&self, opened: &Opened) -> Result<()> {
+        let copies = [self.read(COPIES[0]).await?, self.read(COPIES[1]).await?];
+        let in_force = |pair: &Pair| seal::sha256(&[pair]) == opened.digest;
+        let Some(current) = copies.iter().find(|pair| in_force(pair)) else {
+            return Err(Error::new(
+                Kind::Corrupt,
+                "the header changed while it was read; the host may be tampering with it",
+            ));
+        };
+        for (at, pair) in COPIES.into_iter().zip(&copies) {
+            if !in_force(pair) {
+                self.write(at, current).await?;
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(&self, opened: &mut Opened, change: KeyChange) -> Result<()> {
+        let refused = |error: SlotError| Error::new(Kind::Usage, error.to_string());
+        match change {
+            KeyChange::Add { credential, label, argon2 } => {
+                let random = self.environment.random.as_ref();
+                let (volume, key) = (&opened.header.volume, &opened.key);
+                opened.slots.add(volume, key, credential, &label, argon2, random).map_err(refused)?;
+            }
+            KeyChange::Remove { slot } => opened.slots.remove(slot).map_err(refused)?,
+        }
+        opened.header.generation = opened.header.generation.checked_add(1).ok_or_else(|| {
+            Error::new(Kind::Usage, "the key slots were changed four billion times; make a new volume")
+        })?;
+        Ok(())
+    }
+
+    async fn move_anchor(&self, opened: &Opened, digest: [u8; 32]) -> Result<()> {
+        let (Some(anchor), Some(old)) = (&self.environment.anchor, &opened.stamp) else { return Ok(()) };
+        let mut new = old.clone();
+        new.header_digest = digest;
+        let new = sign_stamp(&opened.stamp_key, new);
+        advance(anchor.as_ref(), Some(old), &new).await
+    }
+
+    async fn read(&self, at: u64) -> Result<Pair> {
+        let buffer = self.io.read(at, 2).await?;
+        let mut pair = [0; 2 * BLOCK_SIZE];
+        buffer.copy_to(0, &mut pair);
+        Ok(pair)
+    }
+
+    /// Durably.
+    async fn write(&self, at: u64, pair: &Pair) -> Result<()> {
+        let mut buffer = self.io.buffer(2);
+        buffer.copy_from(0, pair);
+        self.io.write(at, buffer).await?;
+        self.io.flush().await
+    }
+}

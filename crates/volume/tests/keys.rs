@@ -1,0 +1,223 @@
+//! Key slots: changed, and cut short at every step.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::task::Waker;
+use std::time::Duration;
+
+use common::{Bench, credential, options};
+use seal::SecretBytes;
+use seal::slot::{Argon2Params, Credential};
+use store::{Buffer, Completion, Error, ErrorKind, Operation, Queue, Store};
+use volume::format::protections::Freshness;
+use volume::geometry::Shape;
+use volume::policy::Policy;
+use volume::{AttachOptions, Environment, KeyChange, Kind, Result, attach, change_keys, dump};
+
+/// A store whose machine stops after some writes and flushes: nothing after that reaches the medium.
+struct Stopping {
+    medium: Arc<dyn Store>,
+    left: Arc<AtomicI64>,
+}
+
+struct StoppingQueue {
+    medium: Box<dyn Queue>,
+    left: Arc<AtomicI64>,
+    failed: Vec<Completion>,
+}
+
+impl Store for Stopping {
+    fn blocks(&self) -> u64 {
+        self.medium.blocks()
+    }
+
+    fn name(&self) -> String {
+        self.medium.name()
+    }
+
+    fn queue(&self, depth: u32) -> std::result::Result<Box<dyn Queue>, Error> {
+        let medium = self.medium.queue(depth)?;
+        Ok(Box::new(StoppingQueue { medium, left: Arc::clone(&self.left), failed: Vec::new() }))
+    }
+}
+
+impl Queue for StoppingQueue {
+    fn buffer(&mut self, blocks: usize) -> Buffer {
+        self.medium.buffer(blocks)
+    }
+
+    fn submit(&mut self, token: u64, operation: Operation) {
+        let counts = matches!(operation, Operation::Write { .. } | Operation::Flush);
+        if counts && self.left.fetch_sub(1, Ordering::Relaxed) <= 0 {
+            let result = Err(Error::new(ErrorKind::Io, "write", "stopped", "the machine stopped"));
+            return self.failed.push(Completion { token, buffer: None, result });
+        }
+        self.medium.submit(token, operation);
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        completions.append(&mut self.failed);
+        self.medium.poll(completions);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) {
+        if self.failed.is_empty() { self.medium.wait(timeout, completions) } else { self.poll(completions) }
+    }
+
+    fn waker(&self) -> Waker {
+        self.medium.waker()
+    }
+}
+
+const COST: Argon2Params = Argon2Params { memory_kib: 8, passes: 1, lanes: 1 };
+
+fn other() -> Credential {
+    Credential::Passphrase(SecretBytes::from_slice(b"open sesame"))
+}
+
+fn add() -> KeyChange {
+    KeyChange::Add { credential: other(), label: "other".into(), argon2: COST }
+}
+
+fn bench(freshness: Freshness) -> (Bench, Policy) {
+    let mut options = options(Shape::STANDARD.min_logical, Shape::STANDARD);
+    options.freshness = freshness;
+    let blocks = volume::geometry::Geometry::for_logical(Shape::STANDARD.min_logical, Shape::STANDARD);
+    let bench = Bench::new(options, blocks.unwrap().physical_blocks);
+    let policy = bench.create();
+    (bench, policy)
+}
+
+fn change(
+    environment: &Environment,
+    policy: &Policy,
+    by: Credential,
+    change: KeyChange,
+    force: bool,
+) -> Result<Vec<usize>> {
+    let job = change_keys(environment.clone(), policy.clone(), by, change, force, AttachOptions::default());
+    Ok(job?.block()?.iter().map(|slot| slot.index).collect())
+}
+
+/// The indices of the slots in force, by what anybody can read and the anchor.
+fn slots(environment: &Environment) -> Vec<usize> {
+    let dump =
+        dump::dump(environment.clone(), None, None, AttachOptions::default()).unwrap().block().unwrap();
+    dump.slots().unwrap().iter().map(|slot| slot.index).collect()
+}
+
+fn opens(bench: &Bench, policy: &Policy, by: Credential) -> bool {
+    // Opening is what is asked for, not a session: a removal of a slot that is not there goes as far as that.
+    let nothing = KeyChange::Remove { slot: 15 };
+    match change(&bench.environment, policy, by, nothing, false) {
+        Err(error) if error.kind() == Kind::Locked => false,
+        Err(error) if error.to_string().contains("no key in slot 15") => true,
+        result => panic!("{result:?}"),
+    }
+}
+
+#[test]
+fn a_slot_is_added_used_and_removed() {
+    for freshness in [Freshness::Strict, Freshness::Off] {
+        let (bench, policy) = bench(freshness);
+        assert!(!opens(&bench, &policy, other()));
+        assert_eq!(change(&bench.environment, &policy, credential(), add(), false).unwrap(), [0, 1]);
+        assert!(opens(&bench, &policy, other()) && opens(&bench, &policy, credential()));
+        let remove = KeyChange::Remove { slot: 0 };
+        assert_eq!(change(&bench.environment, &policy, other(), remove, false).unwrap(), [1]);
+        assert!(!opens(&bench, &policy, credential()));
+        assert_eq!(slots(&bench.environment), [1]);
+        let last = change(&bench.environment, &policy, other(), KeyChange::Remove { slot: 1 }, false);
+        assert_eq!(last.unwrap_err().kind(), Kind::Usage);
+        // The volume is the same one still.
+        let job = attach(bench.environment.clone(), policy.clone(), other(), bench.attach).unwrap();
+        assert!(job.block().is_ok());
+    }
+}
+
+#[test]
+fn a_session_that_did_not_detach_is_in_the_way() {
+    let (bench, policy) = bench(Freshness::Strict);
+    drop(bench.attach(&policy).unwrap());
+    let refused = change(&bench.environment, &policy, credential(), add(), false).unwrap_err();
+    assert_eq!(refused.kind(), Kind::Usage);
+    assert!(refused.to_string().contains("--force"), "{refused}");
+    assert_eq!(slots(&bench.environment), [0]);
+    assert_eq!(change(&bench.environment, &policy, credential(), add(), true).unwrap(), [0, 1]);
+}
+
+#[test]
+fn a_session_that_still_runs_is_fenced() {
+    let (bench, policy) = bench(Freshness::Strict);
+    let mut session = bench.attach(&policy).unwrap();
+    session.write(0, 1, 1).unwrap();
+    change(&bench.environment, &policy, credential(), add(), true).unwrap();
+    assert_eq!(session.flush().unwrap_err().kind(), Kind::Fenced);
+}
+
+/// Writes and flushes of one change, and of the repair before it.
+const STEPS: i64 = 6;
+
+#[test]
+fn a_crash_after_any_step_leaves_the_old_slots_or_the_new() {
+    for freshness in [Freshness::Strict, Freshness::Off] {
+        let mut seen = [false; 2];
+        for first in 0..STEPS {
+            for second in 0..STEPS {
+                let (bench, policy) = bench(freshness);
+                for (by, steps) in [(credential(), first), (credential(), second)] {
+                    let left = Arc::new(AtomicI64::new(steps));
+                    let medium = Arc::clone(&bench.environment.store);
+                    let store = Arc::new(Stopping { medium, left });
+                    let environment = Environment { store, ..bench.environment.clone() };
+                    // Whether it ended well or not, nothing but the old or the new slots may be there.
+                    let _ = change(&environment, &policy, by, add(), false);
+                    let there = slots(&bench.environment);
+                    assert!(opens(&bench, &policy, credential()), "{freshness} {first} {second}");
+                    let added = opens(&bench, &policy, other());
+                    assert_eq!(added, there.len() > 1, "{freshness} {first} {second}: {there:?}");
+                    seen[usize::from(added)] = true;
+                }
+                assert!(bench.attach(&policy).is_ok(), "{freshness} {first} {second}");
+            }
+        }
+        assert_eq!(seen, [true, true], "the crashes did not fall on both sides of the change");
+    }
+}
+
+#[test]
+fn an_old_header_that_is_put_back_is_stale() {
+    let (bench, policy) = bench(Freshness::Strict);
+    let mut old = Vec::new();
+    let mut queue = bench.environment.store.queue(4).unwrap();
+    let buffer = queue.buffer(4);
+    queue.submit(1, Operation::Read { block: 0, buffer });
+    queue.wait(None, &mut old);
+    let pairs = old.remove(0).buffer.unwrap();
+    change(&bench.environment, &policy, credential(), add(), false).unwrap();
+    change(&bench.environment, &policy, other(), KeyChange::Remove { slot: 0 }, false).unwrap();
+    queue.submit(2, Operation::Write { block: 0, buffer: pairs });
+    queue.wait(None, &mut old);
+    let error = bench.attach(&policy).err().unwrap();
+    assert_eq!(error.kind(), Kind::Stale, "{error}");
+}
+
+#[test]
+fn a_dump_shows_structure_and_no_secret() {
+    let (bench, policy) = bench(Freshness::Strict);
+    let mut session = bench.attach(&policy).unwrap();
+    session.write(3, 1, 9).unwrap();
+    session.checkpoint();
+    session.detach().unwrap();
+    let options = AttachOptions::default();
+    let full = dump::dump(bench.environment.clone(), Some(policy), Some(credential()), options);
+    let full = full.unwrap().block().unwrap();
+    assert!(full.copies.iter().all(|copy| copy.verified && copy.anchored == Some(true)));
+    let superblocks = full.superblocks.unwrap();
+    assert!(superblocks.iter().any(|superblock| superblock.mapped_blocks == 1), "{superblocks:?}");
+    assert_eq!(full.stamp.unwrap().state, "released");
+    let bare = dump::dump(bench.environment.clone(), None, None, options).unwrap().block().unwrap();
+    assert!(bare.superblocks.is_none() && bare.copies.iter().all(|copy| !copy.verified));
+}
