@@ -167,7 +167,8 @@ impl Attaching {
         }
         let Opened { header, key, stamp, stamp_key, .. } = opened;
         let keys = Keyring::new(key, suite, mode);
-        let replayed = self.find(&header, &keys, stamp.as_ref()).await?;
+        let superblocks = self.superblocks(&header, &keys).await?;
+        let replayed = self.find(&header, &keys, stamp.as_ref(), superblocks.clone()).await?;
         if self.read_only {
             return self.reading(header, keys, stamp, stamp_key, replayed);
         }
@@ -176,20 +177,36 @@ impl Attaching {
         self.io.flush().await?;
         let claims = stamp.as_ref().map_or(replayed.superblock.claims, |stamp| stamp.claims) + 1;
         let stamp = self.claim(&replayed, stamp, session, claims, &stamp_key).await?;
+        // The predecessor may have published after we looked and before the claim; from now on it asks the anchor first, and stops.
+        if self.superblocks(&header, &keys).await? != superblocks {
+            return Err(anchor::Error::Conflict(None).into());
+        }
         let pair = 1 - replayed.superblock.pair;
         let core = self.core(header, keys, session, claims, pair, stamp, stamp_key, &replayed)?;
         Ok(Volume::new(self.start(core, replayed).await?))
     }
 
+    /// The superblocks that open and fit the volume, newest first.
+    async fn superblocks(&self, header: &Header, keys: &Keyring) -> Result<Vec<Superblock>> {
+        let read = read_superblocks(&self.io, &keys.key, keys.suite, &header.volume).await?;
+        let mut superblocks: Vec<Superblock> = read.into_iter().map(|(_, superblock)| superblock).collect();
+        superblocks.retain(|superblock| superblock.check(&header.geometry).is_ok());
+        superblocks.sort_by_key(|superblock| {
+            std::cmp::Reverse((superblock.generation, superblock.claims, superblock.publication))
+        });
+        Ok(superblocks)
+    }
+
     /// The state that the stamp vouches for, or the error that says what else this is. The stamp comes back as it was compared.
-    async fn find(&self, header: &Header, keys: &Keyring, stamp: Option<&Stamp>) -> Result<Replayed> {
-        let mut superblocks = read_superblocks(&self.io, &keys.key, keys.suite, &header.volume).await?;
-        superblocks.retain(|(_, superblock)| superblock.check(&header.geometry).is_ok());
-        let age =
-            |superblock: &Superblock| (superblock.generation, superblock.claims, superblock.publication);
-        superblocks.sort_by_key(|(_, superblock)| std::cmp::Reverse(age(superblock)));
+    async fn find(
+        &self,
+        header: &Header,
+        keys: &Keyring,
+        stamp: Option<&Stamp>,
+        superblocks: Vec<Superblock>,
+    ) -> Result<Replayed> {
         let mut failed = Vec::new();
-        for (_, superblock) in superblocks {
+        for superblock in superblocks {
             let replay = Replay { io: &self.io, header, keys, stamp };
             let replayed = replay.run(superblock).await?;
             if replayed.standing == Standing::Through {

@@ -125,3 +125,67 @@ fn the_anchor_follows_within_the_window_when_the_clock_stands_still() {
         assert!(behind <= 20, "{behind} commits are not anchored, the window is 10");
     }
 }
+
+#[test]
+fn a_superseded_session_reserves_nothing() {
+    for freshness in [Freshness::Transaction, Freshness::Interval] {
+        let bench = Bench::new(CreateOptions { freshness, ..options(4096, Shape::STANDARD) }, 16384);
+        let policy = bench.create();
+        let mut first = bench.attach(&policy).expect("attached");
+        first.write(0, 10, 1).expect("written");
+        first.one(Request::Commit).result.expect("committed");
+        let mut second = bench.attach(&policy).expect("taken over");
+        for block in (0..400).step_by(10) {
+            second.write(block, 10, 3).expect("written");
+        }
+        second.one(Request::Commit).result.expect("committed");
+        for block in (1000..2000).step_by(10) {
+            if first.write(block, 10, 9).is_err() {
+                break;
+            }
+        }
+        for block in 0..400 {
+            let read = second.read(block, 1).unwrap_or_else(|error| panic!("{freshness}: {error}"));
+            assert_eq!(read[0], 3, "{freshness}, block {block}");
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_between_reading_and_claiming_spoils_no_node() {
+    for polls in 0..40 {
+        let bench = Bench::new(options(262_144, Shape::STANDARD), 300_000);
+        let policy = bench.create();
+        let mut first = bench.attach(&policy).expect("attached");
+        for block in 0..20 {
+            first.write(block, 1, 1).expect("written");
+        }
+        first.checkpoint();
+        for block in (0..20).step_by(3) {
+            first.write(block, 1, 2).expect("written");
+        }
+        let before = first.volume.status();
+        first.volume.checkpoint_soon();
+        while first.volume.status().anchored_generation == before.anchored_generation {
+            first.step();
+        }
+        let mut attaching =
+            attach(bench.environment.clone(), policy.clone(), credential(), bench.attach).expect("a queue");
+        if (0..polls).any(|_| attaching.poll().is_some()) {
+            break;
+        }
+        for _ in 0..100 {
+            first.step();
+        }
+        let mut second = Session::new(attaching.block().expect("taken over"));
+        for block in 0..3000 {
+            let request = Request::Write { block: 100_000 + block, buffer: filled(1, 9), fua: false };
+            let _ = alone(&mut first, 1 << 40 | block, request);
+        }
+        for block in 0..20u64 {
+            let expected = if block.is_multiple_of(3) { 2 } else { 1 };
+            let read = second.read(block, 1).unwrap_or_else(|error| panic!("after {polls} polls: {error}"));
+            assert_eq!(read[0], expected, "block {block}");
+        }
+    }
+}
