@@ -109,7 +109,7 @@ pub struct RuntimeArgs {
 /// volume is checked against from then on: keep both where the host of STORE cannot change them.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Example: a thin volume of 100 GiB in a sparse file
+Example: 100 GiB in a sparse file
   head -c 32 /dev/urandom > ledger.key
   cvmio volume create /mnt/host/ledger.img --size 100G --key-file ledger.key \\
       --policy /etc/cvmio/ledger.toml --anchor file:/var/lib/cvmio/ledger.anchor")]
@@ -164,7 +164,8 @@ pub struct Create {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example: a file system on a volume
-  cvmio volume attach /mnt/host/ledger.img --key-file ledger.key --loop
+  cvmio volume attach /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
+      --key-file ledger.key --loop
   mkfs.ext4 /dev/loop0 && mount /dev/loop0 /srv/ledger")]
 pub struct Attach {
     /// File or block device with a volume on it
@@ -256,7 +257,8 @@ pub struct Offline {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example: a volume that is not attached, and one that is
-  cvmio volume check /mnt/host/ledger.img --key-file ledger.key
+  cvmio volume check /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
+      --key-file ledger.key
   cvmio volume check ledger")]
 pub struct Check {
     #[command(flatten)]
@@ -272,7 +274,8 @@ pub struct Check {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example:
-  cvmio volume dump /mnt/host/ledger.img --key-file ledger.key --json")]
+  cvmio volume dump /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
+      --key-file ledger.key --json")]
 pub struct Dump {
     #[command(flatten)]
     pub offline: Offline,
@@ -290,7 +293,8 @@ pub enum Key {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example: a passphrase for emergencies
-  cvmio volume key add /mnt/host/ledger.img --key-file ledger.key --label emergency")]
+  cvmio volume key add /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
+      --key-file ledger.key --label emergency")]
 pub struct KeyAdd {
     #[command(flatten)]
     pub offline: Offline,
@@ -310,12 +314,13 @@ pub struct KeyAdd {
 
 /// Empty a key slot of a volume that is not attached
 ///
-/// Whoever has copied the volume key before can still use it; a removed passphrase only opens no slot any more, and an older header
-/// cannot be put back unless freshness is off.
+/// A removed passphrase opens no slot any more, and an older header cannot be put back unless freshness is off. But who has taken the
+/// volume key itself keeps it: for that, copy the content to a new volume.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example:
-  cvmio volume key remove /mnt/host/ledger.img 1 --key-file ledger.key")]
+  cvmio volume key remove /mnt/host/ledger.img 1 --policy /etc/cvmio/ledger.toml \\
+      --key-file ledger.key")]
 pub struct KeyRemove {
     #[command(flatten)]
     pub offline: Offline,
@@ -330,7 +335,7 @@ pub struct KeyRemove {
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example:
-  cvmio volume key list /mnt/host/ledger.img")]
+  cvmio volume key list /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml")]
 pub struct KeyList {
     /// File or block device with a volume on it
     #[arg(value_hint = ValueHint::AnyPath)]

@@ -4,7 +4,7 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -82,21 +82,36 @@ impl Place {
     pub fn claim(&self) -> Result<Claim, Failure> {
         self.make()?;
         let fail = |error: std::io::Error| Failure::io(format!("{}: {error}", self.0.display()));
-        let file = File::create(self.0.join("lock")).map_err(fail)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let name = self.0.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                return Err(Failure::usage(format!(
-                    "a volume is attached as {name} already; choose another name with --name, or `cvmio volume detach {name}` first"
-                )));
+        let path = self.0.join("lock");
+        let file = loop {
+            let file = File::create(&path).map_err(fail)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                Err(rustix::io::Errno::WOULDBLOCK) => return Err(self.taken()),
+                Err(errno) => return Err(fail(errno.into())),
             }
-            Err(errno) => return Err(fail(errno.into())),
-        }
+            // A daemon that just ended may have removed the file between the two calls; then the lock is worth nothing.
+            let inode = file.metadata().map_err(fail)?.ino();
+            if fs::metadata(&path).is_ok_and(|metadata| metadata.ino() == inode) {
+                break file;
+            }
+            self.make()?;
+        };
         // What a daemon left that was killed.
         let _ = fs::remove_file(self.control());
         let _ = fs::remove_file(self.disk());
         Ok(Claim { place: self.clone(), _lock: file })
+    }
+
+    fn taken(&self) -> Failure {
+        let name = self.name();
+        Failure::usage(format!(
+            "a volume is attached as {name} already; choose another name with --name, or `cvmio volume detach {name}` first"
+        ))
+    }
+
+    fn name(&self) -> String {
+        self.0.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     /// Asks the daemon.
@@ -108,7 +123,7 @@ impl Place {
     }
 
     fn ask_within(&self, request: &Request, patience: Option<Duration>) -> Result<Value, Failure> {
-        let name = self.0.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let name = self.name();
         let mut stream = UnixStream::connect(self.control()).map_err(|error| match error.kind() {
             std::io::ErrorKind::PermissionDenied => {
                 Failure::usage(format!("{name} was attached by another user; ask as that user, or as root"))
@@ -169,8 +184,11 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        for file in [self.place.control(), self.place.disk(), self.place.log()] {
+        for file in [self.place.control(), self.place.disk()] {
             let _ = fs::remove_file(file);
+        }
+        if !std::thread::panicking() {
+            let _ = fs::remove_file(self.place.log());
         }
         let _ = fs::remove_dir(self.place.mountpoint());
         // The lock last: until then nobody else takes the name.

@@ -54,14 +54,22 @@ pub(crate) struct Guest {
     pub(crate) outstanding: BTreeMap<u64, Outstanding>,
     /// Another session has the volume now.
     pub(crate) replaced: bool,
-    /// Something was written since the last flush that was answered.
-    pub(crate) dirty: bool,
+    /// The model's moment of the last change that was answered and not durable, and of the last flush that was answered (its begin).
+    pub(crate) changed: u64,
+    pub(crate) flushed: u64,
     pub(crate) stopping: bool,
     pub(crate) checkpoints: u64,
     pub(crate) evictions: u64,
+    /// Units of its predecessor that it leaves alone.
+    pub(crate) foreign: u64,
 }
 
 impl Guest {
+    /// Whether a flush has something to do.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.changed > self.flushed
+    }
+
     pub(crate) fn submit(&mut self, token: u64, request: Request, outstanding: Outstanding) {
         self.queues[outstanding.queue].submit(token, request);
         self.outstanding.insert(token, outstanding);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use store::hostile::{Faults, Session};
+use volume::format::protections::Freshness;
 use volume::{Driven, Error, Volume};
 
 use crate::attack::Attack;
@@ -73,6 +74,15 @@ impl Simulation {
         self.dead.clear();
     }
 
+    /// Whoever was believed dead is dead, and what it had in flight has happened.
+    pub(crate) fn end_caution(&mut self) {
+        if let Some(zombie) = self.zombie.take() {
+            say!(self, "guest {} really dies", zombie.name);
+            self.bury(zombie);
+        }
+        self.let_late_writes_happen();
+    }
+
     /// What a dead guest had in flight happens in part.
     pub(crate) fn bury(&mut self, guest: Guest) {
         self.store.crash_session(&guest.session);
@@ -95,6 +105,8 @@ impl Simulation {
         if self.rng.bool() {
             self.settle("before the detach")?;
         }
+        // A clean end keeps all that was answered, flushed or not.
+        let before = self.model.tick();
         let Some(guest) = &mut self.guest else { return Ok(()) };
         say!(self, "guest {} is asked to detach", guest.name);
         guest.stopping = true;
@@ -107,6 +119,9 @@ impl Simulation {
         })?;
         self.coverage.detaches += 1;
         if let Some(guest) = self.guest.take() {
+            if guest.volume.failure().is_none() && self.plan.create.freshness != Freshness::Transaction {
+                self.model.end_flush(before, guest.volume.status().generation);
+            }
             self.bury(guest);
         }
         Ok(())
@@ -123,15 +138,19 @@ impl Simulation {
 
     /// Attaches, as often as it takes, and compares everything.
     pub(crate) fn recover(&mut self) -> Outcomes {
-        // Only the predecessor can be alive: whoever came before is known to be gone when the next one takes over.
-        let late = self.dead.len().saturating_sub(1);
-        for session in self.dead.drain(..late) {
-            session.complete_all();
+        if self.zombie.as_ref().is_some_and(|zombie| zombie.replaced) {
+            self.end_caution();
         }
         for attempt in 0..6u32 {
+            // Only the predecessor can be alive: whoever came before is known to be gone when the next one takes over.
+            let late = self.dead.len().saturating_sub(1);
+            for session in self.dead.drain(..late) {
+                session.complete_all();
+            }
             let attack = if attempt < 3 { self.attack_at_rest() } else { None };
             let honest = attack.is_none();
-            let promise = self.promise(honest);
+            // A guest that is not dead yet may be answered what the next one did not find any more.
+            let promise = self.promise(honest && self.zombie.is_none());
             match self.attach(attempt)? {
                 Attached::Crashed => {
                     if let Some(attack) = attack {
@@ -165,6 +184,10 @@ impl Simulation {
         self.coverage.attaches += 1;
         let session = self.store.attach();
         say!(self, "guest {} attaches", self.guests);
+        if attempt == 3 && self.plan.mischief.errors {
+            say!(self, "the disk works again");
+            self.store.set_faults(Faults::default());
+        }
         let environment = self.environment(&session);
         let mut job: Driven<Result<Volume, Error>> =
             volume::attach(environment, policy, Self::credential(), self.plan.attach)
@@ -179,6 +202,8 @@ impl Simulation {
                     self.power_off();
                 } else {
                     self.store.crash_session(&session);
+                    self.end_caution();
+                    self.dead.push(session);
                 }
                 drop(job);
                 self.settle_anchor();
@@ -220,11 +245,10 @@ impl Simulation {
             status.overlay_changes
         );
         self.coverage.closed_legs += u64::from(status.overlay_changes > 0);
-        self.coverage.foreign_units += u64::from(self.guests > 1);
+        self.coverage.foreign_units += u64::from(status.foreign_units > 0);
         self.coverage.depth_six += u64::from(self.geometry.map_levels() >= 6 && status.mapped_blocks > 0);
         if let Some(zombie) = &mut self.zombie {
             zombie.replaced = true;
-            zombie.dirty = false;
         }
         self.guest = Some(Guest {
             name: self.guests,
@@ -234,10 +258,12 @@ impl Simulation {
             maintenance,
             outstanding: BTreeMap::new(),
             replaced: false,
-            dirty: false,
+            changed: 0,
+            flushed: 0,
             stopping: false,
             checkpoints: 0,
             evictions: 0,
+            foreign: status.foreign_units,
         });
         Ok(())
     }

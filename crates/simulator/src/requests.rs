@@ -148,7 +148,11 @@ impl Simulation {
     ) -> Outcomes {
         let guest = if zombie { self.zombie.as_ref() } else { self.guest.as_ref() };
         let excused = match kind {
-            Kind::NoSpace => self.is_thin() && matches!(outstanding.asked, Asked::Write { .. }),
+            Kind::NoSpace => {
+                // A transaction keeps the state before it; there is no promise that a large one fits beside it.
+                let may = self.is_thin() || self.plan.create.freshness == Freshness::Transaction;
+                may && matches!(outstanding.asked, Asked::Write { .. } | Asked::Discard { .. })
+            }
             Kind::Usage => guest.is_some_and(|guest| guest.stopping),
             Kind::Fenced => zombie,
             Kind::Corrupt => self.is_replaced(zombie),
@@ -168,21 +172,27 @@ impl Simulation {
             Asked::Read { .. } => {}
             Asked::Write { block, blocks, fua, .. } => {
                 let durable = (fua && freshness != Freshness::Transaction) || freshness == Freshness::Write;
-                guest.dirty |= success && !durable;
+                if success && !durable {
+                    guest.changed = self.model.tick();
+                }
                 self.model.end_change(block, blocks, begin, success, durable.then_some(generation));
             }
             Asked::Discard { block, blocks } => {
                 let durable = freshness == Freshness::Write;
-                guest.dirty |= success && !durable;
+                if success && !durable {
+                    guest.changed = self.model.tick();
+                }
                 self.model.end_change(block, blocks, begin, success, durable.then_some(generation));
             }
             Asked::Flush => {
                 if success && freshness != Freshness::Transaction {
+                    guest.flushed = guest.flushed.max(begin);
                     self.model.end_flush(begin, generation);
                 }
             }
             Asked::Commit => {
                 if success {
+                    guest.flushed = guest.flushed.max(begin);
                     self.model.end_flush(begin, generation);
                     self.coverage.transactions += u64::from(freshness == Freshness::Transaction);
                 }
@@ -229,15 +239,15 @@ impl Simulation {
                 false
             }
             Asked::Write { fua, .. } => {
-                guest.dirty = true;
+                guest.changed = self.model.tick();
                 outstanding.late && ((fua && anchors) || freshness == Freshness::Write)
             }
             Asked::Discard { .. } => {
-                guest.dirty = true;
+                guest.changed = self.model.tick();
                 outstanding.late && freshness == Freshness::Write
             }
-            Asked::Flush => outstanding.late && anchors && guest.dirty,
-            Asked::Commit => outstanding.late && freshness == Freshness::Transaction,
+            Asked::Flush => outstanding.late && anchors && guest.is_dirty(),
+            Asked::Commit => outstanding.late && freshness == Freshness::Transaction && guest.is_dirty(),
         };
         if broken {
             return Err(Failure(format!("{what} succeeded, although another session has the volume")));

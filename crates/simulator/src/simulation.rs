@@ -169,6 +169,9 @@ impl Simulation {
             create.freshness,
             self.plan.mischief
         );
+        if self.plan.mischief.anchor {
+            self.excused.extend([Kind::Anchor, Kind::Fenced]);
+        }
         self.create()?;
         self.recover()?;
         if self.plan.mischief.errors || self.plan.mischief.late {
@@ -176,9 +179,6 @@ impl Simulation {
         }
         if self.plan.mischief.errors {
             self.excused.push(Kind::Io);
-        }
-        if self.plan.mischief.anchor {
-            self.excused.extend([Kind::Anchor, Kind::Fenced]);
         }
         let mut step = 0;
         while self.coverage.requests < operations && !self.lost {
@@ -330,6 +330,7 @@ impl Simulation {
     pub(crate) fn poll_queue(&mut self, queue: usize) -> Outcomes {
         let Some(guest) = &mut self.guest else { return Ok(()) };
         let completions = guest.poll_queue(queue);
+        self.note_checkpoints();
         completions.into_iter().try_for_each(|completion| self.answered(false, completion))
     }
 
@@ -345,7 +346,7 @@ impl Simulation {
             }
             Some(Ok(())) => Err(Failure("the maintenance job ended, and nobody had asked for it".into())),
             Some(Err(error)) => {
-                say!(self, "guest {name}: the maintenance job ends: {error}");
+                say!(self, "guest {name}: the maintenance job ends: {error}; {}", self.waiting());
                 self.expect(&error, "the maintenance job")
             }
         }
@@ -358,12 +359,18 @@ impl Simulation {
         guest.evictions = status.cache_evictions;
         let now = status.checkpoints;
         let new = now - guest.checkpoints;
+        self.coverage.foreign_units += u64::from(guest.foreign == 0 && status.foreign_units > 0);
+        let taken_over = guest.foreign > 0 && status.foreign_units == 0;
+        guest.foreign = status.foreign_units;
         guest.checkpoints = now;
+        let name = guest.name;
+        let waiting = !guest.outstanding.is_empty();
+        if taken_over {
+            self.end_caution();
+        }
         if new == 0 {
             return;
         }
-        let name = guest.name;
-        let waiting = !guest.outstanding.is_empty();
         let transactional = self.plan.create.freshness == Freshness::Transaction;
         *(if transactional { &mut self.coverage.spills } else { &mut self.coverage.checkpoints }) += new;
         self.coverage.checkpoints_under_load += if waiting { new } else { 0 };

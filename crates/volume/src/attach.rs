@@ -117,6 +117,9 @@ pub fn attach_read_only(
     })
 }
 
+/// How often an attach begins anew because the anchor moved under it.
+const CLAIM_ATTEMPTS: u32 = 8;
+
 struct Attaching {
     environment: Environment,
     policy: Policy,
@@ -137,6 +140,17 @@ pub(crate) struct Opened {
 
 impl Attaching {
     async fn run(self, credential: &Credential) -> Result<Volume> {
+        let mut attempts = 1;
+        loop {
+            match self.attempt(credential).await {
+                // The last move of a predecessor, on its way when we read the stamp: what it vouches for is on the store.
+                Err(error) if error.kind() == Kind::Fenced && attempts < CLAIM_ATTEMPTS => attempts += 1,
+                ended => return ended,
+            }
+        }
+    }
+
+    async fn attempt(&self, credential: &Credential) -> Result<Volume> {
         let opened =
             open_header(&self.io, &self.environment, &self.policy, credential, &self.options).await?;
         let suite = suite_of(&opened.header);
@@ -291,12 +305,13 @@ impl Attaching {
             checkpoint_wanted: AtomicU64::new(0),
             checkpoint_done: AtomicU64::new(0),
             checkpointing: AtomicBool::new(false),
+            placing: AtomicU64::new(0),
+            reserving: futures::lock::Mutex::new(()),
             publish_wanted: AtomicU64::new(0),
             publish_done: AtomicU64::new(0),
             unanchored_pins: Mutex::new(Vec::new()),
             spilled: AtomicBool::new(false),
             run_age: AtomicU64::new(1),
-            reserving: futures::lock::Mutex::new(()),
             stopping: AtomicBool::new(false),
             publications: AtomicU64::new(0),
             work: Event::new(),
@@ -326,6 +341,8 @@ impl Attaching {
         }
         let crowded = legs.len() > MAX_LEGS / 2;
         core.publish(&self.io, replayed.generation, replayed.head, legs).await?;
+        // Somebody who claimed the volume before our reservations were there may have chosen the same units.
+        core.confirm_claim().await?;
         let core = Arc::new(core);
         if crowded {
             core.want_checkpoint();

@@ -37,6 +37,7 @@ impl Core {
         if let Err(error) = &result {
             self.stop(error);
         }
+        self.commit.close();
         self.progress.notify(usize::MAX);
         result
     }
@@ -98,7 +99,7 @@ impl Core {
         self.publish_wanted.load(Ordering::SeqCst) > self.publish_done.load(Ordering::SeqCst)
     }
 
-    fn anchor_is_due(&self) -> bool {
+    pub(crate) fn anchor_is_due(&self) -> bool {
         if self.header.freshness != Freshness::Interval {
             return false;
         }
@@ -170,10 +171,11 @@ impl Core {
             if let Some(run) = self.space.take(1, 0).into_iter().next() {
                 return Ok(run.start);
             }
-            // One at a time: while one node's reservation is on its way to the journal, another would find nothing left to reserve.
-            let _turn = self.reserving.lock().await;
-            if self.space.usable() > 0 {
-                continue;
+            // A merge works on many leaves at once. Whoever comes second must wait: the first one's units are not usable before
+            // their reservation is durable, and to look for more meanwhile would find nothing left.
+            let _reserving = self.reserving.lock().await;
+            if let Some(run) = self.space.take(1, 0).into_iter().next() {
+                return Ok(run.start);
             }
             if self.space.is_draining() {
                 self.space.drain().await;
@@ -190,7 +192,6 @@ impl Core {
 
     /// One checkpoint. At level `transaction`, a spill: the new roots stay in memory.
     async fn checkpoint(&self, io: &Io) -> Result<()> {
-        let wanted = self.checkpoint_wanted.load(Ordering::SeqCst);
         // What the last checkpoint freed is what this one writes its nodes to.
         self.space.drain().await;
         self.checkpointing.store(true, Ordering::SeqCst);
@@ -200,15 +201,16 @@ impl Core {
             self.unanchored_pins.lock().unwrap_or_else(PoisonError::into_inner).extend(pin);
             self.spilled.store(true, Ordering::SeqCst);
         } else {
-            let cut = self.commit(io, Want { data: true, anchor: true, freeze: true, urgent: true }).await?;
+            let cut = self
+                .commit(io, Want { data: true, anchor: true, freeze: true, urgent: true, ..Want::default() })
+                .await?;
             let pin = self.merge(io).await?;
             io.flush().await?;
             self.finish(io, &cut, [pin]).await?;
         }
         self.counters.checkpoints.add(1);
-        let done = wanted.max(self.checkpoint_done.load(Ordering::SeqCst) + 1);
-        self.checkpoint_done.store(done, Ordering::SeqCst);
         self.checkpointing.store(false, Ordering::SeqCst);
+        self.checkpoint_done.fetch_add(1, Ordering::SeqCst);
         self.progress.notify(usize::MAX);
         Ok(())
     }
@@ -251,6 +253,8 @@ impl Core {
     /// Writes the superblock that covers `cut`, and lets go of what it makes superfluous.
     async fn finish(&self, io: &Io, cut: &Committed, pins: impl IntoIterator<Item = Pin>) -> Result<()> {
         let listed = self.publish(io, cut.generation, cut.head, vec![cut.leg]).await?;
+        // Somebody who claimed the volume before this superblock was there reads the old trees.
+        self.confirm_claim().await?;
         self.bitmap_places.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.commit.retire(&cut.leg);
         self.space.published(&listed);
@@ -298,13 +302,8 @@ impl Core {
             return Ok(());
         }
         self.checkpoint(io).await?;
-        let (generation, head) = self.commit.position();
-        let cut = self.commit(io, Want { data: true, anchor: true, urgent: true, ..Want::default() }).await?;
-        debug_assert_eq!(
-            (generation, head),
-            (cut.generation, cut.head),
-            "nothing is written after the last checkpoint"
-        );
-        self.move_anchor(&cut, State::Released).await
+        // What completed since the checkpoint began is in this commit, and nothing comes after it.
+        let last = Want { data: true, anchor: true, urgent: true, release: true, ..Want::default() };
+        self.commit(io, last).await.map(drop)
     }
 }

@@ -37,6 +37,8 @@ pub(crate) struct Want {
     pub(crate) freeze: bool,
     /// May use the segments that are kept for checkpoints.
     pub(crate) urgent: bool,
+    /// The session's last: the anchor says then that nobody has the volume, and no commit follows.
+    pub(crate) release: bool,
 }
 
 /// Where a commit ended.
@@ -55,6 +57,8 @@ struct Inner {
     durable: u64,
     anchored: u64,
     poison: Option<Error>,
+    /// The last commit has begun.
+    released: bool,
     control: Vec<Item>,
     /// What each commit superseded, until the anchor covers it.
     pins: VecDeque<(u64, Pin)>,
@@ -78,6 +82,7 @@ impl Commit {
             durable: 0,
             anchored: 0,
             poison: None,
+            released: false,
             control: Vec::new(),
             pins: VecDeque::new(),
             stamp,
@@ -102,6 +107,18 @@ impl Commit {
 
     pub(crate) fn poisoned(&self) -> Option<Error> {
         self.lock().poison.clone()
+    }
+
+    /// Why nothing can be committed any more: a failure, or the session's end.
+    pub(crate) fn closed(&self) -> Option<Error> {
+        let inner = self.lock();
+        inner.poison.clone().or_else(|| inner.released.then(Core::stopped))
+    }
+
+    /// Ends the session: whoever waits for a commit waits in vain.
+    pub(crate) fn close(&self) {
+        self.lock().released = true;
+        self.changed.notify(usize::MAX);
     }
 
     pub(crate) fn add_control(&self, item: Item) {
@@ -179,7 +196,8 @@ impl Core {
 
     /// Makes what was completed before the call durable, and anchored if that is wanted or the level demands it.
     pub(crate) async fn commit(&self, io: &Io, want: Want) -> Result<Committed> {
-        let anchor = (want.anchor && self.header.freshness != Freshness::Off) || self.anchors_always();
+        let wanted = want.anchor && self.header.freshness != Freshness::Off;
+        let anchor = wanted || self.anchors_always() || self.anchor_is_due();
         let target = self.commit.lock().begun + 1;
         loop {
             let listener = self.commit.changed.listen();
@@ -191,13 +209,17 @@ impl Core {
                     return Err(reason.clone());
                 }
                 let reached = if anchor { inner.anchored } else { inner.durable };
-                if reached >= target && !want.freeze {
+                if reached >= target && !want.freeze && !want.release {
                     let journal = self.commit.journal();
                     return Ok(self.committed(&journal));
+                }
+                if inner.released && !inner.running {
+                    return Err(Self::stopped());
                 }
                 let leads = !inner.running && !tight;
                 if leads {
                     inner.running = true;
+                    inner.released = want.release;
                     inner.begun += 1;
                 }
                 leads
@@ -249,7 +271,8 @@ impl Core {
             inner.unanchored_bytes += items.len() as u64 * store::BLOCK_SIZE as u64;
         }
         if anchor {
-            self.move_anchor(&committed, State::Claimed).await?;
+            let state = if want.release { State::Released } else { State::Claimed };
+            self.move_anchor(&committed, state).await?;
             let mut inner = self.commit.lock();
             inner.anchored = number;
             inner.anchored_at = self.environment.clock.now();
@@ -292,6 +315,16 @@ impl Core {
             self.space.let_go(pins);
         }
         self.progress.notify(usize::MAX);
+    }
+
+    /// Asks the anchor whether this session still has the volume. What is durable before the question is known to whoever claims the volume
+    /// after the answer.
+    pub(crate) async fn confirm_claim(&self) -> Result<()> {
+        let Some(anchor) = &self.environment.anchor else { return Ok(()) };
+        match anchor.read().await? {
+            Some(stamp) if stamp.session == self.session => Ok(()),
+            _ => Err(anchor::Error::Conflict(None).into()),
+        }
     }
 
     /// Moves the anchor to a committed state by compare-and-swap.

@@ -138,6 +138,10 @@ pub(crate) struct Core {
     pub(crate) checkpoint_done: AtomicU64,
     /// Whether one is under way: what it will free is in no count yet.
     pub(crate) checkpointing: AtomicBool,
+    /// Writes that have places and are not in the overlay yet.
+    pub(crate) placing: AtomicU64,
+    /// Held by whoever reserves units for nodes.
+    pub(crate) reserving: futures::lock::Mutex<()>,
     /// Ends of transactions, likewise.
     pub(crate) publish_wanted: AtomicU64,
     pub(crate) publish_done: AtomicU64,
@@ -147,8 +151,6 @@ pub(crate) struct Core {
     pub(crate) spilled: AtomicBool,
     /// Raised by each freeze: runs taken before must be given back.
     pub(crate) run_age: AtomicU64,
-    /// Held by the node of a checkpoint that makes a reservation.
-    pub(crate) reserving: futures::lock::Mutex<()>,
     pub(crate) stopping: AtomicBool,
     pub(crate) publications: AtomicU64,
     /// For the maintenance job: something may be wanted of it.
@@ -215,7 +217,8 @@ impl Core {
 
     /// Asks for a checkpoint; the number to compare `checkpoint_done` with.
     pub(crate) fn want_checkpoint(&self) -> u64 {
-        let number = self.checkpoint_done.load(Ordering::SeqCst) + 1;
+        let under_way = u64::from(self.checkpointing.load(Ordering::SeqCst));
+        let number = self.checkpoint_done.load(Ordering::SeqCst) + 1 + under_way;
         self.checkpoint_wanted.fetch_max(number, Ordering::SeqCst);
         self.work.notify(usize::MAX);
         number

@@ -51,14 +51,14 @@ impl Journal {
         foreign: &[u32],
     ) -> Result<Self> {
         let mut segments = vec![Segment::Free; geometry.segments as usize];
-        for segment in foreign {
+        // A segment that is both stays foreign: no checkpoint of ours makes the predecessor stop writing there.
+        let standings = used
+            .iter()
+            .map(|at| (at, Segment::Used(0)))
+            .chain(foreign.iter().map(|at| (at, Segment::Foreign)));
+        for (segment, standing) in standings {
             if let Some(place) = segments.get_mut(*segment as usize) {
-                *place = Segment::Foreign;
-            }
-        }
-        for segment in used {
-            if let Some(place) = segments.get_mut(*segment as usize) {
-                *place = Segment::Used(0);
+                *place = standing;
             }
         }
         let mut journal =

@@ -271,10 +271,15 @@ impl<'a> Merge<'a> {
 
     /// Seals a node and writes it to its new place. An all-zero node is absent.
     async fn write(&self, key: NodeKey, old: &Entry, page: &Page) -> Result<Entry> {
+        let core = self.core;
         if page.iter().all(|byte| *byte == 0) {
+            if key.tree == Tree::Bitmap && !old.is_absent() {
+                // The last superblock may reach its old place. A later spill of the same transaction must remember that, and would
+                // not see it from an absent entry.
+                core.bitmap_place(key, old);
+            }
             return Ok(Entry::ABSENT);
         }
-        let core = self.core;
         let physical = match key.tree {
             Tree::Bitmap => core.bitmap_place(key, old),
             Tree::Map | Tree::Salts => {

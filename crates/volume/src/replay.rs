@@ -5,6 +5,7 @@
 //!    records are there.
 //! 2. The state is that of the last commit that counts: up to the stamp all of them, behind it those that continue it, and the very last
 //!    only if the data that it names opens (nothing proves that the flush behind it ever ended).
+//!    Behind the stamp only the session that made it may continue.
 //! 3. Reservations count wherever the chain holds, also in what is not applied: their writer may still be alive.
 
 use std::collections::BTreeSet;
@@ -71,6 +72,8 @@ struct Commit {
     head: [u8; 32],
     leg: usize,
     segments: Vec<u32>,
+    /// The epochs of its records, with their salts.
+    epochs: Vec<(u32, [u8; 32])>,
 }
 
 impl Replay<'_> {
@@ -133,6 +136,7 @@ impl Replay<'_> {
             let mut place = Place { segment: leg.segment, block: leg.block, next: None };
             let mut items = Vec::new();
             let mut segments = Vec::new();
+            let mut epochs = Vec::new();
             while leg.is_open() || scan.generation < leg.last {
                 let Some((record, read)) = self.record(&mut place, &scan).await? else { break };
                 if leg.is_open() && record.session != state.superblock.session {
@@ -142,10 +146,7 @@ impl Replay<'_> {
                 if leg.is_open() {
                     note_reservations(state, &record, place.segment, &read);
                 }
-                // Its session may have ended before its salt got into the table.
-                if !state.salts.iter().any(|(epoch, _)| *epoch == record.epoch) {
-                    state.salts.push((record.epoch, record.salt));
-                }
+                epochs.push((record.epoch, record.salt));
                 items.extend(read);
                 segments.push(place.segment);
                 if !record.last {
@@ -157,6 +158,7 @@ impl Replay<'_> {
                     head: scan.head,
                     leg: number,
                     segments: std::mem::take(&mut segments),
+                    epochs: std::mem::take(&mut epochs),
                 };
                 if state.standing == Standing::Short || !leg.is_open() {
                     self.apply(state, commit, leg);
@@ -165,6 +167,7 @@ impl Replay<'_> {
                         return Ok(());
                     }
                 } else if self.header.freshness != Freshness::Transaction
+                    && self.may_continue(&record)
                     && let Some(before) = held.replace(commit)
                 {
                     self.apply(state, before, leg);
@@ -178,6 +181,13 @@ impl Replay<'_> {
             self.apply(state, last, &leg);
         }
         Ok(())
+    }
+
+    /// Whether a record behind the stamp may count: only the session that claimed the volume last may continue it. What an earlier one
+    /// wrote there and did not get anchored was not found when the volume was claimed, and has been forgotten: the host must not be able
+    /// to bring it back by a copy of the disk that has it, nor a guest that was believed dead to slip it in.
+    fn may_continue(&self, record: &RecordHeader) -> bool {
+        self.stamp.is_none_or(|stamp| stamp.session == record.session)
     }
 
     /// The next record, if it is one and continues the chain.
@@ -234,6 +244,13 @@ impl Replay<'_> {
     }
 
     fn apply(&self, state: &mut Replayed, commit: Commit, leg: &Leg) {
+        // Its session may have ended before the salt got into the table. Of a commit that does not count the salt must not get there:
+        // the number of its epoch is given again.
+        for (epoch, salt) in commit.epochs {
+            if !state.salts.iter().any(|(known, _)| *known == epoch) {
+                state.salts.push((epoch, salt));
+            }
+        }
         for item in &commit.items {
             match *item {
                 Item::Write { logical, entry } => state.overlay.insert(logical, &[entry]),

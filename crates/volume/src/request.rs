@@ -161,7 +161,10 @@ impl Core {
         let plaintext = private(buffer)?;
         self.admit().await?;
         let places = self.allocate(io, runs, block, blocks).await?;
-        let entries = match self.place(io, block, plaintext, &places).await {
+        let placing = Placing::begin(self);
+        let placed = self.place(io, block, plaintext, &places).await;
+        // The session may have ended meanwhile: then no commit would ever hold this, and it must not be called done.
+        let entries = match placed.and_then(|entries| self.check_alive().map(|()| entries)) {
             Ok(entries) => entries,
             Err(error) => {
                 runs.borrow_mut().put_back(self, places);
@@ -169,6 +172,7 @@ impl Core {
             }
         };
         self.overlay.insert(block, &entries);
+        drop(placing);
         self.counters.written_blocks.add(blocks);
         self.nudge();
         let durable = fua && self.header.freshness != Freshness::Transaction;
@@ -276,15 +280,22 @@ impl Core {
                     && self.overlay.superseded() == 0
                     && self.space.pinned() == 0;
                 let done = self.checkpoint_done.load(Ordering::SeqCst);
+                // What others are writing supersedes something, or comes back; a fully provisioned volume has room for all of it in the end.
+                let placing = self.placing.load(Ordering::SeqCst) > 0;
+                let patient = self.header.provision == Provision::Full
+                    && self.header.freshness != Freshness::Transaction;
                 // One checkpoint that was under way, and one that began after us.
-                if idle || waited.is_some_and(|number| done > number) {
+                let tried = waited.is_some_and(|number| done > number);
+                if (idle && !placing) || (tried && !patient) {
                     return Err(Error::new(
                         Kind::NoSpace,
                         "no space is left on this volume; discard something, or enlarge its backing file",
                     ));
                 }
                 waited.get_or_insert(done + 1);
-                self.want_checkpoint();
+                if !idle {
+                    self.want_checkpoint();
+                }
                 self.counters.waits_for_space.add(1);
             } else {
                 self.work.notify(usize::MAX);
@@ -323,6 +334,13 @@ impl Core {
             return Ok(());
         }
         self.admit().await?;
+        // Elsewhere a checkpoint gets its blocks back; a transaction keeps all of them to its end.
+        if self.header.freshness == Freshness::Transaction && self.space.free() < self.limits.node_reserve {
+            return Err(Error::new(
+                Kind::NoSpace,
+                "this transaction has used up the space for the volume's own map; commit it before you go on",
+            ));
+        }
         self.overlay.discard(block..block + blocks);
         self.counters.discarded_blocks.add(blocks);
         self.nudge();
@@ -348,6 +366,24 @@ impl Core {
             self.work.notify(usize::MAX);
             progress.await;
         }
+    }
+}
+
+/// A write that has places and is not in the overlay yet.
+struct Placing<'a>(&'a Core);
+
+impl<'a> Placing<'a> {
+    fn begin(core: &'a Core) -> Self {
+        core.placing.fetch_add(1, Ordering::SeqCst);
+        Self(core)
+    }
+}
+
+impl Drop for Placing<'_> {
+    fn drop(&mut self) {
+        self.0.placing.fetch_sub(1, Ordering::SeqCst);
+        // Costs next to nothing when nobody waits.
+        self.0.progress.notify(usize::MAX);
     }
 }
 

@@ -266,6 +266,11 @@ impl Space {
         self.lock().resident.contains_key(&unit)
     }
 
+    /// Units that are left alone because the predecessor may be alive.
+    pub(crate) fn foreign(&self) -> u64 {
+        self.lock().units.iter().filter(|unit| unit.state == State::Foreign).count() as u64
+    }
+
     /// Takes the predecessor's units: it cannot be alive any more, or space is so short that data counts more than its caution.
     /// Says whether there was anything to take.
     pub(crate) fn take_over(&self) -> bool {

@@ -109,7 +109,7 @@ impl Core {
 
     /// The error for a session that must not write.
     pub(crate) fn check_alive(&self) -> Result<()> {
-        match self.commit.poisoned() {
+        match self.commit.closed() {
             Some(reason) => Err(reason),
             None => Ok(()),
         }

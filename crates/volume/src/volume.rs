@@ -57,6 +57,8 @@ pub struct Status {
     pub free_blocks: u64,
     /// Blocks that are freed but not reusable yet.
     pub pinned_blocks: u64,
+    /// Units that are left alone because the session before this one may be alive.
+    pub foreign_units: u64,
     /// Changes since the last checkpoint.
     pub overlay_changes: u64,
     /// Bytes of nodes in the cache.
@@ -192,6 +194,7 @@ impl Volume {
             mapped_blocks: core.roots().mapped,
             free_blocks: core.space.free(),
             pinned_blocks: core.space.pinned(),
+            foreign_units: core.space.foreign(),
             overlay_changes: core.overlay.active(),
             cache_bytes: core.cache.len() as u64 * block,
             cache_hits: core.cache.hits.load(Ordering::Relaxed),

@@ -29,6 +29,7 @@ enum Word {
 
 pub fn run(args: &Attach) -> Result<(), Failure> {
     let order = order(args)?;
+    check_front(&order)?;
     system::protect()?;
     let credential = input::load(&args.credential, Origin::Known)?;
     if args.foreground {
@@ -73,6 +74,20 @@ fn order(args: &Attach) -> Result<Order, Failure> {
         interval: args.interval,
         buffered: args.buffered,
     })
+}
+
+/// What would keep the device from being shown, found before the volume is claimed for nothing.
+fn check_front(order: &Order) -> Result<(), Failure> {
+    if let Some(path) = order.mount.as_deref().filter(|path| !path.is_dir()) {
+        return Err(Failure::usage(format!(
+            "{} is not a directory; make one, or leave --mount out",
+            path.display()
+        )));
+    }
+    if !Path::new("/dev/fuse").exists() {
+        return Err(Failure::usage("this kernel has no FUSE; load its module (modprobe fuse)"));
+    }
+    Ok(())
 }
 
 fn report(args: &Attach, ready: &Ready) -> Result<(), Failure> {

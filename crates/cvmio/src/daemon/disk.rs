@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -37,6 +37,8 @@ struct Lane {
     inbox: Mutex<Inbox>,
     waker: Waker,
     latency: Latency,
+    /// Requests that ended with an error.
+    failed: AtomicU64,
 }
 
 #[derive(Default)]
@@ -100,6 +102,11 @@ impl Disk {
     /// The times of each queue thread.
     pub fn latencies(&self) -> impl Iterator<Item = &Latency> {
         self.lanes.iter().map(|lane| &lane.latency)
+    }
+
+    /// Requests that ended with an error.
+    pub fn failed(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.failed.load(Ordering::Relaxed)).sum()
     }
 
     fn push(&self, work: Work, done: Done) {
@@ -169,7 +176,12 @@ fn serve(volume: &Volume, started: &Sender<Result<Arc<Lane>, Failure>>, clock: S
         Ok(queue) => queue,
         Err(error) => return drop(started.send(Err(error.into()))),
     };
-    let lane = Arc::new(Lane { inbox: Mutex::default(), waker: queue.waker(), latency: Latency::new() });
+    let lane = Arc::new(Lane {
+        inbox: Mutex::default(),
+        waker: queue.waker(),
+        latency: Latency::new(),
+        failed: AtomicU64::new(0),
+    });
     let _closing = Closing(Arc::clone(&lane));
     let _ = started.send(Ok(Arc::clone(&lane)));
     Server { queue, lane, clock, waiting: Slab::new(), pool: Pool::default() }.run();
@@ -260,6 +272,14 @@ impl Server {
         })
     }
 
+    fn complain(&self, kind: Kind, error: &volume::Error) {
+        match self.lane.failed.fetch_add(1, Ordering::Relaxed) {
+            before if before < COMPLAINTS => super::log(&format!("{} failed: {error}", kind.name())),
+            COMPLAINTS => super::log("more requests fail; see the count in the status"),
+            _ => {}
+        }
+    }
+
     fn end(&mut self, completion: Completion) {
         let Some(Waiting { kind, done, since }) =
             usize::try_from(completion.token).ok().and_then(|token| self.waiting.try_remove(token))
@@ -268,7 +288,10 @@ impl Server {
         };
         self.lane.latency.record(kind, self.clock.now().saturating_sub(since));
         let bytes = match (&completion.result, kind, &completion.buffer) {
-            (Err(error), ..) => Err(errno(error)),
+            (Err(error), ..) => {
+                self.complain(kind, error);
+                Err(errno(error))
+            }
             (Ok(()), Kind::Read, Some(buffer)) => buffer.private().map(<[u8]>::to_vec).ok_or(Errno::IO),
             (Ok(()), Kind::Read, None) => Err(Errno::IO),
             (Ok(()), ..) => Ok(Vec::new()),
@@ -279,6 +302,9 @@ impl Server {
         done(bytes);
     }
 }
+
+/// Failed requests that a queue thread tells the log about; more are only counted.
+const COMPLAINTS: u64 = 100;
 
 /// Blocks in so many bytes.
 fn blocks(bytes: u64) -> Result<u64, Errno> {

@@ -110,6 +110,7 @@ impl Service {
             device: ready.device.clone(),
             loop_device: ready.loop_device.clone(),
             warnings: ready.warnings.clone(),
+            failed_requests: self.disk.failed(),
             volume: self.volume()?.status(),
             latency: Latency::merged(self.disk.latencies()),
             queues: self.disk.latencies().map(Latency::percentiles).collect(),

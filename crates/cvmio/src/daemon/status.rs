@@ -26,6 +26,8 @@ pub struct Report {
     pub loop_device: Option<PathBuf>,
     /// What was warned about at the start.
     pub warnings: Vec<String>,
+    /// Requests that ended with an error.
+    pub failed_requests: u64,
     /// The volume's own word.
     pub volume: Status,
     /// Latencies over all queues.
@@ -45,7 +47,11 @@ impl Report {
 
     fn write(&self, out: &mut String) -> std::fmt::Result {
         let status = &self.volume;
-        let up = duration(Duration::from_secs(self.seconds));
+        let up = if self.seconds < 60 {
+            format!("{} s", self.seconds)
+        } else {
+            duration(Duration::from_secs(self.seconds))
+        };
         writeln!(out, "{}: attached {up} ago, process {}", self.name, self.process)?;
         if let Some(failure) = &status.failure {
             writeln!(out, "  FAILED       {failure}")?;
@@ -72,8 +78,9 @@ impl Report {
             ),
         )?;
         row("memory", memory(status))?;
-        if status.corrupt_blocks > 0 {
-            row("CORRUPT", format!("{} blocks did not verify; see the log", count(status.corrupt_blocks)))?;
+        if self.failed_requests > 0 {
+            let (failed, corrupt) = (count(self.failed_requests), count(status.corrupt_blocks));
+            row("ERRORS", format!("{failed} requests failed, {corrupt} blocks did not verify; see the log"))?;
         }
         if !self.latency.is_empty() {
             writeln!(

@@ -102,7 +102,7 @@ pub struct Session {
 }
 
 impl Session {
-    fn new(volume: Volume) -> Self {
+    pub fn new(volume: Volume) -> Self {
         let queue = volume.queue(32).expect("a queue");
         let maintenance = Some(volume.maintenance().expect("a queue"));
         Self { volume, queue, maintenance, next: 1 }
@@ -159,6 +159,13 @@ impl Session {
 
     pub fn discard(&mut self, block: u64, blocks: u64) -> Result<()> {
         self.one(Request::Discard { block, blocks }).result
+    }
+
+    /// Moves the maintenance job on by one step.
+    pub fn step(&mut self) {
+        if self.maintenance.as_mut().is_some_and(|maintenance| maintenance.poll().is_some()) {
+            self.maintenance = None;
+        }
     }
 
     /// Gives the maintenance job time.

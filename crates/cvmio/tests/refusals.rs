@@ -1,0 +1,311 @@
+//! What cannot be done is refused with a word on what to do now, with the right exit code, and the store's bytes stay as they are.
+
+mod common;
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+
+use common::{Desk, snapshot};
+
+const ATTACH: &str = "volume attach disk.img --key-file key";
+
+/// One thing that is wrong: made so after the volume was created, and then found by a command.
+struct Case {
+    name: &'static str,
+    create: &'static str,
+    spoil: fn(&Desk),
+    command: &'static str,
+    code: i32,
+}
+
+const fn case(name: &'static str, spoil: fn(&Desk), command: &'static str, code: i32) -> Case {
+    Case { name, create: "", spoil, command, code }
+}
+
+fn nothing(_: &Desk) {}
+
+fn poke(desk: &Desk, name: &str, offset: u64, bytes: &[u8]) {
+    OpenOptions::new().write(true).open(desk.path(name)).unwrap().write_all_at(bytes, offset).unwrap();
+}
+
+fn resize(desk: &Desk, by: i64) {
+    let file = OpenOptions::new().write(true).open(desk.path("disk.img")).unwrap();
+    let length = file.metadata().unwrap().len();
+    file.set_len(length.checked_add_signed(by).unwrap()).unwrap();
+}
+
+fn policy(desk: &Desk, from: &str, to: &str) {
+    let text = String::from_utf8(desk.read("disk.img.policy.toml")).unwrap();
+    assert!(text.contains(from), "{text}");
+    desk.write("disk.img.policy.toml", text.replace(from, to).as_bytes());
+}
+
+fn fill(desk: &Desk, byte: u8) {
+    let length = desk.read("disk.img").len();
+    desk.write("disk.img", &vec![byte; length]);
+}
+
+/// Both copies of the header or the key slots.
+fn poke_both(desk: &Desk, offset: u64, bytes: &[u8]) {
+    poke(desk, "disk.img", offset, bytes);
+    poke(desk, "disk.img", offset + 8192, bytes);
+}
+
+fn other_volume(desk: &Desk) {
+    let anchor = desk.path("other.anchor");
+    desk.done(&format!(
+        "volume create other.img --size 16M --key-file other --anchor file:{}",
+        anchor.display()
+    ));
+}
+
+const CASES: &[Case] = &[
+    case("wrong key", nothing, "volume attach disk.img --key-file other", 10),
+    case("missing key file", nothing, "volume attach disk.img --key-file none", 2),
+    case("huge key file", |desk| desk.write("huge", &[1; 9000]), "volume attach disk.img --key-file huge", 2),
+    case("no store", nothing, "volume attach none.img --key-file key", 2),
+    case(
+        "directory",
+        |desk| fs::create_dir(desk.path("d")).unwrap(),
+        "volume attach d --key-file key --policy disk.img.policy.toml",
+        2,
+    ),
+    case("empty file", |desk| desk.write("disk.img", b""), ATTACH, 2),
+    case("blank file", |desk| fill(desk, 0), ATTACH, 2),
+    case("unknown content", |desk| fill(desk, 0x5a), ATTACH, 2),
+    case(
+        "file system",
+        |desk| {
+            fill(desk, 0);
+            poke(desk, "disk.img", 1080, b"\x53\xef")
+        },
+        ATTACH,
+        2,
+    ),
+    case("cut by a block", |desk| resize(desk, -4096), ATTACH, 3),
+    case("cut to a part of a block", |desk| resize(desk, -1), ATTACH, 2),
+    case("unknown version", |desk| poke_both(desk, 8, &[9]), ATTACH, 4),
+    case("changed reserved byte", |desk| poke_both(desk, 200, &[1]), ATTACH, 4),
+    case("changed key slot", |desk| poke_both(desk, 4096 + 30, &[1, 2, 3]), ATTACH, 5),
+    case("superblocks gone", |desk| poke(desk, "disk.img", 4 * 4096, &[0; 4 * 4096]), ATTACH, 4),
+    case("anchor missing", |desk| fs::remove_file(desk.path("anchor")).unwrap(), ATTACH, 8),
+    case(
+        "anchor of another volume",
+        |desk| {
+            other_volume(desk);
+            fs::copy(desk.path("other.anchor"), desk.path("anchor")).map(drop).unwrap()
+        },
+        ATTACH,
+        8,
+    ),
+    case("anchor is nonsense", |desk| desk.write("anchor", &[3; 8192]), ATTACH, 8),
+    case(
+        "anchor is a directory",
+        |desk| {
+            fs::remove_file(desk.path("anchor")).unwrap();
+            fs::create_dir(desk.path("anchor")).unwrap()
+        },
+        ATTACH,
+        8,
+    ),
+    case("mount point missing", nothing, "volume attach disk.img --key-file key --mount nowhere", 2),
+    case("policy missing", |desk| fs::remove_file(desk.path("disk.img.policy.toml")).unwrap(), ATTACH, 11),
+    case("policy is nonsense", |desk| desk.write("disk.img.policy.toml", b"hello"), ATTACH, 11),
+    case("policy is not text", |desk| desk.write("disk.img.policy.toml", &[0xff; 10]), ATTACH, 11),
+    case("policy is huge", |desk| desk.write("disk.img.policy.toml", &[b'#'; 70_000]), ATTACH, 11),
+    case(
+        "policy has an unknown key",
+        |desk| policy(desk, "version = 1", "version = 1\ncolour = \"red\""),
+        ATTACH,
+        11,
+    ),
+    case("policy of another version", |desk| policy(desk, "version = 1", "version = 2"), ATTACH, 11),
+    case("policy with another size", |desk| policy(desk, "size = 16777216", "size = 33554432"), ATTACH, 11),
+    case("policy with another cipher", |desk| policy(desk, "aes-256-gcm", "aegis-128x2"), ATTACH, 11),
+    case("policy with more freshness", |desk| policy(desk, "strict", "write"), ATTACH, 11),
+    case("policy without anchor", |desk| policy(desk, "anchor = \"file:", "# \"file:"), ATTACH, 11),
+    case(
+        "policy with a strange anchor",
+        |desk| policy(desk, "anchor = \"file:", "anchor = \"ftp:"),
+        ATTACH,
+        8,
+    ),
+    Case {
+        name: "key slot that eats all memory",
+        create: "--freshness off --passphrase-file key",
+        spoil: |desk| poke_both(desk, 4096 + 8, &u32::MAX.to_le_bytes()),
+        command: "volume attach disk.img --passphrase-file key",
+        code: 10,
+    },
+    case(
+        "create over a volume",
+        |desk| fs::remove_file(desk.path("disk.img.policy.toml")).unwrap(),
+        "volume create disk.img --size 16M --key-file key --freshness off",
+        2,
+    ),
+    case(
+        "create over a file system",
+        |desk| {
+            fill(desk, 0);
+            poke(desk, "disk.img", 1080, b"\x53\xef")
+        },
+        "volume create disk.img --size 16M --key-file key --freshness off --policy p",
+        2,
+    ),
+    case(
+        "create over a policy",
+        nothing,
+        "volume create disk.img --size 16M --key-file key --freshness off",
+        2,
+    ),
+    case(
+        "create with a size of no whole blocks",
+        nothing,
+        "volume create n.img --size 16777217 --key-file key --freshness off",
+        2,
+    ),
+    case("create too small", nothing, "volume create n.img --size 1M --key-file key --freshness off", 2),
+    case("create too large", nothing, "volume create n.img --size 1P --key-file key --freshness off", 2),
+    case("create without size", nothing, "volume create n.img --key-file key --freshness off", 2),
+    case("create without anchor", nothing, "volume create n.img --size 16M --key-file key", 2),
+    case(
+        "create with an anchor in use",
+        nothing,
+        "volume create n.img --size 16M --key-file key --anchor file:[DIR]/anchor",
+        8,
+    ),
+    case(
+        "create with a relative anchor",
+        nothing,
+        "volume create n.img --size 16M --key-file key --anchor file:a",
+        8,
+    ),
+    case(
+        "create with freshness but no integrity",
+        nothing,
+        "volume create n.img --size 16M --key-file key --no-integrity --anchor file:/a",
+        2,
+    ),
+    case(
+        "create with integrity and XTS",
+        nothing,
+        "volume create n.img --size 16M --key-file key --suite aes-256-xts --freshness off",
+        2,
+    ),
+    case(
+        "create with a short key",
+        |desk| desk.write("short", b"hello"),
+        "volume create n.img --size 16M --key-file short --freshness off",
+        2,
+    ),
+    case(
+        "create with an empty passphrase",
+        |desk| desk.write("short", b"\n"),
+        "volume create n.img --size 16M --passphrase-file short --freshness off",
+        2,
+    ),
+    case("create without a terminal", nothing, "volume create n.img --size 16M --freshness off", 2),
+    case("remove the last key", nothing, "volume key remove disk.img 0 --key-file key", 2),
+    case("remove a key that is not there", nothing, "volume key remove disk.img 7 --key-file key", 2),
+    case(
+        "add a key with a wrong key",
+        nothing,
+        "volume key add disk.img --key-file other --new-key-file key",
+        10,
+    ),
+    case(
+        "add a short key",
+        |desk| desk.write("short", b"hello"),
+        "volume key add disk.img --key-file key --new-key-file short",
+        2,
+    ),
+    case("check with a wrong key", nothing, "volume check disk.img --key-file other", 10),
+    case("check what is nowhere", nothing, "volume check nowhere --key-file key", 2),
+    case("status of what is not attached", nothing, "volume status nowhere", 2),
+    case("detach what is not attached", nothing, "volume detach nowhere", 2),
+];
+
+#[test]
+fn refusals_say_why_and_change_nothing() {
+    let mut all = String::new();
+    for Case { name, create, spoil, command, code } in CASES {
+        let desk = Desk::new();
+        desk.create(create);
+        spoil(&desk);
+        let before = desk.read("disk.img");
+        let here = desk.path("").to_str().unwrap().trim_end_matches('/').to_string();
+        // Without a session of its own it would ask on the terminal of whoever runs the tests.
+        let said = desk.run_without_terminal(&command.replace("[DIR]", &here));
+        assert!(desk.read("disk.img") == before, "{name}: the store was changed");
+        assert!(!desk.path("n.img").exists(), "{name}: a store was left");
+        assert!(said.error.contains("cvmio: error: ") && said.out.is_empty(), "{name}: {said:?}");
+        all += &format!("{name}: {}\n  {}\n", said.code, said.error.trim_end().replace('\n', "\n  "));
+        assert_eq!(said.code, *code, "{name}: {}", said.error);
+        let left = fs::read_dir(desk.path("run")).map_or(0, Iterator::count);
+        assert_eq!(left, 0, "{name}: something is left in the runtime directory");
+    }
+    snapshot("refusals.txt", &all);
+}
+
+#[test]
+fn a_store_that_somebody_has_open_is_refused() {
+    let desk = Desk::new();
+    desk.create("");
+    let file = fs::File::open(desk.path("disk.img")).unwrap();
+    file.lock().unwrap();
+    let said = desk.run(ATTACH);
+    assert_eq!(said.code, 2, "{}", said.error);
+    assert!(said.error.contains("attached already"), "{}", said.error);
+}
+
+#[test]
+fn an_interrupted_creation_can_be_done_again() {
+    let desk = Desk::new();
+    desk.create("");
+    // As if it had ended before the anchor was claimed.
+    desk.done(&format!(
+        "volume create x.img --size 16M --key-file key --anchor file:{}",
+        desk.path("x").display()
+    ));
+    let blank = "volume create y.img --size 16M --key-file short --anchor file:";
+    desk.write("short", b"x");
+    assert_eq!(desk.run(&format!("{blank}{}", desk.path("y").display())).code, 2);
+    assert!(
+        !desk.path("y.img").exists() && !desk.path("y").exists() && !desk.path("y.img.policy.toml").exists()
+    );
+    let anchor = desk.path("anchor2");
+    desk.done(&format!(
+        "volume create disk.img --force --size 16M --key-file key --anchor file:{}",
+        anchor.display()
+    ));
+    assert_eq!(desk.run("volume key list disk.img").code, 0);
+}
+
+#[test]
+fn keys_change_what_opens_the_volume() {
+    let desk = Desk::new();
+    desk.create("");
+    desk.done("volume key add disk.img --key-file key --new-key-file other --label second");
+    let list = desk.done("volume key list disk.img");
+    assert_eq!(list, "slot  0  key-file  first\nslot  1  key-file  second\n");
+    desk.done("volume key remove disk.img 0 --key-file other");
+    assert_eq!(desk.run("volume check disk.img --key-file key").code, 10);
+    assert_eq!(desk.done("volume check disk.img --key-file other"), "0 blocks checked, all whole\n");
+    let json: serde_json::Value =
+        serde_json::from_str(&desk.done("volume dump disk.img --key-file other --json")).unwrap();
+    assert_eq!(json["copies"][0]["slots"]["ok"][0]["label"], "second");
+    assert_eq!(json["stamp"]["state"], "released");
+    assert!(!json.to_string().contains(&"0808".repeat(4)), "a key is shown");
+}
+
+#[test]
+fn a_terabyte_takes_a_few_megabytes_and_no_time() {
+    use std::os::unix::fs::MetadataExt;
+    let desk = Desk::new();
+    let begun = std::time::Instant::now();
+    desk.done("volume create big.img --size 1T --provision thin --key-file key --freshness off");
+    let took = begun.elapsed();
+    let metadata = fs::metadata(desk.path("big.img")).unwrap();
+    assert!(metadata.len() >= 1 << 40 && metadata.blocks() * 512 < 4 << 20, "{} blocks", metadata.blocks());
+    assert!(took.as_secs_f64() < 1.0, "{took:?}");
+}

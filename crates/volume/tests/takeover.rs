@@ -1,0 +1,127 @@
+//! Defects that were found by reading the protocols: each test showed one before it was mended.
+
+mod common;
+
+use common::{Bench, Session, credential, filled, options};
+use futures::FutureExt;
+use volume::format::protections::Freshness;
+use volume::geometry::Shape;
+use volume::{Completion, CreateOptions, Request, Window, attach};
+
+/// Runs a request without giving the maintenance job time; `None` if it does not end.
+fn alone(session: &mut Session, token: u64, request: Request) -> Option<Completion> {
+    session.queue.submit(token, request);
+    let mut ended = Vec::new();
+    (0..20).find_map(|_| {
+        session.queue.poll(&mut ended);
+        ended.pop()
+    })
+}
+
+#[test]
+fn a_late_commit_of_the_predecessor_spoils_no_record() {
+    for moment in 0..60u64 {
+        let bench = Bench::new(options(4096, Shape::TINY), 16384);
+        let policy = bench.create();
+        let mut first = bench.attach(&policy).expect("attached");
+        first.write(1, 1, 1).expect("written");
+        first.flush().expect("flushed");
+        first.write(2, 1, 2).expect("written");
+        let mut second = bench.attach(&policy).expect("taken over");
+        for step in 0..moment {
+            second.write(step, 1, 3).expect("written");
+            second.flush().expect("flushed");
+            if step == 5 {
+                second.checkpoint();
+            }
+        }
+        first.flush().expect_err("fenced, but its record is written by then");
+        drop((first, second));
+        bench.attach(&policy).map(drop).unwrap_or_else(|error| panic!("after {moment} commits: {error}"));
+    }
+}
+
+#[test]
+fn a_session_that_pauses_behind_its_claim_spoils_nothing() {
+    let bench = Bench::new(options(4096, Shape::STANDARD), 16384);
+    let policy = bench.create();
+    let mut before = bench.attach(&policy).expect("attached");
+    for block in 0..2000 {
+        before.write(block, 1, 1).expect("written");
+    }
+    before.detach().expect("detached");
+    let anchor = bench.environment.anchor.clone().expect("an anchor");
+    let claims =
+        || anchor.read().now_or_never().expect("at once").expect("readable").expect("claimed").claims;
+    let mut paused =
+        attach(bench.environment.clone(), policy.clone(), credential(), bench.attach).expect("a queue");
+    while claims() == 1 {
+        assert!(paused.poll().is_none());
+    }
+    let mut second = bench.attach(&policy).expect("taken over");
+    for block in 0..64 {
+        second.write(block, 1, 3).expect("written");
+    }
+    second.flush().expect("flushed");
+    // The first goes on; whether it may attach or not, it must not write over what the second has.
+    if let Ok(volume) = paused.block() {
+        let mut first = Session::new(volume);
+        for block in 0..64 {
+            let request = Request::Write { block: 100 + block, buffer: filled(1, 9), fua: false };
+            let _ = alone(&mut first, 1 << 40 | block, request);
+        }
+    }
+    for block in 0..64 {
+        assert_eq!(second.read(block, 1).expect("readable")[0], 3, "block {block}");
+    }
+}
+
+#[test]
+fn a_session_that_pauses_in_a_checkpoint_spoils_no_node() {
+    let bench = Bench::new(options(262_144, Shape::STANDARD), 300_000);
+    let policy = bench.create();
+    let mut first = bench.attach(&policy).expect("attached");
+    for block in 0..20 {
+        first.write(block, 1, 1).expect("written");
+    }
+    first.checkpoint();
+    for block in (0..20).step_by(3) {
+        first.write(block, 1, 2).expect("written");
+    }
+    let before = first.volume.status();
+    first.volume.checkpoint_soon();
+    while first.volume.status().anchored_generation == before.anchored_generation {
+        first.step();
+    }
+    let mut second = bench.attach(&policy).expect("taken over");
+    for _ in 0..5000 {
+        if first.volume.status().checkpoints > before.checkpoints {
+            break;
+        }
+        first.step();
+    }
+    for block in 0..3000 {
+        let request = Request::Write { block: 100_000 + block, buffer: filled(1, 9), fua: false };
+        let _ = alone(&mut first, 1 << 40 | block, request);
+    }
+    for block in 0..20u64 {
+        let expected = if block.is_multiple_of(3) { 2 } else { 1 };
+        assert_eq!(second.read(block, 1).expect("readable")[0], expected, "block {block}");
+    }
+}
+
+#[test]
+fn the_anchor_follows_within_the_window_when_the_clock_stands_still() {
+    let mut bench =
+        Bench::new(CreateOptions { freshness: Freshness::Interval, ..options(4096, Shape::STANDARD) }, 16384);
+    bench.attach.window = Window { commits: 10, ..Window::default() };
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    for step in 0..500 {
+        session.write(step % 4, 1, 1).expect("written");
+        session.flush().expect("flushed");
+        let status = session.volume.status();
+        let behind = status.generation - status.anchored_generation.expect("anchored");
+        assert!(behind <= 20, "{behind} commits are not anchored, the window is 10");
+    }
+}
