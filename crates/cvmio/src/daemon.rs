@@ -5,6 +5,7 @@ mod disk;
 mod front;
 mod holders;
 mod latency;
+mod pool;
 mod service;
 mod status;
 

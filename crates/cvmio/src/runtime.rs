@@ -70,12 +70,22 @@ impl Place {
 
     /// Makes the directory, for its owner only.
     pub fn make(&self) -> Result<(), Failure> {
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.0).map_err(|error| {
+        let refuse = |why: &dyn std::fmt::Display| {
             Failure::usage(format!(
-                "the directory {} cannot be made: {error}; choose another with --runtime-dir",
+                "the directory {} cannot be used: {why}; choose another with --runtime-dir",
                 self.0.display()
             ))
-        })
+        };
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.0).map_err(|error| refuse(&error))?;
+        // Where others can write, a socket or a link may be theirs.
+        let metadata = fs::symlink_metadata(&self.0).map_err(|error| refuse(&error))?;
+        if !metadata.is_dir() || metadata.uid() != rustix::process::geteuid().as_raw() {
+            return Err(refuse(&"it is not a directory of this user"));
+        }
+        if metadata.mode() & 0o022 != 0 {
+            return Err(refuse(&"others can write to it"));
+        }
+        Ok(())
     }
 
     /// Takes the name for this process.

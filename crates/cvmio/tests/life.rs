@@ -75,7 +75,7 @@ impl<'a> Attached<'a> {
 
     fn detach(self) {
         self.desk.done(&format!("volume detach {}", self.name));
-        wait_for("the daemon's end", || !Path::new(&format!("/proc/{}", self.process)).exists());
+        wait_for("the daemon's end", || has_ended(self.process));
     }
 }
 
@@ -84,9 +84,14 @@ impl Drop for Attached<'_> {
         let quietly =
             |command: &str| drop(Command::new("sh").args(["-c", command]).stderr(Stdio::null()).status());
         quietly(&format!("umount -l {}", self.at.display()));
-        if Path::new(&format!("/proc/{}", self.process)).exists() {
+        if !has_ended(self.process) {
             quietly(&format!("losetup -d {}", self.device.display()));
-            quietly(&format!("kill {0}; tail -f /dev/null --pid {0}", self.process));
+            quietly(&format!("kill {}", self.process));
+            // No panic here: this may be the end of a test that has failed.
+            let begun = Instant::now();
+            while !has_ended(self.process) && begun.elapsed() < Duration::from_secs(15) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
         }
     }
 }
@@ -96,6 +101,11 @@ fn sh(command: &str) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{command}: {text}{}", String::from_utf8_lossy(&output.stderr));
     text
+}
+
+/// Also when nobody has asked how it ended yet.
+fn has_ended(process: u32) -> bool {
+    fs::read_to_string(format!("/proc/{process}/stat")).map_or(true, |stat| stat.contains(") Z "))
 }
 
 fn wait_for(what: &str, condition: impl Fn() -> bool) {
@@ -216,7 +226,7 @@ fn a_daemon_that_is_killed_loses_nothing_that_was_synced() {
         sh(&format!("umount {at} 2>/dev/null; grep -c ' {at} ' /proc/mounts || true")).trim() == "0"
     });
     sh(&format!("losetup -d {}", volume.device.display()));
-    wait_for("the daemon's end", || !Path::new(&format!("/proc/{}", volume.process)).exists());
+    wait_for("the daemon's end", || has_ended(volume.process));
     drop(volume);
 
     let volume = Attached::new(&desk);
@@ -233,7 +243,7 @@ struct Load(Child);
 
 impl Load {
     fn ended(&self) -> bool {
-        fs::read_to_string(format!("/proc/{}/stat", self.0.id())).is_ok_and(|stat| stat.contains(") Z "))
+        has_ended(self.0.id())
     }
 }
 
@@ -269,7 +279,7 @@ fn a_signal_puts_the_volume_away() {
         sh(&format!("kill {process}"));
         match &mut child {
             Some(child) => assert!(child.wait().unwrap().success()),
-            None => wait_for("the daemon's end", || !Path::new(&format!("/proc/{process}")).exists()),
+            None => wait_for("the daemon's end", || has_ended(process)),
         }
         assert!(
             fs::read_dir(desk.path("run")).unwrap().next().is_none(),
@@ -412,5 +422,57 @@ struct Undo(String);
 impl Drop for Undo {
     fn drop(&mut self) {
         let _ = Command::new("sh").args(["-c", &self.0]).status();
+    }
+}
+
+#[test]
+fn after_a_crash_a_transaction_is_there_as_a_whole_or_not_at_all() {
+    skip_without_devices!();
+    let desk = Desk::new();
+    desk.create("--freshness transaction");
+    let volume = Attached::named(&desk, "disk", ATTACH);
+    let file = fs::File::options().write(true).open(&volume.device).unwrap();
+    let (before, after) = (content(10, 1 << 20), content(11, 1 << 20));
+    file.write_all_at(&before, 0).unwrap();
+    desk.done("volume commit disk");
+    file.write_all_at(&after, 0).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    sh(&format!("kill -9 {}", volume.process));
+    wait_for("the unmounting", || {
+        fs::read_dir(desk.path("run/disk/mnt")).is_ok_and(|mut left| left.next().is_none())
+    });
+    assert!(desk.done("volume list").contains("dead"));
+    drop(volume);
+
+    let volume = Attached::named(&desk, "disk", ATTACH);
+    assert!(fs::read(&volume.device).unwrap()[..1 << 20] == before);
+    volume.detach();
+}
+
+#[test]
+fn every_protection_carries_data_through_a_restart() {
+    skip_without_devices!();
+    for protections in [
+        "--freshness off",
+        "--freshness write",
+        "--freshness interval --suite aegis-128x2",
+        "--suite aegis-256x2",
+        "--no-confidentiality",
+        "--no-integrity --freshness off",
+        "--no-integrity --no-confidentiality --freshness off",
+    ] {
+        let desk = Desk::new();
+        desk.create(protections);
+        let bytes = content(12, 1 << 20);
+        let volume = Attached::named(&desk, "disk", ATTACH);
+        fs::File::options().write(true).open(&volume.device).unwrap().write_all_at(&bytes, 12_288).unwrap();
+        volume.detach();
+        let disk = desk.read("disk.img");
+        let shown = disk.chunks(4096).any(|block| block == &bytes[8192..12_288]);
+        assert_eq!(shown, protections.contains("no-confidentiality"), "{protections}");
+        let volume = Attached::named(&desk, "disk", ATTACH);
+        assert!(fs::read(&volume.device).unwrap()[12_288..][..1 << 20] == bytes, "{protections}");
+        volume.detach();
     }
 }

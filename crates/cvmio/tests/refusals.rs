@@ -259,6 +259,18 @@ fn a_store_that_somebody_has_open_is_refused() {
 }
 
 #[test]
+fn a_runtime_directory_that_others_can_write_is_refused() {
+    use std::os::unix::fs::PermissionsExt;
+    let desk = Desk::new();
+    desk.create("");
+    fs::create_dir_all(desk.path("run/disk")).unwrap();
+    fs::set_permissions(desk.path("run/disk"), fs::Permissions::from_mode(0o777)).unwrap();
+    let said = desk.run(ATTACH);
+    assert_eq!(said.code, 2, "{}", said.error);
+    assert!(said.error.contains("others can write to it"), "{}", said.error);
+}
+
+#[test]
 fn an_interrupted_creation_can_be_done_again() {
     let desk = Desk::new();
     desk.create("");

@@ -42,6 +42,8 @@ pub(crate) struct Outstanding {
     pub(crate) queue: usize,
     /// It was made after another session had taken the volume over.
     pub(crate) late: bool,
+    /// The model's moment of the last change that its guest had been told of.
+    pub(crate) changed: u64,
 }
 
 /// A guest from attach to death.
@@ -65,11 +67,6 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Whether a flush has something to do.
-    pub(crate) fn is_dirty(&self) -> bool {
-        self.changed > self.flushed
-    }
-
     pub(crate) fn submit(&mut self, token: u64, request: Request, outstanding: Outstanding) {
         self.queues[outstanding.queue].submit(token, request);
         self.outstanding.insert(token, outstanding);

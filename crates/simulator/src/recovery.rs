@@ -249,6 +249,8 @@ impl Simulation {
         self.coverage.depth_six += u64::from(self.geometry.map_levels() >= 6 && status.mapped_blocks > 0);
         if let Some(zombie) = &mut self.zombie {
             zombie.replaced = true;
+            // Its maintenance job may have committed all that it was told of until now.
+            zombie.flushed = self.model.tick();
         }
         self.guest = Some(Guest {
             name: self.guests,

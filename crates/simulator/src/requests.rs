@@ -37,7 +37,8 @@ impl Simulation {
         let guest = if zombie { &mut self.zombie } else { &mut self.guest };
         let Some(guest) = guest else { return Ok(()) };
         say!(self, "guest {} queue {queue} submits #{token}: {asked}", guest.name);
-        guest.submit(token, request_of(asked), Outstanding { asked, begin, queue, late: replaced });
+        let outstanding = Outstanding { asked, begin, queue, late: replaced, changed: guest.changed };
+        guest.submit(token, request_of(asked), outstanding);
         Ok(())
     }
 
@@ -246,8 +247,26 @@ impl Simulation {
                 guest.changed = self.model.tick();
                 outstanding.late && freshness == Freshness::Write
             }
-            Asked::Flush => outstanding.late && anchors && guest.is_dirty(),
-            Asked::Commit => outstanding.late && freshness == Freshness::Transaction && guest.is_dirty(),
+            Asked::Flush | Asked::Commit => {
+                // One that was made in time may have been anchored in time, and a later one with nothing to add is right to succeed.
+                if !outstanding.late {
+                    guest.flushed = guest.flushed.max(outstanding.begin);
+                }
+                let timely = |other: &Outstanding| {
+                    !other.late
+                        && matches!(
+                            other.asked,
+                            Asked::Flush | Asked::Commit | Asked::Write { fua: true, .. }
+                        )
+                };
+                let explained =
+                    guest.outstanding.values().any(timely) || outstanding.changed <= guest.flushed;
+                let anchors = match outstanding.asked {
+                    Asked::Flush => anchors,
+                    _ => true,
+                };
+                outstanding.late && anchors && !explained
+            }
         };
         if broken {
             return Err(Failure(format!("{what} succeeded, although another session has the volume")));

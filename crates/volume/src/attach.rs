@@ -511,13 +511,11 @@ fn limits(geometry: &Geometry, memory: u64) -> (Limits, u64) {
     let pinned = geometry.pinned_limit();
     let overlay = (memory / 2 / CHANGE_BYTES).clamp(16, 2 * pinned.max(16));
     let reserve_target = geometry.reserve_target().max(4);
-    let node_reserve = geometry.map_nodes().min(2 * overlay * u64::from(geometry.map_levels()))
-        + geometry.salt_reserve().min(8);
     let limits = Limits {
         overlay,
         pending: journal_items.min(overlay).max(8),
         pinned,
-        node_reserve,
+        salt_reserve: geometry.salt_reserve().min(8),
         reserve_low: reserve_target / 2,
         reserve_target,
     };

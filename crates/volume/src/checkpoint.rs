@@ -82,10 +82,11 @@ impl Core {
     fn checkpoint_is_due(&self) -> bool {
         let wanted =
             self.checkpoint_wanted.load(Ordering::SeqCst) > self.checkpoint_done.load(Ordering::SeqCst);
-        let full = self.overlay.active() >= self.limits.overlay / 2;
         if self.is_transactional() {
-            return wanted || full;
+            // Superseded blocks count as well: writers wait for room, and no commit on the way takes these out.
+            return wanted || self.overlay.active() + self.overlay.superseded() >= self.limits.overlay / 2;
         }
+        let full = self.overlay.active() >= self.limits.overlay / 2;
         let pinned = self.space.pinned() + self.overlay.superseded() + self.overlay.active()
             >= self.limits.pinned / 2
             && self.overlay.active() + self.overlay.superseded() > self.limits.pinned / 8;
@@ -130,7 +131,8 @@ impl Core {
             })?));
         }
         let data = !self.is_transactional();
-        self.commit(io, Want { data, urgent: true, ..Want::default() }).await?;
+        // Anchored, whatever the level: of what is only durable, a successor that has claimed the volume already knows nothing.
+        self.commit(io, Want { data, anchor: true, urgent: true, ..Want::default() }).await?;
         self.space.activate(&units);
         self.progress.notify(usize::MAX);
         Ok(true)

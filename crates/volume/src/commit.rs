@@ -6,6 +6,7 @@
 //!    added before it.
 //! 3. The order is: records written, store flushed, anchor moved, then pins let go. With data integrity off the store is flushed
 //!    before the records too, since recovery could not tell whether data arrived.
+//!    What reserves something (units, or a segment of the journal) is anchored before that is used, whatever the level.
 //! 4. When anything fails in between, the state on the store is unknown: the session is poisoned and writes no more.
 
 use std::collections::VecDeque;
@@ -251,13 +252,21 @@ impl Core {
         result
     }
 
-    async fn perform(&self, io: &Io, want: Want, anchor: bool) -> Result<Committed> {
+    async fn perform(&self, io: &Io, want: Want, mut anchor: bool) -> Result<Committed> {
         let (items, number) = self.cut(want);
         if !items.is_empty() {
             if !self.header.integrity {
                 io.flush().await?;
             }
-            let records = self.commit.journal().records(self, io, &items)?;
+            let records = {
+                let mut journal = self.commit.journal();
+                let before = journal.place();
+                let records = journal.records(self, io, &items)?;
+                // The first record of a segment is what reserves the next one.
+                let reserves = before.1 == 0 || before.0 != journal.place().0;
+                anchor |= reserves && self.header.freshness != Freshness::Off;
+                records
+            };
             let blocks: usize = records.iter().map(|(_, buffer)| buffer.blocks()).sum();
             try_join_all(records.into_iter().map(|(place, buffer)| io.write(place, buffer))).await?;
             io.flush().await?;

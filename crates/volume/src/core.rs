@@ -94,8 +94,8 @@ pub(crate) struct Limits {
     pub(crate) pending: u64,
     /// Blocks that may be pinned before writers wait.
     pub(crate) pinned: u64,
-    /// Free blocks that only map nodes may take.
-    pub(crate) node_reserve: u64,
+    /// Free blocks that only nodes of the salt table may take.
+    pub(crate) salt_reserve: u64,
     /// Usable free blocks below which more is reserved.
     pub(crate) reserve_low: u64,
     /// What a reservation aims for.

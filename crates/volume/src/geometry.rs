@@ -298,6 +298,11 @@ impl Geometry {
         sizing::tree_nodes(self.logical_blocks, self.fan_out_bits, self.fan_out_bits)
     }
 
+    /// The fewest nodes that a map of `mapped` blocks can have, all levels together.
+    pub fn least_map_nodes(&self, mapped: u64) -> u64 {
+        sizing::tree_nodes(mapped, self.fan_out_bits, self.fan_out_bits)
+    }
+
     /// Nodes of the bitmap, all levels together.
     pub fn bitmap_nodes(&self) -> u64 {
         sizing::tree_nodes(self.data_blocks, self.bitmap_bits, self.fan_out_bits)

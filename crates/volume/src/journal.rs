@@ -83,6 +83,11 @@ impl Journal {
         Ok(u32::try_from(at).unwrap_or(u32::MAX))
     }
 
+    /// Segment and block within it that the last record ended at.
+    pub(crate) fn place(&self) -> (u32, u32) {
+        (self.segment, self.block)
+    }
+
     /// Free segments.
     pub(crate) fn free(&self) -> usize {
         self.segments.iter().filter(|segment| **segment == Segment::Free).count()

@@ -94,26 +94,28 @@ impl Core {
     /// The entries of a stretch of logical blocks, from the overlay or the map.
     async fn entries(&self, io: &Io, block: u64, blocks: usize) -> Result<Vec<Entry>> {
         let bits = self.geometry.fan_out_bits;
+        let end = block + blocks as u64;
         let mut entries = Vec::with_capacity(blocks);
-        let mut leaf = None;
-        for logical in block..block + blocks as u64 {
-            if let Some(entry) = self.overlay.find(logical) {
-                entries.push(entry);
-                continue;
-            }
-            let index = logical >> bits;
-            let page = match &leaf {
-                Some((held, page)) if *held == index => page,
-                _ => {
-                    let page = self.node(io, NodeKey { tree: Tree::Map, level: 0, index }).await?;
-                    &leaf.insert((index, page)).1
-                }
+        let mut at = block;
+        while at < end {
+            let index = at >> bits;
+            let stop = end.min((index + 1) << bits);
+            // First the overlay, for all blocks of the leaf, then the leaf: if a change is merged in between, the leaf is the newer of
+            // the two. A leaf that was looked up before the overlay could be older than a change that has left it.
+            let changed: Vec<_> = (at..stop).map(|logical| self.overlay.find(logical)).collect();
+            let page = if changed.iter().all(Option::is_some) {
+                None
+            } else {
+                self.node(io, NodeKey { tree: Tree::Map, level: 0, index }).await?
             };
-            // The overlay may have been merged between the look-up there and the leaf's: the leaf is the newer of the two.
-            entries.push(match page {
-                Some(page) => entry_at(page.as_slice(), child_slot(logical, bits))?,
-                None => Entry::ABSENT,
-            });
+            for (logical, changed) in (at..stop).zip(changed) {
+                entries.push(match (changed, &page) {
+                    (Some(entry), _) => entry,
+                    (None, Some(page)) => entry_at(page.as_slice(), child_slot(logical, bits))?,
+                    (None, None) => Entry::ABSENT,
+                });
+            }
+            at = stop;
         }
         Ok(entries)
     }
@@ -304,9 +306,22 @@ impl Core {
         }
     }
 
+    /// Blocks that the map may need for what is in memory now: two checkpoints in a row, the one under way and the one after it. The
+    /// first gives back what it replaces, so only nodes that do not exist yet count twice; a transaction gives back nothing.
+    fn node_reserve(&self) -> u64 {
+        let all = self.geometry.map_nodes();
+        let exist = match self.header.freshness {
+            Freshness::Transaction => 0,
+            _ => self.geometry.least_map_nodes(self.roots().mapped),
+        };
+        let twice = (2 * all).saturating_sub(exist);
+        let changed = 2 * self.limits.overlay * u64::from(self.geometry.map_levels());
+        twice.min(changed) + self.limits.salt_reserve
+    }
+
     /// How many blocks must stay free after this write: the map's, and for new data on a thin volume also what overwrites need.
     async fn keep_free(&self, io: &Io, block: u64, blocks: u64) -> Result<u64> {
-        let nodes = self.limits.node_reserve;
+        let nodes = self.node_reserve();
         let reserve = nodes + self.limits.pinned;
         if self.header.provision == Provision::Full || self.space.free() >= reserve + blocks {
             return Ok(nodes);
@@ -335,7 +350,7 @@ impl Core {
         }
         self.admit().await?;
         // Elsewhere a checkpoint gets its blocks back; a transaction keeps all of them to its end.
-        if self.header.freshness == Freshness::Transaction && self.space.free() < self.limits.node_reserve {
+        if self.header.freshness == Freshness::Transaction && self.space.free() < self.node_reserve() {
             return Err(Error::new(
                 Kind::NoSpace,
                 "this transaction has used up the space for the volume's own map; commit it before you go on",

@@ -1,7 +1,9 @@
 //! `cvmio volume create`
 
+use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use anchor::{Address, Anchor, FileAnchor};
@@ -30,16 +32,29 @@ pub fn run(args: &Create) -> Result<(), Failure> {
     let store = open_or_make(args, &options, &mut made)?;
     let anchor = args.anchor.as_deref().map(|address| make_anchor(address, &mut made)).transpose()?;
     let spinner = output::spinner(format!("creating {}", args.store.display()));
-    let saved_to = policy_path.clone();
-    let force = args.force;
-    let save: SavePolicy = Box::new(move |policy| {
-        input::save_policy(&saved_to, policy, force)
-            .map_err(|failure| volume::Error::new(volume::Kind::Policy, failure.to_string()))
-    });
-    let policy = volume::create(system::environment(store, anchor), options, credential, save)?.block()?;
+    let saved = Rc::new(Cell::new(false));
+    let save = save_policy(&policy_path, args.force, Rc::clone(&saved));
+    let created = volume::create(system::environment(store, anchor), options, credential, save)?.block();
     drop(spinner);
-    made.0.clear();
+    match &created {
+        Ok(_) => made.0.clear(),
+        Err(_) if saved.get() => made.0.push(policy_path.clone()),
+        Err(_) => {}
+    }
+    let policy = created?;
     report(args, &policy, &policy_path)
+}
+
+/// Writes the policy when the volume wants it, and notes whether that made a new file.
+fn save_policy(path: &Path, force: bool, made: Rc<Cell<bool>>) -> SavePolicy {
+    let path = path.to_path_buf();
+    Box::new(move |policy| {
+        let is_new = !path.exists();
+        input::save_policy(&path, policy, force)
+            .map_err(|failure| volume::Error::new(volume::Kind::Policy, failure.to_string()))?;
+        made.set(is_new);
+        Ok(())
+    })
 }
 
 fn options(args: &Create) -> Result<CreateOptions, Failure> {

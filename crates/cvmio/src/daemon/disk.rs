@@ -1,7 +1,6 @@
 //! A volume as the device that a front end shows: requests go to queue threads, which run them to completion.
 
 use std::cell::Cell;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,10 +11,11 @@ use std::time::Duration;
 use export::{Device, Done};
 use rustix::io::Errno;
 use slab::Slab;
-use store::{BLOCK_SIZE, Buffer};
+use store::BLOCK_SIZE;
 use volume::{Clock, Completion, Queue, Volume};
 
 use super::latency::{Kind, Latency};
+use super::pool::Pool;
 use crate::failure::Failure;
 use crate::system::SystemClock;
 
@@ -321,52 +321,9 @@ fn errno(error: &volume::Error) -> Errno {
     }
 }
 
-/// Buffers to be used again: a fresh one would have to be zeroed.
-#[derive(Default)]
-struct Pool {
-    free: HashMap<usize, Vec<Buffer>>,
-    blocks: usize,
-}
-
-/// Most blocks that wait in a pool: 8 MiB.
-const POOL_BLOCKS: usize = 2048;
-
-impl Pool {
-    fn take(&mut self, blocks: usize) -> Buffer {
-        match self.free.get_mut(&blocks).and_then(Vec::pop) {
-            Some(buffer) => {
-                self.blocks -= blocks;
-                buffer
-            }
-            None => Buffer::private_zeroed(blocks),
-        }
-    }
-
-    fn put(&mut self, buffer: Buffer) {
-        if self.blocks + buffer.blocks() <= POOL_BLOCKS {
-            self.blocks += buffer.blocks();
-            self.free.entry(buffer.blocks()).or_default().push(buffer);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_pool_gives_back_what_fits_and_keeps_to_its_limit() {
-        let mut pool = Pool::default();
-        let first = pool.take(3);
-        let address = first.as_ptr();
-        pool.put(first);
-        assert_eq!(pool.take(2).blocks(), 2);
-        assert_eq!(pool.take(3).as_ptr(), address);
-        pool.put(Buffer::private_zeroed(POOL_BLOCKS));
-        pool.put(Buffer::private_zeroed(1));
-        assert_eq!(pool.blocks, POOL_BLOCKS);
-        assert!(!pool.free.contains_key(&1));
-    }
 
     #[test]
     fn only_whole_blocks_pass() {
