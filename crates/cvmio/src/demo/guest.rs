@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use crate::failure::Failure;
 
 const NAME: &str = "demo";
-/// Exit code for what the kernel or a tool refused.
+/// How often, and after what pause, something that is still busy is tried again.
 const PATIENCE: u32 = 50;
 const GLANCE: Duration = Duration::from_millis(100);
 

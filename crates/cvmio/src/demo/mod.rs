@@ -87,6 +87,8 @@ fn play(args: &DemoArgs, guest: &mut Guest) -> Result<Vec<Attempt>, Failure> {
     work::write_secret(&guest.mountpoint(), 2)?;
     let expected = work::read_all(&guest.mountpoint(), &guest.interrupt)?.hashes;
     guest.detach()?;
+    copy(guest, &world.image, &world.good_image)?;
+    copy(guest, &world.anchor, &world.good_anchor)?;
     step(&format!(
         "overwrote {} in place; the host has copies of the disk from before and after",
         work::SECRET_FILE

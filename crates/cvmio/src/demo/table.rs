@@ -8,7 +8,7 @@ pub struct Attempt {
     pub caught: bool,
 }
 
-const WIDTHS: [usize; 4] = [22, 36, 48, 8];
+const WIDTHS: [usize; 4] = [22, 35, 46, 11];
 
 /// All attempts, for people.
 pub fn table(attempts: &[Attempt]) -> String {
