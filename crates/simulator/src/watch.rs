@@ -36,7 +36,7 @@ impl Watch {
         if journal.contains(&block) && operation == "write" {
             let place = block - journal.start;
             let length = u64::from(geometry.segment_blocks);
-            if place % length == 0 && !self.segments.insert(place / length) {
+            if place.is_multiple_of(length) && !self.segments.insert(place / length) {
                 self.ring_wraps += 1;
             }
         }

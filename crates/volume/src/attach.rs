@@ -360,11 +360,12 @@ impl Attaching {
         core.publish(&self.io, replayed.generation, replayed.head, legs).await?;
         // Somebody who claimed the volume before our reservations were there may have chosen the same units.
         core.confirm_claim().await?;
-        let core = Arc::new(core);
+        let crowded = crowded || core.commit.free_segments() < core.geometry.segments as usize / 2;
         if crowded {
-            core.want_checkpoint();
+            // Before anybody is served: sessions that end soon after they began, one after the other, must not use up the journal.
+            core.tidy(&self.io).await?;
         }
-        Ok(core)
+        Ok(Arc::new(core))
     }
 }
 

@@ -51,6 +51,7 @@ impl Core {
             }
             if self.environment.clock.now().saturating_sub(self.attached_at) >= PREDECESSOR_GRACE {
                 self.space.take_over();
+                self.commit.take_over();
             }
             if self.keys.current()?.worn() {
                 self.begin_epoch()?;
@@ -90,7 +91,9 @@ impl Core {
         let pinned = self.space.pinned() + self.overlay.superseded() + self.overlay.active()
             >= self.limits.pinned / 2
             && self.overlay.active() + self.overlay.superseded() > self.limits.pinned / 8;
-        let journal = self.commit.free_segments() < self.geometry.segments as usize / 2;
+        // Segments that are left to the predecessor do not come back by checkpoints.
+        let journal =
+            self.commit.free_segments() < self.geometry.segments as usize / 2 && self.commit.can_retire();
         // A superblock lists the units that may be written; one that is full must be followed by a new one.
         let listed = self.space.room(DATA_UNITS) == 0;
         wanted || full || pinned || journal || listed
@@ -197,6 +200,11 @@ impl Core {
         // What the last checkpoint freed is what this one writes its nodes to.
         self.space.drain().await;
         self.checkpointing.store(true, Ordering::SeqCst);
+        if self.journal_is_tight() {
+            // Without a journal nothing goes on; that counts more than caution towards a guest that is most likely dead.
+            self.space.take_over();
+            self.commit.take_over();
+        }
         self.run_age.fetch_add(1, Ordering::SeqCst);
         if self.is_transactional() {
             let pin = self.spill(io).await?;
@@ -215,6 +223,16 @@ impl Core {
         self.checkpoint_done.fetch_add(1, Ordering::SeqCst);
         self.progress.notify(usize::MAX);
         Ok(())
+    }
+
+    /// Puts all of the journal that was replayed into the trees, so that its segments are free again. For an attach: nothing has been
+    /// changed by this session yet.
+    pub(crate) async fn tidy(&self, io: &Io) -> Result<()> {
+        if !self.is_transactional() {
+            return self.checkpoint(io).await;
+        }
+        self.spilled.store(true, Ordering::SeqCst);
+        self.publish_transaction(io).await
     }
 
     /// Freezes the overlay without a commit and merges it. What it freed stays pinned until the transaction is anchored.

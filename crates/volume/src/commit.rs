@@ -140,6 +140,15 @@ impl Commit {
         self.journal().free()
     }
 
+    pub(crate) fn can_retire(&self) -> bool {
+        self.journal().can_retire()
+    }
+
+    /// Stops leaving the predecessor's segments alone; the next checkpoint frees them.
+    pub(crate) fn take_over(&self) {
+        self.journal().take_over();
+    }
+
     /// The open leg that begins with the next record.
     pub(crate) fn leg(&self, geometry: &Geometry) -> Leg {
         self.journal().leg(geometry)
@@ -186,7 +195,7 @@ impl Core {
     }
 
     /// Whether a commit that is not urgent has to wait for a checkpoint to make room in the journal.
-    fn journal_is_tight(&self) -> bool {
+    pub(crate) fn journal_is_tight(&self) -> bool {
         self.commit.free_segments() <= self.kept_segments()
     }
 

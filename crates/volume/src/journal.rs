@@ -88,6 +88,19 @@ impl Journal {
         (self.segment, self.block)
     }
 
+    /// Whether a checkpoint would free a segment.
+    pub(crate) fn can_retire(&self) -> bool {
+        let used = self.segments.iter().filter(|segment| matches!(segment, Segment::Used(_))).count();
+        used > 2
+    }
+
+    /// Stops leaving the predecessor's segments alone; the next checkpoint frees them.
+    pub(crate) fn take_over(&mut self) {
+        for segment in self.segments.iter_mut().filter(|segment| **segment == Segment::Foreign) {
+            *segment = Segment::Used(0);
+        }
+    }
+
     /// Free segments.
     pub(crate) fn free(&self) -> usize {
         self.segments.iter().filter(|segment| **segment == Segment::Free).count()

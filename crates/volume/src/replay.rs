@@ -290,7 +290,8 @@ impl Replay<'_> {
             // Without tags nobody can tell; the writer flushed the data before it wrote the record.
             return Ok(true);
         }
-        let mut last: std::collections::HashMap<u64, Option<Entry>> = std::collections::HashMap::new();
+        // In logical order: a run by seed must read in the same order each time.
+        let mut last: std::collections::BTreeMap<u64, Option<Entry>> = std::collections::BTreeMap::new();
         for item in &commit.items {
             match *item {
                 Item::Write { logical, entry } => drop(last.insert(logical, Some(entry))),

@@ -85,6 +85,7 @@ fn a_map_many_times_larger_than_the_cache_stays_within_its_memory() {
         let maintenance = scope.spawn(|| volume.maintenance().expect("a queue").block());
         scope.spawn(|| {
             while !stopped.load(Ordering::Relaxed) {
+                #[expect(clippy::disallowed_methods, reason = "this test plays the front end")]
                 std::thread::sleep(Duration::from_millis(50));
                 volume.tick();
             }
