@@ -79,10 +79,17 @@ impl Queue {
     /// Accepts a request. Nothing happens before the next [`poll`](Self::poll).
     pub fn submit(&mut self, token: u64, request: Request) {
         let (core, io, runs) = (Arc::clone(&self.core), self.io.clone(), Rc::clone(&self.runs));
-        self.tasks.push(Box::pin(async move {
+        let task = async move {
             let (buffer, result) = core.serve(&io, &runs, request).await;
             Completion { token, buffer, result }
-        }));
+        };
+        // Each request moves its future about; what is large in it belongs in a box on the path that needs it.
+        debug_assert!(
+            size_of_val(&task) <= TASK_BYTES,
+            "a request's future has {} bytes",
+            size_of_val(&task)
+        );
+        self.tasks.push(Box::pin(task));
     }
 
     /// Requests that have not completed.
@@ -128,6 +135,9 @@ impl Drop for Queue {
         }
     }
 }
+
+/// Most bytes of a request's future.
+const TASK_BYTES: usize = 1536;
 
 /// Free blocks that a queue has taken ahead of its writes.
 #[derive(Default)]

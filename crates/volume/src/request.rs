@@ -9,6 +9,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
+use futures::FutureExt;
 use futures::future::join_all;
 use store::{BLOCK_SIZE, Buffer};
 
@@ -130,7 +131,10 @@ impl Core {
         at: usize,
         page: &mut [u8],
     ) -> Result<bool> {
-        let keys = self.epoch_keys(io, entry.epoch).await?;
+        let keys = match self.keys.known(entry.epoch) {
+            Some(keys) => keys,
+            None => self.epoch_keys(io, entry.epoch).await?,
+        };
         let ad = data_ad(&self.header.volume, logical);
         let from = at * BLOCK_SIZE;
         let opened = match sealed.private() {
@@ -179,7 +183,7 @@ impl Core {
         self.nudge();
         let durable = fua && self.header.freshness != Freshness::Transaction;
         if durable || self.header.freshness == Freshness::Write {
-            self.commit(io, Want { data: true, ..Want::default() }).await?;
+            self.commit(io, Want { data: true, ..Want::default() }).boxed_local().await?;
         }
         Ok(())
     }
@@ -328,7 +332,8 @@ impl Core {
         }
         let _reading = self.readers.enter();
         let count = usize::try_from(blocks).unwrap_or(usize::MAX);
-        let overwrite = self.entries(io, block, count).await?.iter().all(|entry| !entry.is_absent());
+        let overwrite =
+            self.entries(io, block, count).boxed_local().await?.iter().all(|entry| !entry.is_absent());
         Ok(if overwrite { nodes } else { reserve })
     }
 
@@ -340,7 +345,7 @@ impl Core {
         if self.read_only {
             return Ok(());
         }
-        self.commit(io, Want { data: true, ..Want::default() }).await.map(drop)
+        self.commit(io, Want { data: true, ..Want::default() }).boxed_local().await.map(drop)
     }
 
     async fn discard(&self, io: &Io, block: u64, blocks: u64) -> Result<()> {
@@ -360,7 +365,7 @@ impl Core {
         self.counters.discarded_blocks.add(blocks);
         self.nudge();
         if self.header.freshness == Freshness::Write {
-            self.commit(io, Want { data: true, ..Want::default() }).await?;
+            self.commit(io, Want { data: true, ..Want::default() }).boxed_local().await?;
         }
         Ok(())
     }
@@ -368,7 +373,11 @@ impl Core {
     async fn commit_transaction(&self, io: &Io) -> Result<()> {
         self.check_writable()?;
         if self.header.freshness != Freshness::Transaction {
-            return self.commit(io, Want { data: true, anchor: true, ..Want::default() }).await.map(drop);
+            return self
+                .commit(io, Want { data: true, anchor: true, ..Want::default() })
+                .boxed_local()
+                .await
+                .map(drop);
         }
         // One that began after us: the one under way may have made its cut before our last write.
         let number = self.publish_wanted.fetch_add(1, Ordering::SeqCst) + 1;

@@ -44,9 +44,14 @@ pub(crate) fn child_slot(index: u64, bits: u8) -> usize {
 impl Core {
     /// A node as the current tree has it; `None` if it is absent.
     pub(crate) async fn node(&self, io: &Io, key: NodeKey) -> Result<Option<Arc<Page>>> {
-        if let Some(page) = self.cache.get(key) {
-            return Ok(Some(page));
+        match self.cache.get(key) {
+            Some(page) => Ok(Some(page)),
+            // Boxed: a miss holds whole pages, and would make the future of every request that large.
+            None => self.missing_node(io, key).boxed_local().await,
         }
+    }
+
+    async fn missing_node(&self, io: &Io, key: NodeKey) -> Result<Option<Arc<Page>>> {
         let bits = self.geometry.inner_bits(key.tree);
         let top = self.geometry.levels(key.tree) - 1;
         let at = |level: u8| NodeKey { level, index: key.index >> (bits * (level - key.level)), ..key };
