@@ -89,8 +89,8 @@ impl Core {
         }
         let full = self.overlay.active() >= self.limits.overlay / 2;
         let pinned = self.space.pinned() + self.overlay.superseded() + self.overlay.active()
-            >= self.limits.pinned / 2
-            && self.overlay.active() + self.overlay.superseded() > self.limits.pinned / 8;
+            >= self.limits.pinned
+            && self.overlay.active() + self.overlay.superseded() > self.limits.pinned / 4;
         // Segments that are left to the predecessor do not come back by checkpoints.
         let journal =
             self.commit.free_segments() < self.geometry.segments as usize / 2 && self.commit.can_retire();
@@ -200,11 +200,6 @@ impl Core {
         // What the last checkpoint freed is what this one writes its nodes to.
         self.space.drain().await;
         self.checkpointing.store(true, Ordering::SeqCst);
-        if self.journal_is_tight() {
-            // Without a journal nothing goes on; that counts more than caution towards a guest that is most likely dead.
-            self.space.take_over();
-            self.commit.take_over();
-        }
         self.run_age.fetch_add(1, Ordering::SeqCst);
         if self.is_transactional() {
             let pin = self.spill(io).await?;
@@ -217,6 +212,12 @@ impl Core {
             let pin = self.merge(io).await?;
             io.flush().await?;
             self.finish(io, &cut, [pin]).await?;
+        }
+        if self.journal_is_tight() {
+            // Our own segments came back, and it was not enough. Without a journal nothing goes on; that counts more than caution
+            // towards a guest that is most likely dead.
+            self.space.take_over();
+            self.commit.take_over();
         }
         self.counters.checkpoints.add(1);
         self.checkpointing.store(false, Ordering::SeqCst);

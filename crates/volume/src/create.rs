@@ -8,10 +8,10 @@ use seal::slot::{Argon2Params, Credential, KeySlots};
 use seal::{DataMode, VolumeKey};
 use store::BLOCK_SIZE;
 
-use crate::attach::{EMPTY_ROOTS, suite_of};
 use crate::commit::{advance, sign_stamp};
 use crate::core::Environment;
 use crate::error::{Error, Kind, Result};
+use crate::format::entry::Entry;
 use crate::format::header::{self, Header};
 use crate::format::probe::{PROBE_SIZE, Probe};
 use crate::format::protections::{Freshness, Provision, SuiteCode, check_protections};
@@ -19,6 +19,7 @@ use crate::format::superblock::{Leg, Superblock};
 use crate::geometry::{Geometry, SUPERBLOCK_START, Shape};
 use crate::io::{Driven, Io};
 use crate::journal::genesis;
+use crate::open_header::suite_of;
 use crate::policy::Policy;
 use crate::superblock_io::seal_superblock;
 
@@ -195,9 +196,9 @@ impl Creating {
             epoch: 0,
             next_epoch: 1,
             epoch_salt: [0; 32],
-            map: EMPTY_ROOTS.map,
-            salts: EMPTY_ROOTS.salts,
-            bitmap: EMPTY_ROOTS.bitmap,
+            map: Entry::ABSENT,
+            salts: Entry::ABSENT,
+            bitmap: Entry::ABSENT,
             mapped: 0,
             publication: 0,
             pair: 0,

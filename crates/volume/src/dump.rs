@@ -7,7 +7,7 @@ use seal::slot::{Credential, KeySlots, Kind as SlotKind};
 use serde::Serialize;
 use store::BLOCK_SIZE;
 
-use crate::attach::{AttachOptions, open_header, suite_of};
+use crate::attach::AttachOptions;
 use crate::core::Environment;
 use crate::error::{Error, Kind, Result};
 use crate::format::entry::Entry;
@@ -15,6 +15,7 @@ use crate::format::header::Header;
 use crate::format::superblock::{Leg, Superblock};
 use crate::geometry::Shape;
 use crate::io::{Driven, Io};
+use crate::open_header::{open_header, suite_of};
 use crate::policy::Policy;
 use crate::superblock_io::read_superblocks;
 

@@ -10,12 +10,13 @@ use futures::FutureExt;
 use seal::slot::{Argon2Params, Credential, SlotError, SlotInfo};
 use store::BLOCK_SIZE;
 
-use crate::attach::{AttachOptions, Opened, open_header};
+use crate::attach::AttachOptions;
 use crate::commit::{advance, sign_stamp};
 use crate::core::Environment;
 use crate::create::sign_header;
 use crate::error::{Error, Kind, Result};
 use crate::io::{Driven, Io};
+use crate::open_header::{Opened, open_header};
 use crate::policy::Policy;
 
 /// Where the two copies of the pair stand.

@@ -21,6 +21,7 @@ mod journal;
 mod key_slots;
 mod keys;
 mod merge;
+mod open_header;
 mod overlay;
 pub mod policy;
 mod queue;

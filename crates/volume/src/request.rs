@@ -247,7 +247,7 @@ impl Core {
         let unpublished = self.overlay.active() + self.overlay.superseded();
         if unpublished >= self.limits.overlay / 2
             || self.overlay.pending() >= self.limits.pending / 2
-            || unpublished >= self.limits.pinned / 2
+            || unpublished >= self.limits.pinned
         {
             self.work.notify(usize::MAX);
         }
