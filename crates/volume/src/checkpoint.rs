@@ -66,10 +66,14 @@ impl Core {
                 self.publish_transaction(io).await?;
             } else if self.checkpoint_is_due() {
                 self.checkpoint(io).await?;
-            } else if self.anchor_is_due() {
-                self.commit(io, Want { data: true, anchor: true, ..Want::default() }).await?;
-            } else if !self.is_transactional() && self.overlay.pending() >= self.limits.pending / 2 {
-                self.commit(io, Want { data: true, ..Want::default() }).await?;
+            } else if self.anchor_is_due() || self.journal_is_due() {
+                // This job's own commits never wait for room in the journal: only this job makes room.
+                if self.journal_is_tight() {
+                    self.checkpoint(io).await?;
+                } else {
+                    let anchor = self.anchor_is_due();
+                    self.commit(io, Want { data: true, anchor, urgent: true, ..Want::default() }).await?;
+                }
             } else {
                 listener.await;
             }
@@ -101,6 +105,11 @@ impl Core {
 
     fn publish_is_wanted(&self) -> bool {
         self.publish_wanted.load(Ordering::SeqCst) > self.publish_done.load(Ordering::SeqCst)
+    }
+
+    /// Whether so many changes wait for the journal that writers will soon wait, too.
+    fn journal_is_due(&self) -> bool {
+        !self.is_transactional() && self.overlay.pending() >= self.limits.pending / 2
     }
 
     pub(crate) fn anchor_is_due(&self) -> bool {
