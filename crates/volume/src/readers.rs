@@ -43,6 +43,17 @@ impl Readers {
         self.ended.listen()
     }
 
+    /// As if the notice of the last reader had been taken by somebody else.
+    #[cfg(test)]
+    pub(crate) fn forget_waiters(&self) {
+        self.awaited.store(false, Ordering::SeqCst);
+    }
+
+    /// Wakes whoever listens, although no reader ended: what it waits for may have happened elsewhere.
+    pub(crate) fn wake(&self) {
+        self.ended.notify(usize::MAX);
+    }
+
     /// The number of the phase that must drain for a grace period that begins now; flips the phase if the
     /// other one is empty. Call [`Readers::drained`] with it.
     pub(crate) fn begin_grace(&self) -> Option<u64> {

@@ -311,6 +311,8 @@ impl Space {
                     inner.draining = Some((phase, pins));
                     return freed;
                 }
+                // Somebody may wait in `drain` for a reader to end; what it waits for is done here.
+                self.readers.wake();
                 for pin in pins {
                     let blocks = inner.pinned.remove(&pin).unwrap_or_default();
                     inner.pinned_blocks -= blocks.len() as u64;

@@ -137,3 +137,40 @@ fn the_predecessors_units_can_be_taken_over() {
     reserve(&geometry, &space, 10_000);
     assert_eq!(space.usable(), 4 * u64::from(geometry.unit_blocks));
 }
+
+#[test]
+fn who_waits_for_readers_is_woken_when_another_collects() {
+    use futures::FutureExt;
+    use std::task::{Context, Waker};
+    let (geometry, space, readers) = space();
+    reserve(&geometry, &space, 16);
+    let blocks: Vec<u64> = space.take(4, 0).into_iter().flatten().collect();
+    let reading = readers.enter();
+    space.let_go([space.pin(blocks)]);
+    let counter = Arc::new(CountWakes::default());
+    let waker = Waker::from(Arc::clone(&counter));
+    let mut context = Context::from_waker(&waker);
+    let mut drain = Box::pin(space.drain());
+    assert!(drain.poll_unpin(&mut context).is_pending());
+    drop(reading);
+    assert!(counter.0.swap(0, std::sync::atomic::Ordering::SeqCst) > 0, "a reader ended");
+    // It listens again, and before it looks another one collects.
+    let second = readers.enter();
+    space.let_go([space.pin(Vec::new())]);
+    let mut late = Box::pin(space.drain());
+    assert!(late.poll_unpin(&mut context).is_pending());
+    readers.forget_waiters();
+    drop(second);
+    counter.0.store(0, std::sync::atomic::Ordering::SeqCst);
+    space.collect();
+    assert!(counter.0.load(std::sync::atomic::Ordering::SeqCst) > 0, "the one who collected woke the other");
+}
+
+#[derive(Default)]
+struct CountWakes(std::sync::atomic::AtomicUsize);
+
+impl std::task::Wake for CountWakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    }
+}
