@@ -33,7 +33,16 @@ impl Readers {
             if self.phase.load(Ordering::SeqCst) == phase {
                 return Reading { readers: Arc::clone(self), phase: slot };
             }
-            self.active[slot].fetch_sub(1, Ordering::SeqCst);
+            self.leave(slot);
+        }
+    }
+
+    /// Counts a reader out: also one that only looked in, for whoever waits may have seen it.
+    fn leave(&self, slot: usize) {
+        self.active[slot].fetch_sub(1, Ordering::SeqCst);
+        // Nearly always nobody waits, and this is one load.
+        if self.awaited.load(Ordering::SeqCst) && self.awaited.swap(false, Ordering::SeqCst) {
+            self.ended.notify(usize::MAX);
         }
     }
 
@@ -73,11 +82,7 @@ impl Readers {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        self.readers.active[self.phase].fetch_sub(1, Ordering::SeqCst);
-        // Nearly always nobody waits, and this is one load.
-        if self.readers.awaited.load(Ordering::SeqCst) && self.readers.awaited.swap(false, Ordering::SeqCst) {
-            self.readers.ended.notify(usize::MAX);
-        }
+        self.readers.leave(self.phase);
     }
 }
 
