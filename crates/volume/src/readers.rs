@@ -48,8 +48,10 @@ impl Readers {
 
     /// Tells when a reader ends. Look again after this was called, then wait.
     pub(crate) fn listen(&self) -> EventListener {
+        // In this order: a reader that takes the notice between the two has somebody to give it to.
+        let listener = self.ended.listen();
         self.awaited.store(true, Ordering::SeqCst);
-        self.ended.listen()
+        listener
     }
 
     /// As if the notice of the last reader had been taken by somebody else.
