@@ -62,6 +62,10 @@ pub struct Completion {
 }
 
 /// A queue of requests to an attached volume; it belongs to the thread that opened it.
+///
+/// While requests are pending, go on polling: a flush that leads a commit, or a read that holds freed blocks back, is something that
+/// other queues wait for. Dropping the queue gives up what is pending; in the middle of a commit that ends the session, since nobody
+/// knows what arrived.
 pub struct Queue {
     core: Arc<Core>,
     io: Io,

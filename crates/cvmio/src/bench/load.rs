@@ -1,6 +1,5 @@
 //! The load on one queue, and the measuring of it.
 
-use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
@@ -10,6 +9,7 @@ use store::Buffer;
 use volume::Result;
 
 use super::case::Case;
+use super::gate::Gate;
 use super::lane::{Ended, Lane, check_marks, put_marks};
 
 /// How long a load runs before it is measured.
@@ -23,11 +23,17 @@ pub struct Seen {
     pub times: Histogram<u64>,
 }
 
+impl Seen {
+    fn none() -> Self {
+        Self { requests: 0, times: histogram() }
+    }
+}
+
 /// When a load ends.
 #[derive(Clone, Copy)]
-pub enum Until {
-    /// After the warm-up and so much time.
-    Time(Duration),
+pub enum Until<'a> {
+    /// After the warm-up, and so much time from when the gate opens.
+    Time(Duration, &'a Gate),
     /// After so many requests.
     Requests(u64),
 }
@@ -37,7 +43,7 @@ pub struct Load<'a> {
     pub case: &'a Case,
     /// The blocks that it may touch.
     pub range: std::ops::Range<u64>,
-    pub until: Until,
+    pub until: Until<'a>,
     pub seed: u64,
 }
 
@@ -50,13 +56,13 @@ struct Slot {
 }
 
 impl Load<'_> {
-    /// Runs to the end. The barrier is passed before the warm-up ends, and after the measured time; what is between is measured.
+    /// Runs to the end. What ends in the measured time, which begins when the gate opens, is counted.
     ///
     /// # Errors
     /// The first request that failed, or that read something else than was written there.
-    pub fn run(&self, lane: &mut dyn Lane, barrier: Option<&Barrier>) -> Result<Seen> {
+    pub fn run(&self, lane: &mut dyn Lane) -> Result<Seen> {
         let mut running = Running::new(self, lane);
-        let result = running.run(lane, barrier);
+        let result = running.run(lane);
         result.map(|()| running.seen)
     }
 }
@@ -84,26 +90,39 @@ impl<'a> Running<'a> {
         let slots = (0..depth).map(|_| Slot { block: 0, started: now, kept: None, reads: false }).collect();
         let blocks = u64::try_from(load.case.blocks).unwrap_or(1);
         let places = ((load.range.end - load.range.start) / blocks).max(1);
-        let seen = Seen { requests: 0, times: histogram() };
         // A sequential load starts anywhere, so that each turn goes on elsewhere.
-        let next = random.u64(..places) * u64::from(matches!(load.until, Until::Time(_)));
-        Self { load, random, next, places, slots, idle, writes: 0, submitted: 0, in_flight: 0, seen }
+        let next = random.u64(..places) * u64::from(matches!(load.until, Until::Time(..)));
+        Self {
+            load,
+            random,
+            next,
+            places,
+            slots,
+            idle,
+            writes: 0,
+            submitted: 0,
+            in_flight: 0,
+            seen: Seen::none(),
+        }
     }
 
-    fn run(&mut self, lane: &mut dyn Lane, barrier: Option<&Barrier>) -> Result<()> {
+    fn run(&mut self, lane: &mut dyn Lane) -> Result<()> {
         match self.load.until {
             Until::Requests(count) => self.go(lane, |running, _| running.submitted < count)?,
-            Until::Time(time) => {
+            Until::Time(time, gate) => {
                 let end = Instant::now() + WARM_UP;
                 let warm = self.go(lane, |_, now| now < end);
-                // A thread that has failed passes both barriers too: the others would wait for ever.
-                barrier.map(Barrier::wait);
-                self.seen.requests = 0;
-                self.seen.times.reset();
-                let end = Instant::now() + time;
-                let measured = warm.and_then(|()| self.go(lane, |_, now| now < end));
-                barrier.map(Barrier::wait);
-                measured?;
+                gate.arrive();
+                warm?;
+                // The load goes on until the last thread is warm.
+                self.go(lane, |_, _| gate.opened().is_none())?;
+                self.seen = Seen::none();
+                let end = gate.opened().unwrap_or_else(Instant::now) + time;
+                self.go(lane, |_, now| now < end)?;
+                let seen = std::mem::replace(&mut self.seen, Seen::none());
+                self.drain(lane)?;
+                self.seen = seen;
+                return Ok(());
             }
         }
         self.drain(lane)
@@ -200,4 +219,81 @@ pub fn processor_time() -> Duration {
 /// For times in nanoseconds, to three digits. What takes longer than ten minutes counts as ten minutes.
 pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 600_000_000_000, 3).expect("these bounds are allowed")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    /// One of two lanes; its requests end only while the other one is served, too, as when a commit takes the other's writes along.
+    struct Coupled<'a> {
+        served: &'a [AtomicU64; 2],
+        own: usize,
+        seen: u64,
+        waiting: Vec<Ended>,
+    }
+
+    /// A lane's count when it is gone.
+    const GONE: u64 = u64::MAX;
+
+    impl Lane for Coupled<'_> {
+        fn buffer(&mut self, blocks: usize) -> Buffer {
+            Buffer::private_zeroed(blocks)
+        }
+
+        fn read(&mut self, _: u64, _: u64, _: Buffer) {
+            unreachable!("this load only writes");
+        }
+
+        fn write(&mut self, token: u64, _: u64, buffer: Buffer) {
+            self.waiting.push(Ended { token, buffer: Some(buffer), result: Ok(()) });
+        }
+
+        fn flush(&mut self, token: u64) {
+            self.waiting.push(Ended { token, buffer: None, result: Ok(()) });
+        }
+
+        fn wait(&mut self, ended: &mut Vec<Ended>) {
+            self.served[self.own].fetch_add(1, Ordering::SeqCst);
+            let start = Instant::now();
+            loop {
+                let other = self.served[1 - self.own].load(Ordering::SeqCst);
+                if other == GONE || other > self.seen {
+                    self.seen = other;
+                    break;
+                }
+                assert!(start.elapsed() < Duration::from_secs(20), "the other queue is not served any more");
+                thread::yield_now();
+            }
+            ended.append(&mut self.waiting);
+        }
+    }
+
+    impl Drop for Coupled<'_> {
+        fn drop(&mut self) {
+            self.served[self.own].store(GONE, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_thread_that_is_ready_before_the_others_goes_on_serving_its_queue() {
+        let case: Case = "write-fsync-4k-q1".parse().unwrap();
+        let (gate, served) = (Gate::default(), [AtomicU64::new(0), AtomicU64::new(0)]);
+        let seen: Vec<Seen> = thread::scope(|scope| {
+            let threads = [0, 1].map(|own| {
+                let (case, gate, served) = (&case, &gate, &served);
+                scope.spawn(move || {
+                    let mut lane = Coupled { served, own, seen: 0, waiting: Vec::new() };
+                    let until = Until::Time(Duration::from_millis(50), gate);
+                    Load { case, range: 0..16, until, seed: own as u64 }.run(&mut lane).unwrap()
+                })
+            });
+            gate.open(2);
+            threads.map(|thread| thread.join().unwrap()).into()
+        });
+        assert!(seen.iter().all(|seen| seen.requests > 0 && seen.times.len() == seen.requests));
+    }
 }

@@ -1,13 +1,13 @@
 //! What protection costs on this machine: a volume against the bare store under it, in turns.
 
 mod case;
+mod gate;
 mod lane;
 mod load;
 mod report;
 mod setup;
 
 use std::path::PathBuf;
-use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use volume::format::protections::{Freshness, SuiteCode};
 use volume::{Error, Kind, Result};
 
 use case::{Case, STANDARD};
+use gate::Gate;
 use load::{Load, Seen, Until, histogram, processor_time};
 use report::{METHOD, Row, Subject, Times, Turn};
 use setup::{Bench, Medium, Side};
@@ -188,22 +189,22 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn turn(&self, times: &mut Histogram<u64>) -> Result<Turn> {
-        let barrier = Barrier::new(usize::try_from(self.threads).unwrap_or(1) + 1);
+        let gate = Gate::default();
         let (seen, elapsed, processor) = thread::scope(|scope| {
             let threads: Vec<_> = (0..self.threads)
                 .map(|thread| {
-                    let barrier = &barrier;
+                    let gate = &gate;
                     // Named, so that a profiler tells the contestants apart.
                     let name = format!("{}-{thread}", self.side.name());
                     let builder = thread::Builder::new().name(name);
                     builder
-                        .spawn_scoped(scope, move || self.thread(thread, barrier))
+                        .spawn_scoped(scope, move || self.thread(thread, gate))
                         .expect("a thread can be started")
                 })
                 .collect();
-            barrier.wait();
-            let (start, processor) = (Instant::now(), processor_time());
-            barrier.wait();
+            let start = gate.open(self.threads);
+            let processor = processor_time();
+            thread::sleep((start + self.time).saturating_duration_since(Instant::now()));
             let (elapsed, processor) = (start.elapsed(), processor_time() - processor);
             let seen: Vec<Result<Seen>> =
                 threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(died()))).collect();
@@ -226,7 +227,7 @@ impl Run<'_> {
         })
     }
 
-    fn thread(&self, thread: u32, barrier: &Barrier) -> Result<Seen> {
+    fn thread(&self, thread: u32, gate: &Gate) -> Result<Seen> {
         let share = self.filled / u64::from(self.threads);
         // A sequential load has a part of its own for each thread; a random one shares everything.
         let range = match self.case.random {
@@ -237,12 +238,11 @@ impl Run<'_> {
         let lane = self.bench.lane(self.side, self.case.depth);
         match lane {
             Ok(mut lane) => {
-                let load = Load { case: self.case, range, until: Until::Time(self.time), seed };
-                load.run(lane.as_mut(), Some(barrier))
+                let load = Load { case: self.case, range, until: Until::Time(self.time, gate), seed };
+                load.run(lane.as_mut())
             }
             Err(error) => {
-                barrier.wait();
-                barrier.wait();
+                gate.arrive();
                 Err(error)
             }
         }

@@ -122,7 +122,7 @@ impl Bench {
             "randwrite-4k-q32".parse().map_err(|error: String| Error::new(Kind::Usage, error))?;
         let mut lane = self.lane(Side::Protected, case.depth)?;
         let load = Load { case: &case, range: 0..range, until: Until::Requests(blocks), seed: 1 };
-        load.run(lane.as_mut(), None).map(drop)
+        load.run(lane.as_mut()).map(drop)
     }
 }
 
@@ -141,7 +141,7 @@ fn fill(lane: &mut dyn Lane, blocks: u64) -> Result<()> {
             .parse()
             .map_err(|error: String| Error::new(Kind::Usage, error))?;
         let requests = (range.end - range.start) / (kib / 4);
-        Load { case: &case, range, until: Until::Requests(requests), seed: 1 }.run(lane, None)?;
+        Load { case: &case, range, until: Until::Requests(requests), seed: 1 }.run(lane)?;
     }
     lane.flush(0);
     let mut ended = Vec::new();
