@@ -293,7 +293,7 @@ impl Attaching {
             random: Arc::clone(&self.environment.random),
             commit: Commit::new(journal, stamp, self.environment.clock.now()),
             environment: self.environment.clone(),
-            space: Space::new(geometry, Arc::clone(&readers)),
+            space: Space::new(geometry, Arc::clone(&readers), self.options.memory / VIEWS_SHARE),
             geometry,
             header,
             keys,
@@ -366,6 +366,9 @@ impl Attaching {
 
 /// Bytes that one change takes in overlay and pending list, with the maps' slack.
 const CHANGE_BYTES: u64 = 224;
+
+/// Of the allowed memory, this fraction may hold views of free space that could be read again.
+const VIEWS_SHARE: u64 = 32;
 
 /// Splits the allowed memory: half for the overlay's two generations and what they keep waiting, half for nodes.
 fn limits(geometry: &Geometry, memory: u64) -> (Limits, u64) {

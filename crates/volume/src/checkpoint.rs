@@ -179,17 +179,24 @@ impl Core {
         Ok(used)
     }
 
+    /// A node's place is named by the tree that is being built, and by nothing that a later freeze could miss.
+    fn take_node_place(&self) -> Option<u64> {
+        let run = self.space.take(1, 0).into_iter().next()?;
+        self.space.placed([run.clone()]);
+        Some(run.start)
+    }
+
     /// A free block for a map or salt node.
     pub(crate) async fn node_place(&self, io: &Io) -> Result<u64> {
         loop {
-            if let Some(run) = self.space.take(1, 0).into_iter().next() {
-                return Ok(run.start);
+            if let Some(place) = self.take_node_place() {
+                return Ok(place);
             }
             // A merge works on many leaves at once. Whoever comes second must wait: the first one's units are not usable before
             // their reservation is durable, and to look for more meanwhile would find nothing left.
             let _reserving = self.reserving.lock().await;
-            if let Some(run) = self.space.take(1, 0).into_iter().next() {
-                return Ok(run.start);
+            if let Some(place) = self.take_node_place() {
+                return Ok(place);
             }
             if self.space.is_draining() {
                 self.space.drain().await;
@@ -215,6 +222,7 @@ impl Core {
             self.unanchored_pins.lock().unwrap_or_else(PoisonError::into_inner).extend(pin);
             self.spilled.store(true, Ordering::SeqCst);
         } else {
+            self.space.before_freeze();
             let cut = self
                 .commit(io, Want { data: true, anchor: true, freeze: true, urgent: true, ..Want::default() })
                 .await?;
@@ -247,6 +255,7 @@ impl Core {
 
     /// Freezes the overlay without a commit and merges it. What it freed stays pinned until the transaction is anchored.
     async fn spill(&self, io: &Io) -> Result<Vec<Pin>> {
+        self.space.before_freeze();
         let superseded = self.overlay.cut(true).superseded;
         let pin = self.space.pin(superseded);
         Ok(vec![pin, self.merge(io).await?])
@@ -277,6 +286,7 @@ impl Core {
         let mut roots = self.roots();
         roots.mapped = roots.mapped.saturating_add_signed(merge.mapped.get());
         drop(roots);
+        self.space.after_merge();
         Ok(pin)
     }
 

@@ -134,7 +134,9 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         self.tasks.clear();
-        for run in self.runs.borrow_mut().runs.drain(..) {
+        let mut runs = self.runs.borrow_mut();
+        runs.tell(&self.core);
+        for run in runs.runs.drain(..) {
             self.core.space.give_back(run);
         }
     }
@@ -148,7 +150,12 @@ const TASK_BYTES: usize = 1536;
 pub(crate) struct Runs {
     runs: VecDeque<Range<u64>>,
     age: u64,
+    /// Places that are in the overlay by now, which the space model has not been told yet.
+    placed: Vec<Range<u64>>,
 }
+
+/// Stretches of places that a queue keeps to itself before it tells the space model, which takes a lock.
+const UNTOLD: usize = 64;
 
 /// Blocks that a queue takes at a time, when there are plenty.
 const RUN_BLOCKS: u64 = 256;
@@ -167,6 +174,7 @@ impl Runs {
             // Near the end of the space a queue must not sit on what another needs.
             let plenty = core.space.free().saturating_sub(keep) / 64;
             let ahead = RUN_BLOCKS.min(plenty);
+            self.tell(core);
             self.runs.extend(core.space.take((blocks - held).max(ahead), keep));
             if core.space.usable() < core.limits.reserve_low {
                 core.work.notify(usize::MAX);
@@ -189,6 +197,25 @@ impl Runs {
             }
         }
         Some(taken)
+    }
+
+    /// What was taken is in the overlay now.
+    pub(crate) fn place(&mut self, core: &Core, places: Vec<Range<u64>>) {
+        for place in places {
+            match self.placed.last_mut() {
+                Some(last) if last.end == place.start => last.end = place.end,
+                _ => self.placed.push(place),
+            }
+        }
+        if self.placed.len() >= UNTOLD {
+            self.tell(core);
+        }
+    }
+
+    fn tell(&mut self, core: &Core) {
+        if !self.placed.is_empty() {
+            core.space.placed(self.placed.drain(..));
+        }
     }
 
     /// Puts back what was taken and not written.

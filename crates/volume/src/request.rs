@@ -178,6 +178,7 @@ impl Core {
             }
         };
         self.overlay.insert(block, &entries);
+        runs.borrow_mut().place(self, places);
         drop(placing);
         self.counters.written_blocks.add(blocks);
         self.nudge();

@@ -9,6 +9,8 @@
 //! 2. `free` of a unit is the number of its blocks that are free in the current view.
 //! 3. A pinned block is in use in the current view until `release`, which needs both: its batch was let go, and all readers from
 //!    before that have finished.
+//! 4. A unit's current view leaves memory only when bitmap and pins have all of it: at a freeze, nothing that was taken there was still
+//!    on its way into the overlay, and since then nothing was taken there.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -39,6 +41,8 @@ struct Unit {
 struct Bits {
     words: Vec<u64>,
     cursor: usize,
+    /// Blocks that were taken and are neither named by an entry (see [`Space::placed`]) nor given back yet.
+    out: u64,
 }
 
 /// Names a batch of pinned blocks.
@@ -48,6 +52,8 @@ pub(crate) type Pin = u64;
 struct Inner {
     units: Vec<Unit>,
     resident: HashMap<u32, Bits>,
+    /// Resident units that may leave memory after the checkpoint under way.
+    leaving: HashSet<u32>,
     /// Usable units with free blocks, the one in use first.
     queue: VecDeque<u32>,
     queued: HashSet<u32>,
@@ -68,13 +74,15 @@ struct Inner {
 pub(crate) struct Space {
     geometry: Geometry,
     readers: Arc<Readers>,
+    /// Bytes of current views above which those that can be spared leave memory.
+    most_bytes: u64,
     inner: Mutex<Inner>,
 }
 
 impl Space {
     /// No space at all, until [`begin`](Self::begin).
-    pub(crate) fn new(geometry: Geometry, readers: Arc<Readers>) -> Self {
-        Self { geometry, readers, inner: Mutex::default() }
+    pub(crate) fn new(geometry: Geometry, readers: Arc<Readers>, most_bytes: u64) -> Self {
+        Self { geometry, readers, most_bytes, inner: Mutex::default() }
     }
 
     /// Free space as of the published bitmap: `free[u]` free blocks in unit `u`; none of it in the predecessor's units, and without the
@@ -119,6 +127,7 @@ impl Space {
                 Some(run) => {
                     let length = run.end - run.start;
                     left -= length;
+                    bits.out += length;
                     inner.free -= length;
                     inner.usable -= length;
                     let entry = &mut inner.units[unit as usize];
@@ -135,9 +144,18 @@ impl Space {
         runs
     }
 
+    /// Says that entries name these blocks, which were taken: the next freeze finds them. May come late.
+    pub(crate) fn placed(&self, runs: impl IntoIterator<Item = Range<u64>>) {
+        let mut inner = self.lock();
+        for run in runs {
+            inner.no_longer_out(&self.geometry, run);
+        }
+    }
+
     /// Gives back blocks that were taken and never written.
     pub(crate) fn give_back(&self, run: Range<u64>) {
         let mut inner = self.lock();
+        inner.no_longer_out(&self.geometry, run.clone());
         for block in run {
             inner.release(&self.geometry, block);
         }
@@ -173,6 +191,7 @@ impl Space {
         }
         // Emptier units have longer runs; passing over the fuller half is what makes random writes sequential.
         let average = open.iter().sum::<u64>() / open.len() as u64;
+        let Inner { units, cursor, leaving, .. } = &mut *inner;
         let mut chosen = Vec::new();
         let mut sum = 0;
         for threshold in [average, 1] {
@@ -180,14 +199,16 @@ impl Space {
                 if sum >= want || chosen.len() >= most {
                     return chosen;
                 }
-                let at = (inner.cursor + step) % count;
-                let unit = &mut inner.units[at];
+                let at = (*cursor + step) % count;
+                let unit = &mut units[at];
                 if unit.state == State::Open && u64::from(unit.free) >= threshold.max(1) {
                     unit.state = State::Pending;
                     sum += u64::from(unit.free);
-                    chosen.push(u32::try_from(at).unwrap_or(u32::MAX));
+                    let number = u32::try_from(at).unwrap_or(u32::MAX);
+                    leaving.remove(&number);
+                    chosen.push(number);
                     if chosen.len() == 1 {
-                        inner.cursor = (at + 1) % count;
+                        *cursor = (at + 1) % count;
                     }
                 }
             }
@@ -209,7 +230,7 @@ impl Space {
         let was =
             std::mem::replace(&mut inner.units[unit as usize].free, u32::try_from(free).unwrap_or(u32::MAX));
         inner.free = (inner.free + free).saturating_sub(u64::from(was));
-        inner.resident.insert(unit, Bits { words: used, cursor: 0 });
+        inner.resident.insert(unit, Bits { words: used, cursor: 0, out: 0 });
     }
 
     /// The reservation of these units is durable: blocks may be taken from them.
@@ -259,6 +280,27 @@ impl Space {
             }
         }
         inner.usable = usable;
+    }
+
+    /// To be called right before a freeze: finds the units whose current view is superfluous once what is frozen is in the bitmap.
+    pub(crate) fn before_freeze(&self) {
+        let mut inner = self.lock();
+        inner.leaving.clear();
+        if inner.bytes() <= self.most_bytes {
+            return;
+        }
+        let Inner { units, resident, leaving, .. } = &mut *inner;
+        let idle = |unit: u32, bits: &Bits| bits.out == 0 && units[unit as usize].state == State::Open;
+        leaving.extend(resident.iter().filter(|(unit, bits)| idle(**unit, bits)).map(|(unit, _)| *unit));
+    }
+
+    /// What was frozen is in the bitmap: lets those views go that nobody has asked for since.
+    pub(crate) fn after_merge(&self) {
+        let mut inner = self.lock();
+        for unit in std::mem::take(&mut inner.leaving) {
+            inner.resident.remove(&unit);
+        }
+        inner.resident.shrink_to_fit();
     }
 
     /// Whether the unit's current view is in memory already.
@@ -353,12 +395,34 @@ impl Space {
     /// Bytes of memory that this takes.
     pub(crate) fn memory(&self) -> u64 {
         let inner = self.lock();
-        let bits = inner.resident.values().map(|bits| bits.words.len() * 8 + 64).sum::<usize>();
-        (bits + inner.units.len() * size_of::<Unit>()) as u64 + inner.pinned_blocks * 8
+        inner.bytes() + (inner.units.len() * size_of::<Unit>()) as u64 + inner.pinned_blocks * 8
     }
 }
 
 impl Inner {
+    /// Bytes of the current views.
+    fn bytes(&self) -> u64 {
+        // All units but the last have the same size.
+        let longest = self.resident.values().map(|bits| bits.words.len()).take(2).max().unwrap_or(0);
+        (self.resident.len() * (longest * 8 + 64)) as u64
+    }
+
+    fn no_longer_out(&mut self, geometry: &Geometry, run: Range<u64>) {
+        let mut from = run.start;
+        while from < run.end {
+            let unit = geometry.unit_of(from);
+            let to = geometry.unit_range(unit).end.min(run.end);
+            if let Some(bits) = self.resident.get_mut(&unit) {
+                debug_assert!(bits.out >= to - from, "unit {unit} has no {} blocks out", to - from);
+                bits.out = bits.out.saturating_sub(to - from);
+            }
+            if to <= from {
+                return;
+            }
+            from = to;
+        }
+    }
+
     fn release(&mut self, geometry: &Geometry, block: u64) {
         let unit = geometry.unit_of(block);
         let start = geometry.unit_range(unit).start;

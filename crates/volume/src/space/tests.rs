@@ -12,7 +12,8 @@ use crate::readers::Readers;
 fn space() -> (Geometry, Space, Arc<Readers>) {
     let geometry = Geometry::for_logical(4096, Shape::TINY).expect("a tiny volume");
     let readers = Arc::new(Readers::default());
-    let space = Space::new(geometry, Arc::clone(&readers));
+    // Views leave memory whenever they may.
+    let space = Space::new(geometry, Arc::clone(&readers), 0);
     let free: Vec<u32> = (0..geometry.units())
         .map(|unit| u32::try_from(geometry.unit_range(unit).count()).expect("small"))
         .collect();
@@ -21,10 +22,20 @@ fn space() -> (Geometry, Space, Arc<Readers>) {
 }
 
 fn reserve(geometry: &Geometry, space: &Space, want: u64) {
+    reserve_from(geometry, space, want, &BTreeSet::new());
+}
+
+/// Reserves units; `bitmap` has the blocks that the bitmap on the store says are in use.
+fn reserve_from(geometry: &Geometry, space: &Space, want: u64, bitmap: &BTreeSet<u64>) {
     let units = space.choose(want, 1000);
     for unit in &units {
         if !space.is_resident(*unit) {
-            space.load(*unit, vec![0; geometry.unit_range(*unit).count().div_ceil(64)]);
+            let range = geometry.unit_range(*unit);
+            let mut used = vec![0; range.clone().count().div_ceil(64)];
+            for block in bitmap.range(range.clone()) {
+                super::set(&mut used, block - range.start);
+            }
+            space.load(*unit, used);
         }
     }
     space.activate(&units);
@@ -35,8 +46,9 @@ enum Step {
     Reserve(u64),
     Take(u64),
     GiveBack(usize),
-    Pin(usize),
-    LetGo,
+    Place(usize),
+    Free(usize),
+    Freeze,
     Publish,
 }
 
@@ -45,54 +57,95 @@ fn step() -> impl Strategy<Value = Step> {
         (1..200u64).prop_map(Step::Reserve),
         (1..60u64).prop_map(Step::Take),
         (0..20usize).prop_map(Step::GiveBack),
-        (0..60usize).prop_map(Step::Pin),
-        Just(Step::LetGo),
+        (0..60usize).prop_map(Step::Place),
+        (0..60usize).prop_map(Step::Free),
+        Just(Step::Freeze),
         Just(Step::Publish),
     ]
 }
 
+/// What a volume knows beside its free space.
+#[derive(Default)]
+struct Model {
+    /// Taken, and on their way into an entry.
+    out: BTreeSet<u64>,
+    /// Named by entries.
+    named: BTreeSet<u64>,
+    /// The published bitmap, and the one that the checkpoint under way will publish.
+    bitmap: BTreeSet<u64>,
+    frozen: Option<(BTreeSet<u64>, Vec<super::Pin>)>,
+    /// Freed since the last freeze.
+    pins: Vec<super::Pin>,
+}
+
+fn first(blocks: &mut BTreeSet<u64>, count: usize) -> Vec<u64> {
+    let first: Vec<u64> = blocks.iter().copied().take(count).collect();
+    blocks.retain(|block| !first.contains(block));
+    first
+}
+
 proptest! {
-    /// No block is handed out twice, none is lost, and the counts are the sets' sizes.
+    /// No block is handed out twice, none is lost, and the counts are the sets' sizes; also when views leave memory and come back.
     #[test]
-    fn it_hands_out_each_block_once(steps in prop::collection::vec(step(), 1..120)) {
+    fn it_hands_out_each_block_once(steps in prop::collection::vec(step(), 1..200)) {
         let (geometry, space, _readers) = space();
         let total = geometry.data_blocks();
-        let (mut taken, mut pinned) = (BTreeSet::new(), Vec::new());
+        let mut model = Model::default();
         for step in steps {
             match step {
-                Step::Reserve(want) => reserve(&geometry, &space, want),
+                Step::Reserve(want) => reserve_from(&geometry, &space, want, &model.bitmap),
                 Step::Take(want) => {
                     let usable = space.usable();
                     let runs = space.take(want, 0);
                     prop_assert_eq!(runs.iter().map(|run| run.end - run.start).sum::<u64>(), want.min(usable));
                     for block in runs.into_iter().flatten() {
                         prop_assert!(geometry.holds(block));
-                        prop_assert!(taken.insert(block), "{} was handed out twice", block);
+                        prop_assert!(!model.named.contains(&block), "{} is in use", block);
+                        prop_assert!(model.out.insert(block), "{} was handed out twice", block);
                     }
                 }
                 Step::GiveBack(count) => {
-                    for block in taken.iter().copied().take(count).collect::<Vec<_>>() {
-                        taken.remove(&block);
-                        space.give_back(block..block + 1);
-                    }
+                    first(&mut model.out, count).into_iter().for_each(|block| space.give_back(block..block + 1));
                 }
-                Step::Pin(count) => {
-                    let blocks: Vec<u64> = taken.iter().copied().take(count).collect();
-                    taken.retain(|block| !blocks.contains(block));
-                    pinned.push(space.pin(blocks));
+                Step::Place(count) => {
+                    let placed = first(&mut model.out, count);
+                    model.named.extend(&placed);
+                    space.placed(placed.into_iter().map(|block| block..block + 1));
                 }
-                Step::LetGo => space.let_go(pinned.drain(..)),
+                Step::Free(count) => model.pins.push(space.pin(first(&mut model.named, count))),
+                Step::Freeze if model.frozen.is_none() => {
+                    space.before_freeze();
+                    model.frozen = Some((model.named.clone(), std::mem::take(&mut model.pins)));
+                }
                 Step::Publish => {
-                    let listed = space.reserved(1000);
-                    space.published(&listed);
+                    let Some((bitmap, pins)) = model.frozen.take() else { continue };
+                    model.bitmap = bitmap;
+                    space.after_merge();
+                    space.published(&space.reserved(3));
+                    space.let_go(pins);
                 }
+                Step::Freeze => {}
             }
-            if pinned.is_empty() {
-                prop_assert_eq!(space.free() + taken.len() as u64, total);
-                prop_assert_eq!(space.pinned(), 0);
-            }
+            let taken = (model.out.len() + model.named.len()) as u64;
+            prop_assert_eq!(space.free() + taken + space.pinned(), total);
         }
     }
+}
+
+#[test]
+fn views_that_the_bitmap_has_leave_memory_and_those_on_their_way_stay() {
+    let (geometry, space, _readers) = space();
+    reserve(&geometry, &space, 16);
+    let empty = space.memory();
+    let taken: Vec<_> = space.take(10_000, 0);
+    space.published(&[]);
+    space.before_freeze();
+    space.after_merge();
+    assert_eq!(space.memory(), empty, "nobody knows yet what becomes of these blocks");
+    space.placed(taken);
+    space.before_freeze();
+    space.after_merge();
+    assert!(space.memory() < empty);
 }
 
 #[test]
@@ -115,7 +168,7 @@ fn what_the_predecessor_reserved_and_what_replay_found_are_not_handed_out() {
     let (geometry, space, _readers) = space();
     let free: Vec<u32> = vec![geometry.unit_blocks; geometry.units() as usize];
     let held = geometry.unit_range(2).start + 3;
-    let other = Space::new(geometry, Arc::default());
+    let other = Space::new(geometry, Arc::default(), 0);
     other.begin(&free[..8], &[0, 1], &[held]);
     reserve(&geometry, &other, 10_000);
     let blocks: BTreeSet<u64> = other.take(10_000, 0).into_iter().flatten().collect();
@@ -128,7 +181,7 @@ fn what_the_predecessor_reserved_and_what_replay_found_are_not_handed_out() {
 #[test]
 fn the_predecessors_units_can_be_taken_over() {
     let (geometry, _, _readers) = space();
-    let space = Space::new(geometry, Arc::default());
+    let space = Space::new(geometry, Arc::default(), 0);
     space.begin(&[geometry.unit_blocks; 4], &[0, 1], &[]);
     assert_eq!(space.free(), 2 * u64::from(geometry.unit_blocks));
     assert!(space.take_over());
