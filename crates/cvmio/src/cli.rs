@@ -139,7 +139,7 @@ pub struct Create {
     /// transaction (as of the last `commit`), off
     #[arg(long, value_name = "LEVEL", default_value = "strict")]
     pub freshness: Freshness,
-    /// thin: promise the size and take what STORE has; full: overwrites never run out of space
+    /// full: take all space now, so that overwrites never run out of it; thin: promise the size, and take space as it is written
     #[arg(long, default_value = "full")]
     pub provision: Provision,
     #[command(flatten)]

@@ -321,3 +321,22 @@ fn a_terabyte_takes_a_few_megabytes_and_no_time() {
     assert!(metadata.len() >= 1 << 40 && metadata.blocks() * 512 < 4 << 20, "{} blocks", metadata.blocks());
     assert!(took.as_secs_f64() < 1.0, "{took:?}");
 }
+
+#[test]
+fn a_fully_provisioned_volume_has_its_space_or_is_not_made() {
+    use std::os::unix::fs::MetadataExt;
+    let desk = Desk::new();
+    desk.done("volume create disk.img --size 16M --provision full --key-file key --freshness off");
+    let metadata = fs::metadata(desk.path("disk.img")).unwrap();
+    assert!(
+        metadata.blocks() * 512 >= metadata.len(),
+        "{} of {} bytes",
+        metadata.blocks() * 512,
+        metadata.len()
+    );
+    let refused =
+        desk.run("volume create huge.img --size 8T --provision full --key-file key --freshness off");
+    assert_eq!(refused.code, 2, "{}", refused.error);
+    assert!(refused.error.contains("--provision thin"), "{}", refused.error);
+    assert!(!desk.path("huge.img").exists() && !desk.path("huge.img.policy").exists());
+}

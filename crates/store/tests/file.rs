@@ -37,6 +37,30 @@ fn run(queue: &mut dyn Queue, operations: Vec<Operation>) -> Vec<Completion> {
 }
 
 #[test]
+fn allocating_takes_the_space_and_keeps_the_content() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = directory();
+    let store = image(&directory, 64);
+    let path = directory.path().join("image");
+    let mut buffer = store.queue(1).unwrap().buffer(1);
+    buffer.copy_from(0, &[7; BLOCK_SIZE]);
+    let mut queue = store.queue(1).unwrap();
+    run(&mut *queue, vec![Operation::Write { block: 5, buffer }]).remove(0).result.unwrap();
+    let on_disk = || fs::metadata(&path).unwrap().blocks() * 512;
+    assert!(on_disk() < 64 * 4096, "sparse");
+    store.allocate().unwrap();
+    assert!(on_disk() >= 64 * 4096);
+    let content = fs::read(&path).unwrap();
+    assert_eq!(&content[5 * 4096..6 * 4096], &[7; 4096]);
+    assert!(content[..5 * 4096].iter().chain(&content[6 * 4096..]).all(|byte| *byte == 0));
+    // More than any machine has: refused before anything is taken.
+    let huge = Options { create: Some(1 << 31), ..Options::default() };
+    let huge = FileStore::open(directory.path().join("huge"), huge).unwrap();
+    assert_eq!(huge.allocate().unwrap_err().kind, ErrorKind::NoSpace);
+    assert!(fs::metadata(directory.path().join("huge")).unwrap().blocks() * 512 < 1 << 20);
+}
+
+#[test]
 fn what_is_no_store_is_refused_by_kind() {
     let directory = directory();
     let path = directory.path().join("image");

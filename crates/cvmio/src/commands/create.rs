@@ -30,12 +30,20 @@ pub fn run(args: &Create) -> Result<(), Failure> {
     let credential = input::load(&args.credential, Origin::New)?;
     let mut made = Made(Vec::new());
     let store = open_or_make(args, &options, &mut made)?;
+    let reserve = (options.provision == Provision::Full).then(|| store.clone());
+    // What was there before is left as it is until the volume's own checks have let it pass.
+    if let (Some(store), false) = (&reserve, made.0.is_empty()) {
+        allocate(store)?;
+    }
     let anchor = args.anchor.as_deref().map(|address| make_anchor(address, &mut made)).transpose()?;
     let spinner = output::spinner(format!("creating {}", args.store.display()));
     let saved = Rc::new(Cell::new(false));
     let save = save_policy(&policy_path, args.force, Rc::clone(&saved));
     let created = volume::create(system::environment(store, anchor), options, credential, save)?.block();
     drop(spinner);
+    if let (Ok(_), Some(store), true) = (&created, &reserve, made.0.is_empty()) {
+        allocate(store)?;
+    }
     match &created {
         Ok(_) => made.0.clear(),
         Err(_) if saved.get() => made.0.push(policy_path.clone()),
@@ -43,6 +51,10 @@ pub fn run(args: &Create) -> Result<(), Failure> {
     }
     let policy = created?;
     report(args, &policy, &policy_path)
+}
+
+fn allocate(store: &FileStore) -> Result<(), Failure> {
+    store.allocate().map_err(|error| Failure::usage(format!("{error} (--provision thin)")))
 }
 
 /// Writes the policy when the volume wants it, and notes whether that made a new file.
