@@ -31,6 +31,7 @@ use crate::io::{Driven, Io};
 use crate::journal::Journal;
 use crate::keys::Keyring;
 use crate::open_header::{Opened, open_header, suite_of};
+use crate::pace::Pace;
 use crate::policy::Policy;
 use crate::readers::Readers;
 use crate::replay::{Replay, Replayed, Standing, standing_error};
@@ -317,6 +318,7 @@ impl Attaching {
             checkpoint_wanted: AtomicU64::new(0),
             checkpoint_done: AtomicU64::new(0),
             checkpointing: AtomicBool::new(false),
+            pace: Pace::default(),
             placing: AtomicU64::new(0),
             reserving: futures::lock::Mutex::new(()),
             publish_wanted: AtomicU64::new(0),

@@ -21,6 +21,7 @@ use crate::format::protections::Freshness;
 use crate::format::superblock::{Leg, MAX_UNITS};
 use crate::io::Io;
 use crate::merge::{Bit, Merge, Salt};
+use crate::pace::Phase;
 use crate::space::Pin;
 
 /// How long a session leaves its predecessor's reservations alone, for a guest that was believed dead and wakes up. The host owns the
@@ -237,6 +238,7 @@ impl Core {
             self.commit.take_over();
         }
         self.counters.checkpoints.add(1);
+        self.pace.end();
         self.checkpointing.store(false, Ordering::SeqCst);
         self.checkpoint_done.fetch_add(1, Ordering::SeqCst);
         self.progress.notify(usize::MAX);
@@ -264,6 +266,7 @@ impl Core {
     /// Merges the frozen generation into the trees and drops it. Returns the pin on what was freed.
     async fn merge(&self, io: &Io) -> Result<Pin> {
         let frozen = self.overlay.frozen();
+        self.pace.begin(Phase::Map, frozen.entries.len() as u64);
         let merge = Merge::new(self, io);
         merge.run(Tree::Map, &frozen.entries, &frozen.discards).await?;
         self.overlay.thaw();
@@ -282,7 +285,9 @@ impl Core {
         bits.sort_unstable_by_key(|(bit, _)| *bit);
         // Pinned before the bitmap says that they are free: a unit may be loaded at any moment from now.
         let pin = self.space.pin(freed.into_iter().chain(frozen.void).collect());
+        self.pace.begin(Phase::Bitmap, bits.len() as u64);
         merge.run(Tree::Bitmap, &bits, &[]).await?;
+        self.pace.begin(Phase::Publish, 1);
         let mut roots = self.roots();
         roots.mapped = roots.mapped.saturating_add_signed(merge.mapped.get());
         drop(roots);
@@ -321,6 +326,7 @@ impl Core {
             let cut = self.commit(io, Want { anchor: true, urgent: true, ..Want::default() }).await?;
             self.spilled.store(false, Ordering::SeqCst);
             self.finish(io, &cut, pins).await?;
+            self.pace.end();
         } else {
             self.commit(io, Want { data: true, anchor: true, urgent: true, ..Want::default() }).await?;
         }

@@ -21,6 +21,7 @@ use crate::format::item::Item;
 use crate::geometry::Geometry;
 use crate::keys::{EPOCHS, Keyring};
 use crate::overlay::Overlay;
+use crate::pace::Pace;
 use crate::readers::Readers;
 use crate::space::Space;
 
@@ -83,6 +84,7 @@ pub(crate) struct Counters {
     pub(crate) flushes: Counter,
     pub(crate) corrupt_blocks: Counter,
     pub(crate) waits_for_space: Counter,
+    pub(crate) waits_for_checkpoint: Counter,
 }
 
 /// Limits that follow from the memory the user allowed and from the geometry.
@@ -138,6 +140,8 @@ pub(crate) struct Core {
     pub(crate) checkpoint_done: AtomicU64,
     /// Whether one is under way: what it will free is in no count yet.
     pub(crate) checkpointing: AtomicBool,
+    /// How far it is: writers keep step with it.
+    pub(crate) pace: Pace,
     /// Writes that have places and are not in the overlay yet.
     pub(crate) placing: AtomicU64,
     /// Held by whoever reserves units for nodes.

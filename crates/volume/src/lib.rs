@@ -23,6 +23,7 @@ mod keys;
 mod merge;
 mod open_header;
 mod overlay;
+mod pace;
 pub mod policy;
 mod queue;
 mod readers;

@@ -152,6 +152,9 @@ impl<'a> Merge<'a> {
                 self.core.cache.unpin(child, kept);
             }
             let entry = self.write(key, &old, &page).await?;
+            if key.level == 0 && self.core.pace.advance(changes.len() as u64) {
+                self.core.progress.notify(usize::MAX);
+            }
             if !old.is_absent() && key.tree != Tree::Bitmap {
                 self.free(old.physical);
             }

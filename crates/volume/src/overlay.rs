@@ -21,6 +21,8 @@ use crate::format::entry::Entry;
 use crate::format::item::Item;
 
 const SHARDS: usize = 64;
+/// So many changes of a shard are copied within a cut; a longer list is taken away whole, and a new one must grow.
+const SHORT: usize = 32;
 /// Discards shorter than this are kept block by block.
 const RANGE_BLOCKS: u64 = 64;
 
@@ -174,15 +176,19 @@ impl Overlay {
 
     /// Takes what waits for the journal. With `freeze` the active generation becomes the frozen one, at the same cut.
     pub(crate) fn cut(&self, freeze: bool) -> Cut {
-        // All locks at once: the cut is one moment for all queues. Held for the length of a few swaps.
+        // All locks at once: the cut is one moment for all queues. Held for the length of a few swaps and short copies.
         let mut shards: Vec<_> = self.shards.iter().map(lock).collect();
         let mut discards = write(&self.discards);
         let mut items = std::mem::take(&mut discards.pending);
         let mut superseded = Vec::new();
+        let mut long = Vec::new();
         for shard in &mut shards {
-            items.append(&mut shard.pending);
-            superseded
-                .extend(std::mem::take(&mut shard.superseded).into_iter().map(|(_, physical)| physical));
+            if shard.pending.len() > SHORT {
+                long.push(std::mem::take(&mut shard.pending));
+            } else {
+                items.append(&mut shard.pending);
+            }
+            superseded.push(std::mem::take(&mut shard.superseded));
         }
         if freeze {
             for shard in &mut shards {
@@ -196,8 +202,12 @@ impl Overlay {
         self.superseded.store(0, Ordering::Relaxed);
         drop(discards);
         drop(shards);
+        items.extend(long.into_iter().flatten());
         items.sort_unstable_by_key(|(sequence, _)| *sequence);
-        Cut { items: items.into_iter().map(|(_, item)| item).collect(), superseded }
+        Cut {
+            items: items.into_iter().map(|(_, item)| item).collect(),
+            superseded: superseded.into_iter().flatten().map(|(_, physical)| physical).collect(),
+        }
     }
 
     /// The frozen generation, sorted for the merge.
@@ -226,7 +236,9 @@ impl Overlay {
     /// Drops the frozen generation: the tree has all of it now.
     pub(crate) fn thaw(&self) {
         for shard in &self.shards {
-            lock(shard).frozen = Arc::default();
+            let frozen = std::mem::take(&mut lock(shard).frozen);
+            // Freed without the lock: readers and writers of these blocks should not wait for it.
+            drop(frozen);
         }
         let mut discards = write(&self.discards);
         discards.frozen = Arc::default();

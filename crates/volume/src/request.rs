@@ -225,6 +225,7 @@ impl Core {
             self.check_alive()?;
             if self.is_over_limits() {
                 self.work.notify(usize::MAX);
+                self.counters.waits_for_checkpoint.add(1);
                 progress.await;
             }
         }
@@ -238,7 +239,10 @@ impl Core {
     fn is_over_limits(&self) -> bool {
         let unpublished = self.overlay.active() + self.overlay.superseded();
         let journalled = self.header.freshness != Freshness::Transaction;
+        // While a checkpoint is under way, only as much of the room as it has made by now.
+        let most = if journalled { self.limits.overlay.min(self.limits.pinned) } else { self.limits.overlay };
         unpublished >= self.limits.overlay
+            || unpublished >= self.pace.allowed(most)
             || (journalled && self.overlay.pending() >= self.limits.pending)
             || (journalled && unpublished + self.space.pinned() >= 2 * self.limits.pinned)
     }

@@ -95,6 +95,8 @@ pub struct Status {
     pub corrupt_blocks: u64,
     /// Times a writer had to wait for space.
     pub waits_for_space: u64,
+    /// Times a writer had to wait for a checkpoint to advance.
+    pub waits_for_checkpoint: u64,
     /// Why the session stopped writing, if it did.
     pub failure: Option<String>,
 }
@@ -213,6 +215,7 @@ impl Volume {
             checkpoints: counters.checkpoints.get(),
             corrupt_blocks: counters.corrupt_blocks.get(),
             waits_for_space: counters.waits_for_space.get(),
+            waits_for_checkpoint: counters.waits_for_checkpoint.get(),
             failure: core.commit.poisoned().map(|error| error.to_string()),
         }
     }

@@ -1,0 +1,72 @@
+//! A checkpoint makes nobody wait for all of it.
+//!
+//! Counted in steps of the maintenance job, not in time: a step is what it does between two moments at which it waits for the store.
+
+mod common;
+
+use common::{Bench, Session, filled, options};
+use store::Buffer;
+use volume::Request;
+use volume::geometry::{Geometry, Shape};
+
+/// 2 GiB: a checkpoint changes thousands of leaves.
+const BLOCKS: u64 = 1 << 19;
+const REQUESTS: u64 = 150_000;
+/// Turns of the queue for each step of the maintenance job: writers that are much faster than checkpoints.
+const TURNS: u64 = 1500;
+
+/// The most steps that a request of each kind (write, read) was under way, and the steps that the checkpoints took.
+fn run(session: &mut Session) -> ([u64; 2], Vec<u64>) {
+    let (mut steps, mut turns, mut ended) = (0, 0, Vec::new());
+    let (mut longest, mut checkpoints) = ([0; 2], Vec::new());
+    let (mut done, mut began) = (session.volume.status().checkpoints, None);
+    for number in 0..REQUESTS {
+        let block = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % BLOCKS;
+        let reads = number % 8 == 0;
+        let request = match reads {
+            true => Request::Read { block, buffer: Buffer::private_zeroed(1) },
+            false => Request::Write { block, buffer: filled(1, 3), fua: false },
+        };
+        session.queue.submit(number, request);
+        let (submitted, mut tries) = (steps, 0);
+        while ended.is_empty() {
+            session.queue.poll(&mut ended);
+            (turns, tries) = (turns + 1, tries + 1);
+            // A request takes two or three turns, unless it waits for something.
+            if turns % TURNS == 0 || tries > 4 {
+                session.step();
+                steps += 1;
+                let status = session.volume.status();
+                if status.checkpoints > done {
+                    done = status.checkpoints;
+                    checkpoints.extend(began.take().map(|began| steps - began));
+                }
+                // Nothing else empties the overlay.
+                if began.is_none() && status.overlay_changes < 100 {
+                    began = Some(steps);
+                }
+            }
+        }
+        ended.drain(..).for_each(|completion| completion.result.expect("served"));
+        let kind = usize::from(reads);
+        longest[kind] = longest[kind].max(steps - submitted);
+    }
+    (longest, checkpoints)
+}
+
+#[test]
+fn no_request_waits_for_a_whole_checkpoint() {
+    let full = Geometry::for_logical(BLOCKS, Shape::STANDARD).expect("a size that is allowed");
+    let mut bench = Bench::new(options(BLOCKS, Shape::STANDARD), full.physical_blocks);
+    bench.attach.memory = 64 << 20;
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    let (longest, checkpoints) = run(&mut session);
+    let status = session.volume.status();
+    session.detach().expect("detached");
+    eprintln!("longest write {} and read {} steps, checkpoints {checkpoints:?}", longest[0], longest[1]);
+    assert!(status.waits_for_checkpoint > 0, "the writers were no faster than the checkpoints: {status:#?}");
+    let shortest = *checkpoints.iter().min().expect("at least one checkpoint");
+    assert!(longest[0] * 8 <= shortest, "a write waited for {} of {shortest} steps", longest[0]);
+    assert!(longest[1] <= 4, "a read waited for {} of {shortest} steps", longest[1]);
+}
