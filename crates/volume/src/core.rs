@@ -83,6 +83,7 @@ pub(crate) struct Counters {
     pub(crate) checkpoints: Counter,
     pub(crate) flushes: Counter,
     pub(crate) corrupt_blocks: Counter,
+    pub(crate) corrupt_nodes: Counter,
     pub(crate) waits_for_space: Counter,
     pub(crate) waits_for_checkpoint: Counter,
 }

@@ -164,11 +164,5 @@ async fn blank_or(io: &Io, environment: &Environment, error: Error) -> Error {
 }
 
 pub(crate) fn suite_of(header: &Header) -> Suite {
-    use crate::format::protections::SuiteCode;
-    match header.suite {
-        SuiteCode::Aes256Gcm => Suite::Aes256Gcm,
-        SuiteCode::Aegis128x2 => Suite::Aegis128x2,
-        SuiteCode::Aegis256x2 => Suite::Aegis256x2,
-        SuiteCode::Aes256Xts => Suite::Aes256Xts,
-    }
+    header.suite.suite()
 }

@@ -81,6 +81,7 @@ impl Core {
     /// Reads and opens the node that `entry` names.
     pub(crate) async fn load(&self, io: &Io, key: NodeKey, entry: &Entry) -> Result<Arc<Page>> {
         let damaged = || {
+            self.counters.corrupt_nodes.add(1);
             let NodeKey { tree, level, index } = key;
             Error::new(
                 Kind::Corrupt,

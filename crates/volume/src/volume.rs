@@ -91,8 +91,10 @@ pub struct Status {
     pub anchor_moves: u64,
     /// Checkpoints.
     pub checkpoints: u64,
-    /// Blocks that did not verify.
+    /// Data blocks that did not verify.
     pub corrupt_blocks: u64,
+    /// Nodes of map, bitmap and salt table that did not.
+    pub corrupt_nodes: u64,
     /// Times a writer had to wait for space.
     pub waits_for_space: u64,
     /// Times a writer had to wait for a checkpoint to advance.
@@ -214,6 +216,7 @@ impl Volume {
             anchor_moves: counters.anchor_moves.get(),
             checkpoints: counters.checkpoints.get(),
             corrupt_blocks: counters.corrupt_blocks.get(),
+            corrupt_nodes: counters.corrupt_nodes.get(),
             waits_for_space: counters.waits_for_space.get(),
             waits_for_checkpoint: counters.waits_for_checkpoint.get(),
             failure: core.commit.poisoned().map(|error| error.to_string()),

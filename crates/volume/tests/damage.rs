@@ -103,6 +103,20 @@ fn a_flipped_bit_is_named_by_its_logical_block() {
 }
 
 #[test]
+fn a_damaged_node_is_counted_as_one() {
+    let (bench, policy) = filled_bench();
+    let mut session = bench.attach(&policy).expect("attached");
+    for place in 500..8192 {
+        let mut bytes = raw_read(&bench, place);
+        bytes[100] ^= 4;
+        raw_write(&bench, place, &bytes);
+    }
+    assert_eq!(session.read(7, 1).expect_err("its leaf is damaged").kind(), volume::Kind::Corrupt);
+    let status = session.volume.status();
+    assert_eq!((status.corrupt_nodes, status.corrupt_blocks), (1, 0));
+}
+
+#[test]
 fn an_older_image_is_stale_and_a_copy_that_went_on_is_forked() {
     let (bench, policy) = filled_bench();
     let old = image(&bench);

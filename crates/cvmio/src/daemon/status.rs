@@ -79,8 +79,14 @@ impl Report {
         )?;
         row("memory", memory(status))?;
         if self.failed_requests > 0 {
-            let (failed, corrupt) = (count(self.failed_requests), count(status.corrupt_blocks));
-            row("ERRORS", format!("{failed} requests failed, {corrupt} blocks did not verify; see the log"))?;
+            let failed = count(self.failed_requests);
+            let (blocks, nodes) = (count(status.corrupt_blocks), count(status.corrupt_nodes));
+            row(
+                "ERRORS",
+                format!(
+                    "{failed} requests failed, {blocks} blocks and {nodes} nodes did not verify; see the log"
+                ),
+            )?;
         }
         if !self.latency.is_empty() {
             writeln!(

@@ -128,6 +128,19 @@ named! {
     }
 }
 
+impl SuiteCode {
+    /// What seals with it.
+    #[must_use]
+    pub fn suite(self) -> seal::Suite {
+        match self {
+            Self::Aes256Gcm => seal::Suite::Aes256Gcm,
+            Self::Aegis128x2 => seal::Suite::Aegis128x2,
+            Self::Aegis256x2 => seal::Suite::Aegis256x2,
+            Self::Aes256Xts => seal::Suite::Aes256Xts,
+        }
+    }
+}
+
 /// Checks that protections, freshness and suite go together; `Err` names the field that does not fit, and why.
 ///
 /// # Errors
@@ -155,6 +168,9 @@ pub fn check_protections(
                 on_off(integrity)
             ),
         ));
+    }
+    if integrity && !confidentiality && suite != SuiteCode::Aes256Gcm {
+        return Err(("suite", format!("it is {suite}, and must be aes-256-gcm with confidentiality off")));
     }
     Ok(())
 }
