@@ -78,9 +78,9 @@ fn ask(prompt: &str) -> Result<SecretBytes, Failure> {
     silent.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
     silent.special_codes[SpecialCodeIndex::VMIN] = 1;
     silent.special_codes[SpecialCodeIndex::VTIME] = 0;
-    terminal.write_all(prompt.as_bytes()).map_err(fail)?;
+    // Silent before it asks: whoever answers at once is not to see the answer, nor lose its beginning.
     tcsetattr(&terminal, OptionalActions::Flush, &silent).map_err(|errno| fail(errno.into()))?;
-    let answer = type_in(&mut terminal);
+    let answer = terminal.write_all(prompt.as_bytes()).map_err(fail).and_then(|()| type_in(&mut terminal));
     tcsetattr(&terminal, OptionalActions::Flush, &before).map_err(|errno| fail(errno.into()))?;
     terminal.write_all(b"\n").map_err(fail)?;
     answer
