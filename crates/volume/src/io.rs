@@ -21,7 +21,12 @@ struct Inner {
     queue: Box<dyn store::Queue>,
     slots: Slab<Slot>,
     ended: Vec<Completion>,
+    /// Blocks that the store was not told of yet.
+    held: usize,
 }
+
+/// Blocks after which the store is told at once: it should work while the next ones are sealed.
+const HELD_BLOCKS: usize = 128;
 
 enum Slot {
     Waiting(Option<Waker>),
@@ -33,7 +38,7 @@ enum Slot {
 impl Io {
     pub(crate) fn open(store: &dyn Store, depth: u32) -> Result<Self> {
         let queue = store.queue(depth)?;
-        Ok(Self(Rc::new(RefCell::new(Inner { queue, slots: Slab::new(), ended: Vec::new() }))))
+        Ok(Self(Rc::new(RefCell::new(Inner { queue, slots: Slab::new(), ended: Vec::new(), held: 0 }))))
     }
 
     pub(crate) fn buffer(&self, blocks: usize) -> Buffer {
@@ -63,7 +68,16 @@ impl Io {
     fn start(&self, operation: Operation) -> Transfer {
         let mut inner = self.0.borrow_mut();
         let slot = inner.slots.insert(Slot::Waiting(None));
+        inner.held += match &operation {
+            Operation::Read { buffer, .. } | Operation::Write { buffer, .. } => buffer.blocks(),
+            Operation::Flush | Operation::Discard { .. } => 0,
+        };
+        let full = inner.held >= HELD_BLOCKS;
         inner.queue.submit(slot as u64, operation);
+        drop(inner);
+        if full {
+            self.poll();
+        }
         Transfer { io: self.clone(), slot }
     }
 
@@ -83,7 +97,8 @@ impl Io {
 
     fn reap(&self, step: impl FnOnce(&mut dyn store::Queue, &mut Vec<Completion>)) -> usize {
         let mut inner = self.0.borrow_mut();
-        let Inner { queue, slots, ended } = &mut *inner;
+        inner.held = 0;
+        let Inner { queue, slots, ended, .. } = &mut *inner;
         step(queue.as_mut(), ended);
         let count = ended.len();
         let mut wakers = Vec::with_capacity(count);

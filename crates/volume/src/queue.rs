@@ -72,12 +72,21 @@ pub struct Queue {
     waker: Waker,
     runs: Rc<RefCell<Runs>>,
     tasks: FuturesUnordered<LocalBoxFuture<'static, Completion>>,
+    /// Whether the last look at the tasks ended before all that could move had moved.
+    unfinished: bool,
 }
 
 impl Queue {
     pub(crate) fn open(core: Arc<Core>, depth: u32) -> Result<Self> {
         let io = Io::open(core.environment.store.as_ref(), depth)?;
-        Ok(Self { waker: io.waker(), io, core, runs: Rc::default(), tasks: FuturesUnordered::new() })
+        Ok(Self {
+            waker: io.waker(),
+            io,
+            core,
+            runs: Rc::default(),
+            tasks: FuturesUnordered::new(),
+            unfinished: false,
+        })
     }
 
     /// Accepts a request. Nothing happens before the next [`poll`](Self::poll).
@@ -101,7 +110,8 @@ impl Queue {
         self.tasks.len()
     }
 
-    /// Moves everything on as far as it goes without waiting; appends what has completed.
+    /// Moves requests on without waiting, and appends what has completed. With much to do it returns after a part of it, so that the
+    /// caller can ask for more while the store works; [`wait`](Self::wait) goes on with the rest at once.
     pub fn poll(&mut self, completions: &mut Vec<Completion>) {
         self.io.poll();
         self.run(completions);
@@ -112,7 +122,7 @@ impl Queue {
     pub fn wait(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) {
         let before = completions.len();
         self.poll(completions);
-        if completions.len() == before {
+        if completions.len() == before && !self.unfinished {
             self.io.wait(timeout);
             self.run(completions);
         }
@@ -125,8 +135,15 @@ impl Queue {
 
     fn run(&mut self, completions: &mut Vec<Completion>) {
         let mut context = Context::from_waker(&self.waker);
+        self.unfinished = false;
+        let mut blocks = 0;
         while let Poll::Ready(Some(completion)) = self.tasks.poll_next_unpin(&mut context) {
+            blocks += completion.buffer.as_ref().map_or(0, Buffer::blocks);
             completions.push(completion);
+            if blocks >= BATCH_BLOCKS {
+                self.unfinished = true;
+                return;
+            }
         }
     }
 }
@@ -141,6 +158,10 @@ impl Drop for Queue {
         }
     }
 }
+
+/// Blocks of completed requests after which a caller gets its turn. To open them takes about as long as the store needs for a request;
+/// longer, and the store would run dry.
+const BATCH_BLOCKS: usize = 256;
 
 /// Most bytes of a request's future.
 const TASK_BYTES: usize = 1536;

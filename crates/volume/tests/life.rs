@@ -2,10 +2,13 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{Bench, Session, options, page};
-use volume::Kind;
+use store::Buffer;
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 use volume::geometry::Shape;
+use volume::{Kind, Request};
 
 fn bench(freshness: Freshness) -> Bench {
     Bench::new(volume::CreateOptions { freshness, ..options(4096, Shape::STANDARD) }, 16384)
@@ -219,4 +222,29 @@ fn a_volume_with_freshness_needs_its_anchor() {
     let policy = bench.create();
     bench.environment.anchor = None;
     assert_eq!(bench.attach(&policy).err().expect("refused").kind(), Kind::Anchor);
+}
+
+#[test]
+fn a_queue_with_much_to_do_lets_its_caller_ask_for_more_in_between() {
+    const READS: u64 = 32;
+    let bench = bench(Freshness::Strict);
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    session.write(0, 1024, 7).expect("written");
+    for token in 0..READS {
+        session.queue.submit(token, Request::Read { block: token * 32, buffer: Buffer::private_zeroed(32) });
+    }
+    let (mut ended, mut before, mut polls) = (Vec::new(), 0, 0);
+    while ended.len() < READS as usize {
+        // Nothing would wake it: a wait that slept over what is left to do would take as long as it may.
+        #[expect(clippy::disallowed_methods, reason = "this test plays the front end")]
+        let begun = std::time::Instant::now();
+        session.queue.wait(Some(Duration::from_secs(60)), &mut ended);
+        assert!(begun.elapsed() < Duration::from_secs(30), "it slept");
+        assert!(ended.len() - before <= 8, "{} requests of 128 KiB at once", ended.len() - before);
+        before = ended.len();
+        polls += 1;
+    }
+    assert!(polls >= 4);
+    assert!(ended.iter().all(|completion| completion.result.is_ok()));
 }
