@@ -235,7 +235,7 @@ fn a_queue_with_much_to_do_lets_its_caller_ask_for_more_in_between() {
         session.queue.submit(token, Request::Read { block: token * 32, buffer: Buffer::private_zeroed(32) });
     }
     let (mut ended, mut before, mut polls) = (Vec::new(), 0, 0);
-    while ended.len() < READS as usize {
+    while (ended.len() as u64) < READS {
         // Nothing would wake it: a wait that slept over what is left to do would take as long as it may.
         #[expect(clippy::disallowed_methods, reason = "this test plays the front end")]
         let begun = std::time::Instant::now();
