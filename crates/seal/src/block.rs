@@ -1,12 +1,11 @@
 //! Sealing and opening blocks.
 
 use std::fmt;
-use std::ptr::copy_nonoverlapping;
-use std::sync::atomic::{Ordering, compiler_fence};
 
 use crate::cipher::aegis::{Aegis128x2, Aegis256x2};
 use crate::cipher::gcm::Gcm;
 use crate::cipher::xts::{self, Xts};
+use crate::shared::copy_once;
 use crate::stage::with_stage;
 use crate::{Secret, TAG_SIZE};
 
@@ -162,7 +161,7 @@ impl BlockKey {
     ) -> [u8; TAG_SIZE] {
         prefetch_for_writing(out, plaintext.len());
         // SAFETY: `bytes` are plaintext.len() private bytes; `out` takes as many (the caller's promise).
-        let publish = |bytes: &[u8]| unsafe { copy_nonoverlapping(bytes.as_ptr(), out, bytes.len()) };
+        let publish = |bytes: &[u8]| unsafe { copy_once(bytes.as_ptr(), out, bytes.len()) };
         match &self.0 {
             Cipher::Gmac(_) | Cipher::Plain => {
                 let tag = self.tag_plaintext(nonce, ad, plaintext);
@@ -195,12 +194,10 @@ impl BlockKey {
         out: &mut [u8],
     ) -> Result<(), Corrupt> {
         // SAFETY: `bytes` are out.len() private bytes; `ciphertext` has as many (the caller's promise).
-        let fetch =
-            |bytes: &mut [u8]| unsafe { copy_nonoverlapping(ciphertext, bytes.as_mut_ptr(), bytes.len()) };
+        let fetch = |bytes: &mut [u8]| unsafe { copy_once(ciphertext, bytes.as_mut_ptr(), bytes.len()) };
         match &self.0 {
             Cipher::Gmac(_) | Cipher::Plain => {
                 fetch(out);
-                compiler_fence(Ordering::SeqCst);
                 let result = self.check_plaintext(nonce, ad, out, tag);
                 if result.is_err() {
                     out.fill(0);
@@ -209,8 +206,6 @@ impl BlockKey {
             }
             _ => with_stage(out.len(), |stage| {
                 fetch(stage);
-                // The compiler must not move or repeat a fetch past this point.
-                compiler_fence(Ordering::SeqCst);
                 self.open(nonce, ad, stage, tag, out)
             }),
         }

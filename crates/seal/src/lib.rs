@@ -18,6 +18,7 @@ mod key;
 mod memory;
 mod random;
 mod secret;
+mod shared;
 pub mod slot;
 mod stage;
 mod suite;
