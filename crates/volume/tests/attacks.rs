@@ -409,6 +409,31 @@ fn a_lost_anchor_is_refused_at_each_level_but_off() {
     assert_eq!(refusal(&bench, &policy), None);
 }
 
+/// The same plaintext into the same image again, as after a replay: were a (key, nonce) pair used twice, the blocks would be equal.
+#[test]
+fn a_guest_on_a_replayed_image_seals_under_fresh_keys() {
+    let (bench, policy) = new(Freshness::Off);
+    let before = image(&bench);
+    let sealed: Vec<Vec<Vec<u8>>> = (0..3)
+        .map(|_| {
+            restore(&bench, &before);
+            let mut session = bench.attach(&policy).expect("attached");
+            session.write(0, 32, 1).expect("written");
+            session.detach().expect("detached");
+            let after = image(&bench);
+            let data = geometry(&bench).data_start();
+            let places = changed(&before, &after).into_iter().filter(|place| *place >= data);
+            places.map(|place| at(&after, place).to_vec()).collect()
+        })
+        .collect();
+    assert!(sealed.iter().all(|blocks| blocks.len() >= 32));
+    let mut all: Vec<&Vec<u8>> = sealed.iter().flatten().collect();
+    let count = all.len();
+    all.sort();
+    all.dedup();
+    assert_eq!(all.len(), count, "the same ciphertext twice");
+}
+
 /// Not caught, and shown so that nobody believes otherwise: the anchor is the trusted part.
 #[test]
 fn anchor_and_image_put_back_together_are_accepted() {
