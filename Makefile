@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 BINARY := target/release/cvmio
 
-.PHONY: build demo test bench install clean packages
+.PHONY: build demo test kill-test bench install clean packages
 
 build: packages
 	$(CARGO) build --release -p cvmio
@@ -17,6 +17,11 @@ demo: build
 # Every check; the last line counts them.
 test: packages
 	./scripts/test
+
+# Kills the daemon under load so many times, and looks whether anything that it had acknowledged was lost. `make test` does 32 rounds.
+ROUNDS ?= 300
+kill-test: packages
+	$(SUDO) env HOME="$$HOME" PATH="$$PATH" KILL_ROUNDS=$(ROUNDS) $(CARGO) test -p cvmio --test kill -- --nocapture
 
 # What protection costs on the disk under DIR, and in memory.
 DIR ?= .

@@ -27,6 +27,8 @@ pub fn volume(command: VolumeCommand) -> Result<(), Failure> {
         VolumeCommand::Key(key) => offline::key(&key),
         VolumeCommand::Serve { .. } => attach::serve(),
         VolumeCommand::LoopAttach { file } => {
+            // Without the daemon that serves the file nobody would ever take the device away again.
+            let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
             output::print(&export::loopdev::attach(&file, false)?.display().to_string());
             Ok(())
         }

@@ -4,42 +4,13 @@ mod common;
 
 use std::fs;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::Desk;
+use common::machine::{content, has_ended, quietly, sh, wait_for};
 use serde_json::Value;
-
-/// Why this machine cannot run these tests, if so.
-fn missing() -> Option<&'static str> {
-    let has = |program: &str| {
-        Command::new("sh")
-            .args(["-c", &format!("command -v {program}")])
-            .stdout(Stdio::null())
-            .status()
-            .is_ok_and(|s| s.success())
-    };
-    if !rustix::process::geteuid().is_root() {
-        return Some("not root");
-    }
-    if fs::File::options().read(true).write(true).open("/dev/fuse").is_err() {
-        return Some("no /dev/fuse");
-    }
-    if !Path::new("/dev/loop-control").exists() {
-        return Some("no loop devices");
-    }
-    (!has("mkfs.ext4") || !has("fsck.ext4")).then_some("no mkfs.ext4")
-}
-
-macro_rules! skip_without_devices {
-    () => {
-        if let Some(reason) = missing() {
-            eprintln!("skipped: {reason}");
-            return;
-        }
-    };
-}
 
 /// An attached volume with a loop device. Whatever happens, nothing stays mounted.
 struct Attached<'a> {
@@ -81,8 +52,6 @@ impl<'a> Attached<'a> {
 
 impl Drop for Attached<'_> {
     fn drop(&mut self) {
-        let quietly =
-            |command: &str| drop(Command::new("sh").args(["-c", command]).stderr(Stdio::null()).status());
         quietly(&format!("umount -l {}", self.at.display()));
         if !has_ended(self.process) {
             quietly(&format!("losetup -d {}", self.device.display()));
@@ -94,38 +63,6 @@ impl Drop for Attached<'_> {
             }
         }
     }
-}
-
-fn sh(command: &str) -> String {
-    let output = Command::new("sh").args(["-c", command]).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{command}: {text}{}", String::from_utf8_lossy(&output.stderr));
-    text
-}
-
-/// Also when nobody has asked how it ended yet.
-fn has_ended(process: u32) -> bool {
-    fs::read_to_string(format!("/proc/{process}/stat")).map_or(true, |stat| stat.contains(") Z "))
-}
-
-fn wait_for(what: &str, condition: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !condition() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-/// Bytes that are neither all alike nor the same for two seeds.
-fn content(seed: u64, length: usize) -> Vec<u8> {
-    let mut state = seed | 1;
-    let mut step = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    (0..length.div_ceil(8)).flat_map(|_| step()).take(length).collect()
 }
 
 #[test]

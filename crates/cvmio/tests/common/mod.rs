@@ -1,6 +1,12 @@
 //! Running the program, and looking at what it says.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod database;
+pub mod fio;
+pub mod machine;
+pub mod records;
+pub mod session;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
