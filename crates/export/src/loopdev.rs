@@ -139,12 +139,14 @@ pub fn detach(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The loop devices that are attached to `file`.
+/// The loop devices that are attached to `file`, a path without links in it.
+///
+/// The file itself is never looked at: who serves it and is killed while it waits for its own answer stays, with the store locked.
 ///
 /// # Errors
 /// [`Error::System`] if `/sys/block` can't be read.
 pub fn holders(file: &Path) -> Result<Vec<PathBuf>, Error> {
-    let file = fs::canonicalize(file).or_else(|_| std::path::absolute(file)).unwrap_or_else(|_| file.into());
+    let file = std::path::absolute(file).unwrap_or_else(|_| file.into());
     let blocks = Path::new("/sys/block");
     let reading = |error: std::io::Error| Error::io("reading /sys/block", &error);
     let mut found = Vec::new();
