@@ -19,6 +19,8 @@ impl Part {
             &format!("--rw={mode}"),
             "--bs=4k",
             "--ioengine=psync",
+            // Or its worker would outlive it when it is killed.
+            "--thread",
             "--verify=crc32c",
             "--allow_file_create=0",
             "--verify_state_save=0",

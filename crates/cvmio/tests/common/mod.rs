@@ -4,6 +4,7 @@
 pub mod database;
 pub mod fio;
 pub mod machine;
+pub mod memory;
 pub mod records;
 pub mod session;
 

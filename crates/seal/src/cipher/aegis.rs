@@ -1,7 +1,11 @@
 //! AEGIS-128X2 and AEGIS-256X2 (draft-irtf-cfrg-aegis-aead) by libaegis, 128-bit tags.
 
+use std::mem::MaybeUninit;
+
 use aegis::aegis128x2::{Aegis128X2, Aegis128X2Mac};
 use aegis::aegis256x2::Aegis256X2;
+
+use zeroize::Zeroize;
 
 use crate::{Corrupt, Secret, TAG_SIZE};
 
@@ -29,8 +33,11 @@ macro_rules! aegis {
                 plaintext: &[u8],
                 out: &mut [u8],
             ) -> [u8; TAG_SIZE] {
-                let cipher = $cipher::<TAG_SIZE>::new(self.0.expose(), &nonce);
-                let mut state = cipher.encryptor(ad);
+                let mut cipher = MaybeUninit::new($cipher::<TAG_SIZE>::new(self.0.expose(), &nonce));
+                // SAFETY: initialised in the line above.
+                let mut state = unsafe { cipher.assume_init_ref() }.encryptor(ad);
+                // It has a copy of the key, on a stack that is not locked.
+                cipher.zeroize();
                 state.update(plaintext, out);
                 state.finalize()
             }
@@ -43,8 +50,10 @@ macro_rules! aegis {
                 tag: &[u8; TAG_SIZE],
                 out: &mut [u8],
             ) -> Result<(), Corrupt> {
-                let cipher = $cipher::<TAG_SIZE>::new(self.0.expose(), &nonce);
-                let mut state = cipher.decryptor(ad, out);
+                let mut cipher = MaybeUninit::new($cipher::<TAG_SIZE>::new(self.0.expose(), &nonce));
+                // SAFETY: initialised in the line above.
+                let mut state = unsafe { cipher.assume_init_ref() }.decryptor(ad, out);
+                cipher.zeroize();
                 state.update(ciphertext).expect("lengths match");
                 state.finalize(tag).map(|_| ()).map_err(|_| Corrupt)
             }
