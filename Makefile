@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 BINARY := target/release/cvmio
 
-.PHONY: build demo test kill-test bench install clean packages
+.PHONY: build demo test kill-test bench install clean packages test-packages cargo-deny
 
 build: packages
 	$(CARGO) build --release -p cvmio
@@ -15,12 +15,12 @@ demo: build
 	$(SUDO) env HOME="$$HOME" ./$(BINARY) demo
 
 # Every check; the last line counts them.
-test: packages
+test: test-packages
 	./scripts/test
 
 # Kills the daemon under load so many times, and looks whether anything that it had acknowledged was lost. `make test` does 32 rounds.
 ROUNDS ?= 300
-kill-test: packages
+kill-test: test-packages
 	$(SUDO) env HOME="$$HOME" PATH="$$PATH" KILL_ROUNDS=$(ROUNDS) $(CARGO) test -p cvmio --test kill -- --nocapture
 
 # What protection costs on the disk under DIR, and in memory.
@@ -38,3 +38,11 @@ clean:
 # Installs what the build needs and this machine lacks (see scripts/packages), once.
 packages:
 	@./scripts/install-packages
+
+# The same, and what the tests work with.
+test-packages:
+	@./scripts/install-packages packages packages-test
+
+# Checks licences, bans, sources and advisories in `make test`, where it is installed; it takes some minutes to build.
+cargo-deny:
+	$(CARGO) install --locked cargo-deny@0.20.2

@@ -1,0 +1,125 @@
+//! What must hold for any bytes that the host, or a file, hands to one of the decoders: nothing panics, and what is accepted is laid
+//! out again to the byte. The fuzzer's targets call these, and so does `crates/cvmio/tests/corpus.rs`, with every file in `seeds/`.
+
+use seal::slot::{AREA_SIZE, KeySlots};
+use volume::format::entry::{ENTRY_SIZE, entry_at, put_entry};
+use volume::format::header::{Header, mac, put_mac};
+use volume::format::probe::Probe;
+use volume::format::record::{self, RECORD_HEADER, RecordHeader};
+use volume::format::salts::{self, put_salt, salt_at};
+use volume::format::superblock::{self, Superblock};
+use volume::geometry::{Geometry, Shape};
+use volume::policy::Policy;
+
+/// A check by the name of its target.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All of them. Each has a file in `fuzz_targets/` and a directory in `seeds/`.
+pub const TARGETS: [Target; 9] = [
+    ("entry", entry),
+    ("header", header),
+    ("items", items),
+    ("policy", policy),
+    ("probe", probe),
+    ("record", record),
+    ("salts", salts),
+    ("slots", slots),
+    ("superblock", superblock),
+];
+
+/// Any page as a node: each entry is refused, or laid out again to the byte.
+pub fn entry(page: &[u8]) {
+    let mut again = page.to_vec();
+    for index in 0..page.len() / ENTRY_SIZE {
+        if let Ok(entry) = entry_at(page, index) {
+            put_entry(&mut again, index, &entry);
+        }
+    }
+    assert_eq!(again, page);
+    assert!(entry_at(page, page.len() / ENTRY_SIZE).is_err());
+}
+
+/// Any block as a header: refused, or laid out again to the byte, with places that stay inside the store.
+pub fn header(page: &[u8]) {
+    let Ok(header) = Header::decode(page) else { return };
+    let mut again = header.encode_unsigned();
+    put_mac(&mut again, mac(page).expect("what was decoded is a block"));
+    assert_eq!(again, page);
+    let geometry = header.geometry;
+    assert!(geometry.data_start() + geometry.data_blocks() <= geometry.physical_blocks);
+    assert_eq!(geometry.unit_range(geometry.units() - 1).end, geometry.data_start() + geometry.data_blocks());
+}
+
+/// Any bytes as an opened record's items: those before the first malformed one are laid out again to the byte.
+pub fn items(payload: &[u8]) {
+    let geometry = Geometry::for_logical(Geometry::MIN_LOGICAL, Shape::STANDARD).expect("the least size");
+    let mut again = Vec::new();
+    for item in record::items(payload) {
+        let Ok(item) = item else { break };
+        let _ = item.check(&geometry);
+        item.encode_into(&mut again);
+    }
+    assert!(payload.starts_with(&again));
+}
+
+/// Any text as an attach policy: refused, or one that is written and read again as the same.
+pub fn policy(text: &[u8]) {
+    let Ok(text) = std::str::from_utf8(text) else { return };
+    let Ok(policy) = Policy::parse(text) else { return };
+    let again = policy.to_toml().expect("what was parsed is valid");
+    assert_eq!(Policy::parse(&again), Ok(policy));
+}
+
+/// Any start of a store: blank exactly if it is all zeros.
+pub fn probe(start: &[u8]) {
+    assert_eq!(Probe::of(start) == Probe::Blank, start.iter().all(|&byte| byte == 0));
+}
+
+/// Any bytes as a journal record: refused, or laid out again to the byte, with a payload that is inside.
+pub fn record(bytes: &[u8]) {
+    let Ok(header) = RecordHeader::decode(bytes) else { return };
+    assert_eq!(header.encode(), bytes[..RECORD_HEADER]);
+    assert_eq!(header.associated_data(&[7; 32])[..112], bytes[..112]);
+    if let Ok(sealed) = header.sealed(bytes) {
+        assert_eq!(sealed.len(), usize::try_from(header.payload_bytes).expect("64 bits"));
+    }
+}
+
+/// Any block as a salt-table node: taken apart and put together again to the byte.
+pub fn salts(page: &[u8]) {
+    let Ok((own, payload)) = salts::split(page) else { return };
+    assert_eq!(salts::assemble(own, payload), page);
+    if salts::check(payload).is_ok() {
+        let mut again = [0; salts::SALT_NODE_PAYLOAD];
+        for index in 0..64 {
+            put_salt(&mut again, index, &salt_at(payload, index).expect("a leaf has 64 salts"));
+        }
+        assert_eq!(&again, payload);
+    }
+}
+
+/// Any block as the key slots: refused, or laid out again to the byte, with labels that are fit for a terminal.
+pub fn slots(bytes: &[u8]) {
+    let Ok(area) = <&[u8; AREA_SIZE]>::try_from(bytes) else { return };
+    let Ok(slots) = KeySlots::decode(area) else { return };
+    assert_eq!(&slots.encode(), area);
+    assert!(slots.list().iter().all(|slot| !slot.label.chars().any(char::is_control)));
+}
+
+/// Any bytes as a superblock, sealed and opened: refused, or laid out again to the byte.
+pub fn superblock(bytes: &[u8]) {
+    // A whole block is taken apart first, and its payload read as if it had opened.
+    let payload = match superblock::split(bytes) {
+        Ok((salt, sealed, tag)) => {
+            assert_eq!(superblock::assemble(salt, sealed, tag), bytes);
+            &sealed[..]
+        }
+        Err(_) => bytes,
+    };
+    let Ok(superblock) = Superblock::decode(payload) else { return };
+    assert_eq!(superblock.encode().expect("what was decoded is valid"), payload);
+    let geometry = Geometry::for_logical(Geometry::MIN_LOGICAL, Shape::STANDARD).expect("the least size");
+    if superblock.check(&geometry).is_ok() {
+        assert!(superblock.legs.iter().all(|leg| leg.segment < geometry.segments));
+    }
+}
