@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 BINARY := target/release/cvmio
 
-.PHONY: build demo test kill-test bench install clean packages test-packages cargo-deny
+.PHONY: build demo test kill-test bench install clean packages test-packages
 
 build: packages
 	$(CARGO) build --release -p cvmio
@@ -42,7 +42,3 @@ packages:
 # The same, and what the tests work with.
 test-packages:
 	@./scripts/install-packages packages packages-test
-
-# Checks licences, bans, sources and advisories in `make test`, where it is installed; it takes some minutes to build.
-cargo-deny:
-	$(CARGO) install --locked cargo-deny@0.20.2
