@@ -114,7 +114,7 @@ fn a_session_that_pauses_in_a_checkpoint_spoils_no_node() {
 fn the_anchor_follows_within_the_window_when_the_clock_stands_still() {
     let mut bench =
         Bench::new(CreateOptions { freshness: Freshness::Interval, ..options(4096, Shape::STANDARD) }, 16384);
-    bench.attach.window = Window { commits: 10, ..Window::default() };
+    bench.attach.window = Window { commits: 3, ..Window::default() };
     let policy = bench.create();
     let mut session = bench.attach(&policy).expect("attached");
     for step in 0..500 {
@@ -122,7 +122,7 @@ fn the_anchor_follows_within_the_window_when_the_clock_stands_still() {
         session.flush().expect("flushed");
         let status = session.volume.status();
         let behind = status.generation - status.anchored_generation.expect("anchored");
-        assert!(behind <= 20, "{behind} commits are not anchored, the window is 10");
+        assert!(behind <= 4, "{behind} commits are not anchored, the window is 3");
     }
 }
 
