@@ -262,6 +262,8 @@ impl Core {
     }
 
     async fn perform(&self, io: &Io, want: Want, mut anchor: bool) -> Result<Committed> {
+        // Again: others may have committed while this one waited.
+        anchor |= self.anchor_is_due();
         let (items, number) = self.cut(want);
         if !items.is_empty() {
             if !self.header.integrity {

@@ -127,6 +127,33 @@ fn the_anchor_follows_within_the_window_when_the_clock_stands_still() {
 }
 
 #[test]
+fn the_window_holds_for_commits_that_wait_for_each_other() {
+    let mut bench =
+        Bench::new(CreateOptions { freshness: Freshness::Interval, ..options(4096, Shape::STANDARD) }, 16384);
+    bench.attach.window = Window { commits: 1, ..Window::default() };
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    // Each asks for its commit while none is due, and leads it when the others have made some.
+    let mut queues: Vec<_> = (0..16).map(|_| session.volume.queue(8).expect("a queue")).collect();
+    let mut ended = Vec::new();
+    for round in 0..200 {
+        for (block, queue) in (0..).zip(&mut queues) {
+            queue.submit(round, Request::Write { block, buffer: filled(1, 1), fua: true });
+        }
+        for _ in 0..40 {
+            for queue in &mut queues {
+                queue.poll(&mut ended);
+                let status = session.volume.status();
+                let behind = status.generation - status.anchored_generation.expect("anchored");
+                assert!(behind <= 2, "{behind} commits are not anchored, the window is 1");
+            }
+            session.step();
+        }
+    }
+    assert_eq!(ended.len(), 16 * 200);
+}
+
+#[test]
 fn a_superseded_session_reserves_nothing() {
     for freshness in [Freshness::Transaction, Freshness::Interval] {
         let bench = Bench::new(CreateOptions { freshness, ..options(4096, Shape::STANDARD) }, 16384);
