@@ -222,11 +222,14 @@ impl Core {
     async fn admit(&self) -> Result<()> {
         while self.is_over_limits() {
             let progress = self.progress.listen();
+            // Blocks that wait only for their readers: nobody else collects them when the last one ends.
+            let ended = self.readers.listen();
+            self.space.collect();
             self.check_alive()?;
             if self.is_over_limits() {
                 self.work.notify(usize::MAX);
                 self.counters.waits_for_checkpoint.add(1);
-                progress.await;
+                futures::future::select(progress, ended).await;
             }
         }
         self.check_writable()?;

@@ -154,6 +154,41 @@ fn the_window_holds_for_commits_that_wait_for_each_other() {
 }
 
 #[test]
+fn writers_that_wait_for_a_reader_go_on_when_it_ends() {
+    let bench = Bench::new(options(240, Shape::TINY), 4096);
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    let mut reader = session.volume.queue(8).expect("a queue");
+    let (mut read, mut written) = (Vec::new(), Vec::new());
+    for moment in 0..60 {
+        for block in (0..240).step_by(6) {
+            session.write(block, 1, 1).expect("written");
+        }
+        let before = session.volume.status().checkpoints;
+        session.volume.checkpoint_soon();
+        (0..moment).for_each(|_| session.step());
+        // It stays in flight until its queue is polled again, and holds what the checkpoint frees.
+        reader.submit(moment, Request::Read { block: 0, buffer: filled(1, 0) });
+        reader.poll(&mut read);
+        for _ in 0..200 {
+            session.step();
+        }
+        for block in 0..20 {
+            session.queue.submit(1 << 32 | block, Request::Write { block, buffer: filled(1, 2), fua: false });
+        }
+        for round in 0..400 {
+            session.queue.poll(&mut written);
+            session.step();
+            if round == 200 {
+                reader.poll(&mut read);
+            }
+        }
+        assert_eq!(written.len(), 20, "reader at step {moment} after {before} checkpoints: writers wait");
+        written.clear();
+    }
+}
+
+#[test]
 fn a_superseded_session_reserves_nothing() {
     for freshness in [Freshness::Transaction, Freshness::Interval] {
         let bench = Bench::new(CreateOptions { freshness, ..options(4096, Shape::STANDARD) }, 16384);
