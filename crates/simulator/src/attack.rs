@@ -1,5 +1,6 @@
 //! What the host does.
 
+use anchor::Stamp;
 use store::hostile::{Faults, HostileStore, Image};
 use volume::format::protections::Freshness;
 use volume::{Error, Kind};
@@ -14,11 +15,26 @@ pub(crate) struct Attack {
     genuine: Image,
     /// The attach must be refused.
     must_refuse: bool,
-    /// How it may be refused.
+    /// How it may be refused; not at all, if there is no kind.
     kinds: &'static [Kind],
+    /// A stamp that was put in the place of another.
+    pub(crate) stamps: Option<(Stamp, Stamp)>,
 }
 
 impl Attack {
+    pub(crate) fn that_must_fail(what: &'static str, genuine: Image, kinds: &'static [Kind]) -> Self {
+        Self { what, genuine, must_refuse: true, kinds, stamps: None }
+    }
+
+    /// What the host has a right to do.
+    pub(crate) fn that_must_succeed(what: &'static str, genuine: Image) -> Self {
+        Self { what, genuine, must_refuse: false, kinds: &[], stamps: None }
+    }
+
+    fn that_may_fail(what: &'static str, genuine: Image, kinds: &'static [Kind]) -> Self {
+        Self { must_refuse: false, ..Self::that_must_fail(what, genuine, kinds) }
+    }
+
     /// Whether this is how such an attack is refused.
     pub(crate) fn judge(&self, error: &Error) -> Outcomes {
         if self.kinds.contains(&error.kind()) {
@@ -31,6 +47,7 @@ impl Attack {
 const ANY_DAMAGE: &[Kind] =
     &[Kind::Corrupt, Kind::Stale, Kind::Forked, Kind::Policy, Kind::Locked, Kind::Io, Kind::Usage];
 const OLD_IMAGE: &[Kind] = &[Kind::Stale, Kind::Forked];
+const OLD_SLOTS: &[Kind] = &[Kind::Stale, Kind::Forked, Kind::Locked];
 const OLD_STAMP: &[Kind] = &[Kind::Stale, Kind::Forked, Kind::Fenced, Kind::Anchor];
 
 impl Simulation {
@@ -43,11 +60,12 @@ impl Simulation {
             let victim = self.rng.usize(..self.snapshots.len());
             self.snapshots.swap_remove(victim);
         }
-        self.snapshots.push(Snapshot { image: self.store.snapshot(), generation });
+        let digest = self.anchor.held().map(|stamp| stamp.header_digest);
+        self.snapshots.push(Snapshot { image: self.store.snapshot(), generation, digest });
     }
 
     /// From now on what is on the disk may be wrong.
-    fn taint(&mut self) {
+    pub(crate) fn taint(&mut self) {
         self.tainted = true;
         self.coverage.attacks += 1;
         for kind in ANY_DAMAGE {
@@ -67,6 +85,14 @@ impl Simulation {
         if self.plan.mischief.tamper && self.once_in(4) {
             self.taint();
             self.tamper();
+        }
+        if self.plan.mischief.anchor
+            && self.once_in(4)
+            && let Some(stamp) = self.older_stamp()
+        {
+            say!(self, "from now on the anchor answers with its stamp of generation {}", stamp.generation);
+            self.coverage.attacks += 1;
+            self.anchor.answer_reads_with(Some(Ok(Some(stamp))));
         }
     }
 
@@ -118,6 +144,12 @@ impl Simulation {
             return None;
         }
         let mischief = self.plan.mischief;
+        let made = self.forgery();
+        if made.is_some() {
+            self.coverage.attacks += 1;
+            self.coverage.forgeries += 1;
+            return made;
+        }
         if mischief.rollback && !self.snapshots.is_empty() && self.once_in(2) {
             return Some(self.roll_back());
         }
@@ -125,7 +157,7 @@ impl Simulation {
             let genuine = self.store.snapshot();
             self.coverage.attacks += 1;
             self.tamper();
-            return Some(Attack { what: "a tampered image", genuine, must_refuse: false, kinds: ANY_DAMAGE });
+            return Some(Attack::that_may_fail("a tampered image", genuine, ANY_DAMAGE));
         }
         if mischief.anchor && self.once_in(4) {
             return self.lie_about_the_stamp();
@@ -133,13 +165,41 @@ impl Simulation {
         None
     }
 
+    /// One of the attacks that need more than the disk's own blocks.
+    fn forgery(&mut self) -> Option<Attack> {
+        let mischief = self.plan.mischief;
+        if mischief.rollback && !self.hasty && self.once_in(2) {
+            // What is on its way to the anchor has arrived: the host knows what it covers.
+            while self.move_anchor() {}
+            if self.once_in(3) {
+                return self.put_old_slots_back();
+            }
+            return self.drop_suffix();
+        }
+        if mischief.tamper && self.once_in(2) {
+            return match self.rng.u32(..3) {
+                0 => self.offer_another_volume(),
+                1 => self.rewrite_header(),
+                _ => Some(self.shrink()),
+            };
+        }
+        if mischief.anchor && self.once_in(6) {
+            while self.move_anchor() {}
+            return self.forge_stamp();
+        }
+        None
+    }
+
     fn roll_back(&mut self) -> Attack {
         self.let_late_writes_happen();
         let genuine = self.store.snapshot();
-        let at = self.rng.usize(..self.snapshots.len());
+        let latest = std::mem::take(&mut self.hasty);
+        let at = if latest { self.snapshots.len() - 1 } else { self.rng.usize(..self.snapshots.len()) };
         let snapshot = &self.snapshots[at];
         let anchored = self.anchor.held().map_or(0, |stamp| stamp.generation);
-        let must_refuse = self.plan.create.freshness != Freshness::Off && anchored > snapshot.generation;
+        let digest = self.anchor.held().map(|stamp| stamp.header_digest);
+        let must_refuse = self.plan.create.freshness != Freshness::Off
+            && (anchored > snapshot.generation || digest != snapshot.digest);
         self.store.restore(&snapshot.image);
         self.coverage.attacks += 1;
         self.coverage.rollbacks += 1;
@@ -148,7 +208,9 @@ impl Simulation {
             "the host puts back the image of generation {} at most; the anchor stands at {anchored}",
             snapshot.generation
         );
-        Attack { what: "an old image", genuine, must_refuse, kinds: OLD_IMAGE }
+        // Without an anchor it has the key slots of its time.
+        let kinds = if digest.is_some() { OLD_IMAGE } else { OLD_SLOTS };
+        Attack { must_refuse, ..Attack::that_must_fail("an old image", genuine, kinds) }
     }
 
     pub(crate) fn let_late_writes_happen(&mut self) {
@@ -158,9 +220,7 @@ impl Simulation {
     }
 
     fn lie_about_the_stamp(&mut self) -> Option<Attack> {
-        let history = self.anchor.history();
-        let older = history.len().checked_sub(2)?;
-        let stamp = history[self.rng.usize(..=older)].clone();
+        let stamp = self.older_stamp()?;
         say!(
             self,
             "the anchor answers with its stamp of generation {}, claim {}",
@@ -170,7 +230,14 @@ impl Simulation {
         self.coverage.attacks += 1;
         self.anchor.answer_reads_with(Some(Ok(Some(stamp))));
         let genuine = self.store.snapshot();
-        Some(Attack { what: "an old stamp", genuine, must_refuse: false, kinds: OLD_STAMP })
+        Some(Attack::that_may_fail("an old stamp", genuine, OLD_STAMP))
+    }
+
+    /// One that the anchor held once.
+    fn older_stamp(&mut self) -> Option<Stamp> {
+        let history = self.anchor.history();
+        let older = history.len().checked_sub(2)?;
+        Some(history[self.rng.usize(..=older)].clone())
     }
 
     /// The honest state comes back.
@@ -180,6 +247,10 @@ impl Simulation {
         self.anchor.answer_reads_with(None);
         self.let_late_writes_happen();
         self.store.restore(&attack.genuine);
+        self.keys.revoked = None;
+        if let Some(stamps) = &attack.stamps {
+            self.restore_stamp(stamps);
+        }
     }
 
     /// An attach succeeded all the same.
@@ -188,10 +259,16 @@ impl Simulation {
             return Err(Failure(format!("{} was accepted, and must not be", attack.what)));
         }
         self.anchor.answer_reads_with(None);
+        if attack.kinds.is_empty() || matches!(attack.kinds, OLD_IMAGE | OLD_SLOTS) {
+            // The next guest may die soon, and find all that again that this one has not found.
+            self.hasty = true;
+            let digest = self.anchor.held().map(|stamp| stamp.header_digest);
+            self.snapshots.push(Snapshot { image: attack.genuine.clone(), generation: u64::MAX, digest });
+        }
         match attack.kinds {
-            OLD_IMAGE => self.coverage.rollbacks_accepted += 1,
-            // The swap told the truth, and the volume listened.
-            OLD_STAMP => {}
+            OLD_IMAGE | OLD_SLOTS => self.coverage.rollbacks_accepted += 1,
+            // The swap told the truth, and the volume listened; or the host did nothing wrong.
+            OLD_STAMP | &[] => {}
             _ => self.taint(),
         }
         Ok(())
@@ -236,7 +313,7 @@ impl Simulation {
             );
             let genuine = self.store.snapshot();
             self.store.restore(&first.snapshot());
-            self.prepared = Some(Attack { what: "a fork", genuine, must_refuse: true, kinds: OLD_IMAGE });
+            self.prepared = Some(Attack::that_must_fail("a fork", genuine, OLD_IMAGE));
         }
         self.recover()
     }

@@ -35,7 +35,17 @@ coverage! {
     crashes: "crashes",
     /// Of those, while an attach was under way.
     crashes_in_recovery: "crashes inside recovery",
-    /// Of those, while a checkpoint or spill was under way (its nodes were being written).
+    /// Of those, while the attach before had been cut short as well.
+    crashes_in_recovery_of_recovery: "crashes inside recovery of a recovery",
+    /// Of those, while a superblock was on its way to the disk.
+    crashes_when_publishing: "crashes around a superblock",
+    /// Creations of the volume that were cut short.
+    cut_creations: "creations cut short",
+    /// Changes of the key slots, and those that were cut short.
+    key_changes: "key changes",
+    /// Changes of the key slots that were cut short.
+    cut_key_changes: "key changes cut short",
+    /// Attaches.
     attaches: "attaches",
     /// Attaches that were refused.
     refusals: "refusals",
@@ -47,10 +57,20 @@ coverage! {
     rollbacks: "rollbacks",
     /// Those that were accepted, lawfully.
     rollbacks_accepted: "rollbacks lawfully accepted",
+    /// Attacks that need more than blocks of the disk: other volumes, changed headers, forged stamps, old key slots.
+    forgeries: "forgeries",
+    /// Journals without what the anchor does not cover.
+    suffixes: "dropped suffixes",
+    /// Jumps of the clock.
+    clock_jumps: "clock jumps",
+    /// Moments at which level interval had to have everything anchored.
+    windows: "windows checked",
     /// Forks presented.
     forks: "forks",
     /// Sessions that went on after another had claimed the volume.
     zombies: "zombies",
+    /// Of those, sessions that went on when yet another had.
+    old_zombies: "zombies of two claims ago",
     /// Requests of such sessions that were answered with `Fenced`.
     fenced: "requests fenced",
     /// Anchor moves that failed before or after they happened.

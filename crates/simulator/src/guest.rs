@@ -56,14 +56,21 @@ pub(crate) struct Guest {
     pub(crate) outstanding: BTreeMap<u64, Outstanding>,
     /// Another session has the volume now.
     pub(crate) replaced: bool,
+    /// It does not wake up while another one attaches.
+    pub(crate) deep: bool,
     /// The model's moment of the last change that was answered and not durable, and of the last flush that was answered (its begin).
     pub(crate) changed: u64,
     pub(crate) flushed: u64,
     pub(crate) stopping: bool,
     pub(crate) checkpoints: u64,
+    /// Commits, and how many there were when the anchor moved last.
+    pub(crate) commits: u64,
+    pub(crate) commits_anchored: u64,
+    pub(crate) anchored: Option<u64>,
     pub(crate) evictions: u64,
-    /// Units of its predecessor that it leaves alone.
+    /// Units of its predecessor that it leaves alone, and that it does not any more.
     pub(crate) foreign: u64,
+    pub(crate) taken: u64,
 }
 
 impl Guest {

@@ -9,18 +9,29 @@
 #![forbid(unsafe_code)]
 
 mod attack;
+mod audit;
 mod content;
 mod coverage;
+mod creation;
+mod forgery;
 mod guest;
+mod keyring;
 mod model;
+#[cfg(feature = "mutations")]
+pub mod mutants;
 mod plan;
 mod recovery;
 mod requests;
+mod running;
 mod simulation;
+mod tag;
 mod trace;
 mod watch;
+mod window;
 mod world;
 
 pub use coverage::Coverage;
+pub use running::run_caught;
 pub use simulation::{Report, run};
+pub use tag::{tag, untag};
 pub use trace::Sink;

@@ -1,8 +1,10 @@
-//! `simulator run --seeds 0..2000` runs many seeds; `simulator replay --seed N` tells one, in words.
+//! `simulator run --seeds 0..2000` runs many seeds; `simulator replay --seed V:N` tells one, in words.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "mutations")]
+mod hunts;
+
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,12 +30,25 @@ enum Command {
     },
     /// Run one seed and tell what happens, step by step.
     Replay {
-        /// The seed.
-        #[arg(long)]
+        /// The seed as it was reported, with its version (`v2:1234`), or a bare number.
+        #[arg(long, value_parser = simulator::untag)]
         seed: u64,
         /// Requests of the run.
         #[arg(long, default_value_t = 200)]
         ops: u64,
+    },
+    /// Break one rule of the volume after the other, and see that each is noticed.
+    #[cfg(feature = "mutations")]
+    Mutants {
+        /// Only the one of this name.
+        #[arg(long)]
+        only: Option<String>,
+        /// Most seeds for each, from 0.
+        #[arg(long, default_value_t = 400)]
+        seeds: u64,
+        /// Mutants at a time.
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
     },
 }
 
@@ -49,6 +64,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 fn main() -> ExitCode {
     match Command::parse() {
         Command::Run { seeds, ops, jobs } => run_many(seeds, ops, jobs),
+        #[cfg(feature = "mutations")]
+        Command::Mutants { only, seeds, jobs } => hunts::all(only.as_deref(), seeds, jobs),
         Command::Replay { seed, ops } => {
             let report = simulator::run(seed, ops, Some(Box::new(|line| println!("{line}"))));
             println!("trace hash {:016x}", report.hash);
@@ -85,7 +102,7 @@ fn run_many(seeds: Range<u64>, ops: u64, jobs: u64) -> ExitCode {
                         break;
                     }
                     *slot.lock().expect("no poison") = Some((seed, Instant::now()));
-                    let report = caught(seed, ops);
+                    let report = simulator::run_caught(seed, ops);
                     *slot.lock().expect("no poison") = None;
                     account(&mut tally.lock().expect("no poison"), seed, ops, &report);
                 }
@@ -108,20 +125,9 @@ fn run_many(seeds: Range<u64>, ops: u64, jobs: u64) -> ExitCode {
     summarize(&tally, begin.elapsed())
 }
 
-fn caught(seed: u64, ops: u64) -> Report {
-    catch_unwind(AssertUnwindSafe(|| simulator::run(seed, ops, None))).unwrap_or_else(|panic| {
-        let what = panic
-            .downcast_ref::<String>()
-            .cloned()
-            .or_else(|| panic.downcast_ref::<&str>().map(|what| (*what).to_string()))
-            .unwrap_or_default();
-        Report { coverage: Coverage::default(), hash: 0, failure: Some(format!("panic: {what}")) }
-    })
-}
-
 fn command(seed: u64, ops: u64) -> String {
     let more = if ops == 200 { String::new() } else { format!(" --ops {ops}") };
-    format!("    cargo run --release -p simulator -- replay --seed {seed}{more}")
+    format!("    cargo run --release -p simulator -- replay --seed {}{more}", simulator::tag(seed))
 }
 
 fn account(tally: &mut Tally, seed: u64, ops: u64, report: &Report) {

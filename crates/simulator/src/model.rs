@@ -91,6 +91,13 @@ impl Model {
         begin
     }
 
+    /// Somebody who has no say any more writes: block `first + i` gets version `version + i`.
+    pub(crate) fn note_late(&mut self, first: u64, blocks: u64, version: u64) {
+        for offset in 0..blocks {
+            self.ever[usize::try_from(first + offset).expect("in range")].push(version + offset);
+        }
+    }
+
     /// It was answered: with success or not, and durable or not.
     pub(crate) fn end_change(
         &mut self,
@@ -196,6 +203,7 @@ impl Model {
             .map(|flush| flush.begin)
             .max()
             .unwrap_or(0);
+        let floor = floor.max(self.latest(found));
         for (block, (changes, version)) in (0u64..).zip(self.blocks.iter().zip(found)) {
             let Some(version) = *version else { continue };
             let alive = |change: &Change| {
@@ -216,6 +224,18 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// The moment at which the latest change was asked for that was found. What had been answered by then is there as well, flushed or
+    /// not: a state is one that existed.
+    fn latest(&self, found: &[Option<u64>]) -> u64 {
+        let blocks = self.blocks.iter().zip(found);
+        let begins = blocks.filter_map(|(changes, version)| {
+            let version = (*version)?;
+            // A version that several changes made may be the oldest of them.
+            changes.iter().filter(|change| change.version == version).map(|change| change.begin).min()
+        });
+        begins.max().unwrap_or(0)
     }
 
     /// All blocks must be as one commit left them: the last that was answered, or one that was under way.

@@ -1,10 +1,11 @@
 //! How sessions begin and end.
 
 use std::collections::BTreeMap;
+use std::sync::PoisonError;
 
 use store::hostile::{Faults, Session};
 use volume::format::protections::Freshness;
-use volume::{Driven, Error, Volume};
+use volume::{Error, Kind, Volume};
 
 use crate::attack::Attack;
 use crate::guest::Guest;
@@ -19,30 +20,10 @@ enum Attached {
     Crashed,
 }
 
-impl Simulation {
-    /// Makes the volume; with an honest host, and to the end.
-    pub(crate) fn create(&mut self) -> Outcomes {
-        let session = self.store.attach();
-        let (sender, receiver) = std::sync::mpsc::channel();
-        let save = Box::new(move |policy: &volume::policy::Policy| {
-            let _ = sender.send(policy.clone());
-            Ok(())
-        });
-        let mut job =
-            volume::create(self.environment(&session), self.plan.create.clone(), Self::credential(), save)
-                .map_err(|error| Failure(format!("creating the volume: {error}")))?;
-        for _ in 0..1000 {
-            if let Some(result) = job.poll() {
-                result.map_err(|error| Failure(format!("creating the volume: {error}")))?;
-                self.policy = receiver.try_recv().ok();
-                self.anchor.hold(self.plan.slow_anchor || self.plan.mischief.anchor);
-                return Ok(());
-            }
-            self.store.complete_all();
-        }
-        Err(Failure("creating the volume does not end".into()))
-    }
+/// How often an attach is tried before something must be wrong.
+const ATTEMPTS: u32 = 8;
 
+impl Simulation {
     /// Ends the session in one of the ways that there are.
     pub(crate) fn crash_or_detach(&mut self) -> Outcomes {
         let failed = self.guest.as_ref().is_none_or(|guest| guest.volume.failure().is_some());
@@ -54,7 +35,7 @@ impl Simulation {
     }
 
     /// The guest dies, or the whole machine does.
-    fn crash(&mut self) {
+    pub(crate) fn crash(&mut self) {
         self.coverage.crashes += 1;
         if self.rng.bool() {
             self.power_off();
@@ -72,6 +53,7 @@ impl Simulation {
         self.guest = None;
         self.zombie = None;
         self.dead.clear();
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner).forget_flights();
     }
 
     /// Whoever was believed dead is dead, and what it had in flight has happened.
@@ -87,10 +69,11 @@ impl Simulation {
     pub(crate) fn bury(&mut self, guest: Guest) {
         self.store.crash_session(&guest.session);
         self.dead.push(guest.session.clone());
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner).forget_flights();
     }
 
     /// Moves that were on their way to the anchor when their guest died arrive, or not, or later.
-    fn settle_anchor(&mut self) {
+    pub(crate) fn settle_anchor(&mut self) {
         while self.anchor.pending() > 0 && !self.once_in(4) {
             if self.rng.bool() {
                 say!(self, "an anchor move is lost on its way");
@@ -129,19 +112,52 @@ impl Simulation {
 
     /// The guest is believed dead, and sleeps.
     pub(crate) fn let_sleep(&mut self) {
+        if self.rng.bool()
+            && let Some(guest) = &self.guest
+        {
+            // In the middle of a checkpoint, perhaps.
+            let before = self.anchor.held();
+            guest.volume.checkpoint_soon();
+            let mut left = 40;
+            while left > 0 && self.poll_maintenance().is_ok() {
+                // Behind the commit, before the superblock, or a little later.
+                left = if self.anchor.held() == before { left } else { self.rng.u32(..left.min(8)) };
+                left = left.saturating_sub(1);
+                let _ = self.store.complete_some();
+                self.move_anchor();
+            }
+        }
+        let deep = self.rng.bool();
         if let Some(guest) = self.guest.take() {
             say!(self, "guest {} falls asleep and is believed dead", guest.name);
             self.coverage.zombies += 1;
-            self.zombie = Some(guest);
+            self.zombie = Some(Guest { deep, ..guest });
         }
     }
 
     /// Attaches, as often as it takes, and compares everything.
     pub(crate) fn recover(&mut self) -> Outcomes {
+        // What the anchor says while nobody is attached is another attack.
+        self.anchor.answer_reads_with(None);
         if self.zombie.as_ref().is_some_and(|zombie| zombie.replaced) {
-            self.end_caution();
+            if self.plan.mischief.undead {
+                self.believe_nothing("a guest of two claims ago is still alive");
+                self.coverage.old_zombies += 1;
+            } else {
+                self.end_caution();
+            }
         }
-        for attempt in 0..6u32 {
+        let idle = self.guest.is_none() && self.zombie.is_none() && !self.tainted && self.prepared.is_none();
+        if self.plan.mischief.keys && idle && self.once_in(3) {
+            self.change_keys()?;
+        }
+        if self.zombie.is_some() && self.plan.create.freshness == Freshness::Off {
+            self.believe_nothing("two guests at once, and no anchor");
+        }
+        // A guest that is not dead yet may be answered what the next one did not find any more; also after its death.
+        let slept = self.zombie.is_some();
+        let mut deaths = 0;
+        for attempt in 0..ATTEMPTS {
             // Only the predecessor can be alive: whoever came before is known to be gone when the next one takes over.
             let late = self.dead.len().saturating_sub(1);
             for session in self.dead.drain(..late) {
@@ -149,12 +165,17 @@ impl Simulation {
             }
             let attack = if attempt < 3 { self.attack_at_rest() } else { None };
             let honest = attack.is_none();
-            // A guest that is not dead yet may be answered what the next one did not find any more.
-            let promise = self.promise(honest && self.zombie.is_none());
+            let before = self.anchor.held();
+            let promise = self.promise(honest && !slept);
             match self.attach(attempt)? {
                 Attached::Crashed => {
-                    if let Some(attack) = attack {
-                        self.undo(attack);
+                    self.coverage.crashes_in_recovery_of_recovery += u64::from(deaths > 0);
+                    deaths += 1;
+                    match attack {
+                        // It had claimed what the host offered: that is the volume now.
+                        Some(attack) if self.anchor.held() != before => self.judge_success(&attack)?,
+                        Some(attack) => self.undo(attack),
+                        None => {}
                     }
                 }
                 Attached::Refused(error) => {
@@ -174,12 +195,19 @@ impl Simulation {
                 }
             }
         }
-        Err(Failure("six attaches in a row did not succeed".into()))
+        Err(Failure(format!("{ATTEMPTS} attaches in a row did not succeed")))
+    }
+
+    /// From now on anything may be damaged, and must be found out.
+    fn believe_nothing(&mut self, why: &str) {
+        if !self.tainted {
+            say!(self, "{why}: what is on the disk may be damaged");
+            self.taint();
+        }
     }
 
     /// One attach, which may be cut short by a crash.
     fn attach(&mut self, attempt: u32) -> Result<Attached, Failure> {
-        let Some(policy) = self.policy.clone() else { return Err(Failure("there is no policy".into())) };
         self.guests += 1;
         self.coverage.attaches += 1;
         let session = self.store.attach();
@@ -188,17 +216,18 @@ impl Simulation {
             say!(self, "the disk works again");
             self.store.set_faults(Faults::default());
         }
-        let environment = self.environment(&session);
-        let mut job: Driven<Result<Volume, Error>> =
-            volume::attach(environment, policy, Self::credential(), self.plan.attach)
-                .map_err(|error| Failure(format!("attach: {error}")))?;
-        let dies = (attempt < 3 && self.guests > 1 && self.once_in(6)).then(|| self.rng.u32(..60));
+        let watched = self.audit.watch(&session);
+        let before = self.anchor.held();
+        let mut job = self.attaching(&watched)?;
+        let dies = (attempt < 5 && self.guests > 1 && self.once_in(5)).then(|| self.rng.u32(..60));
         for round in 0..20_000u32 {
-            if dies == Some(round) {
+            // The moment behind the claim is one of its own.
+            let claimed = dies.is_some() && self.anchor.held() != before && self.once_in(4);
+            if claimed || dies == Some(round) {
                 say!(self, "guest {} dies while it attaches", self.guests);
                 self.coverage.crashes += 1;
                 self.coverage.crashes_in_recovery += 1;
-                if self.zombie.is_none() && self.rng.bool() {
+                if self.zombie.is_none() && (claimed || self.rng.bool()) {
                     self.power_off();
                 } else {
                     self.store.crash_session(&session);
@@ -210,10 +239,13 @@ impl Simulation {
                 return Ok(Attached::Crashed);
             }
             if let Some(result) = job.poll() {
-                return Ok(match result {
-                    Ok(volume) => Attached::Up(volume, session),
-                    Err(error) => Attached::Refused(error),
-                });
+                return match result {
+                    Ok(volume) => Ok(Attached::Up(volume, session)),
+                    Err(error) if self.anchor.held() == before && watched.writes() > 0 => {
+                        self.may_have_written(error)
+                    }
+                    Err(error) => Ok(Attached::Refused(error)),
+                };
             }
             if self.rng.bool() {
                 let _ = self.store.complete_some();
@@ -221,11 +253,22 @@ impl Simulation {
                 self.store.complete_all();
             }
             self.move_anchor();
-            if self.zombie.is_some() && self.once_in(2) {
+            if self.zombie.as_ref().is_some_and(|zombie| !zombie.deep) && self.once_in(2) {
                 self.zombie_step()?;
             }
         }
         Err(Failure("an attach does not end".into()))
+    }
+
+    /// An attach that was refused has written, and nothing was claimed. At freshness `off` there is nothing to claim, and writing begins
+    /// once everything was checked.
+    fn may_have_written(&self, error: Error) -> Result<Attached, Failure> {
+        let early =
+            matches!(error.kind(), Kind::Usage | Kind::Stale | Kind::Forked | Kind::Locked | Kind::Policy);
+        if early || self.plan.create.freshness != Freshness::Off {
+            return Err(Failure(format!("an attach wrote before it claimed, and was refused: {error}")));
+        }
+        Ok(Attached::Refused(error))
     }
 
     fn stand_up(&mut self, volume: Volume, session: Session) -> Outcomes {
@@ -247,6 +290,9 @@ impl Simulation {
         self.coverage.closed_legs += u64::from(status.overlay_changes > 0);
         self.coverage.foreign_units += u64::from(status.foreign_units > 0);
         self.coverage.depth_six += u64::from(self.geometry.map_levels() >= 6 && status.mapped_blocks > 0);
+        if self.zombie.is_some() && status.taken_units > 0 {
+            self.believe_nothing("for want of space the predecessor's units were taken, and it is alive");
+        }
         if let Some(zombie) = &mut self.zombie {
             zombie.replaced = true;
             // Its maintenance job may have committed all that it was told of until now.
@@ -260,12 +306,17 @@ impl Simulation {
             maintenance,
             outstanding: BTreeMap::new(),
             replaced: false,
+            deep: false,
             changed: 0,
             flushed: 0,
             stopping: false,
             checkpoints: 0,
+            commits: status.commits,
+            commits_anchored: status.commits,
+            anchored: status.anchored_generation,
             evictions: 0,
             foreign: status.foreign_units,
+            taken: status.taken_units,
         });
         Ok(())
     }
@@ -307,6 +358,15 @@ impl Simulation {
             if self.excused.contains(&error.kind()) {
                 // It may be over with the volume; once the faults end, only tampering is an excuse.
                 self.lost = self.tainted;
+                return Ok(());
+            }
+            if self.tainted && error.kind() == Kind::Usage {
+                // Nothing is left by which it could be told that this was a volume.
+                self.lost = true;
+                return Ok(());
+            }
+            if error.kind() == Kind::Fenced && self.zombie.is_some() {
+                say!(self, "the sleeper was faster, each time; it is given a rest");
                 return Ok(());
             }
             return Err(Failure(format!("the attach fails for no reason: {:?}: {error}", error.kind())));

@@ -14,7 +14,7 @@ const DEPTH: usize = 24;
 impl Simulation {
     /// Makes a request, of the guest or of the one that is believed dead.
     pub(crate) fn request(&mut self, zombie: bool) -> Outcomes {
-        let asked = self.ask();
+        let asked = if zombie && self.plan.quiet_zombies { self.ask_quietly() } else { self.ask() };
         self.submit(zombie, asked)
     }
 
@@ -31,7 +31,7 @@ impl Simulation {
             return if zombie { Ok(()) } else { self.poll_queue(queue) };
         }
         let replaced = guest.replaced;
-        let begin = if replaced { self.model.tick() } else { self.begin(asked) };
+        let begin = if replaced { self.begin_late(asked) } else { self.begin(asked) };
         let token = self.next_token;
         self.next_token += 1;
         let guest = if zombie { &mut self.zombie } else { &mut self.guest };
@@ -71,6 +71,14 @@ impl Simulation {
         Asked::Commit
     }
 
+    /// Something that asks nobody whether the volume still is the guest's.
+    fn ask_quietly(&mut self) -> Asked {
+        let (block, blocks) = self.stretch();
+        let first_version = self.next_version;
+        self.next_version += blocks;
+        Asked::Write { block, blocks, fua: false, first_version }
+    }
+
     fn stretch(&mut self) -> (u64, u64) {
         let size = self.geometry.logical_blocks;
         let limit = if self.rng.u32(..8) == 0 { size } else { self.plan.hot };
@@ -87,6 +95,14 @@ impl Simulation {
             1..=3 => Asked::Discard { block, blocks: self.rng.u64(1..=size - block) },
             _ => Asked::Discard { block, blocks },
         }
+    }
+
+    /// For a guest that has been replaced: it has no say, but what it writes may be found where nothing is promised.
+    fn begin_late(&mut self, asked: Asked) -> u64 {
+        if let Asked::Write { block, blocks, first_version, .. } = asked {
+            self.model.note_late(block, blocks, first_version);
+        }
+        self.model.tick()
     }
 
     fn begin(&mut self, asked: Asked) -> u64 {
@@ -226,12 +242,14 @@ impl Simulation {
         what: &str,
     ) -> Outcomes {
         let freshness = self.plan.create.freshness;
+        let count = self.contents_count();
         let Some(guest) = &mut self.zombie else { return Ok(()) };
         let anchors = matches!(freshness, Freshness::Strict | Freshness::Write);
         if !success {
             return Ok(());
         }
         let broken = match outstanding.asked {
+            Asked::Read { .. } if !count => false,
             Asked::Read { block, .. } => {
                 let bytes = buffer.and_then(Buffer::private).unwrap_or_default();
                 for (block, page) in (block..).zip(bytes.chunks_exact(BLOCK_SIZE)) {
@@ -240,11 +258,16 @@ impl Simulation {
                 false
             }
             Asked::Write { fua, .. } => {
-                guest.changed = self.model.tick();
+                // What was committed before it was answered leaves nothing for a later flush.
+                if !(fua || freshness == Freshness::Write) {
+                    guest.changed = self.model.tick();
+                }
                 outstanding.late && ((fua && anchors) || freshness == Freshness::Write)
             }
             Asked::Discard { .. } => {
-                guest.changed = self.model.tick();
+                if freshness != Freshness::Write {
+                    guest.changed = self.model.tick();
+                }
                 outstanding.late && freshness == Freshness::Write
             }
             Asked::Flush | Asked::Commit => {
@@ -263,7 +286,7 @@ impl Simulation {
                     guest.outstanding.values().any(timely) || outstanding.changed <= guest.flushed;
                 let anchors = match outstanding.asked {
                     Asked::Flush => anchors,
-                    _ => true,
+                    _ => freshness != Freshness::Off,
                 };
                 outstanding.late && anchors && !explained
             }
@@ -279,16 +302,16 @@ impl Simulation {
         let Some(guest) = &mut self.zombie else { return Ok(()) };
         match self.rng.u32(..10) {
             0..=2 => self.request(true),
-            3..=5 => {
+            3..=4 => {
                 let queue = self.rng.usize(..self.plan.queues);
                 let completions = guest.poll_queue(queue);
                 completions.into_iter().try_for_each(|completion| self.answered(true, completion))
             }
-            6..=7 => {
+            5..=6 => {
                 let _ = guest.session.complete_some();
                 Ok(())
             }
-            8 => {
+            7 => {
                 guest.volume.checkpoint_soon();
                 Ok(())
             }

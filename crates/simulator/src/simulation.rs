@@ -14,8 +14,10 @@ use volume::policy::Policy;
 use volume::{Environment, Error, Kind};
 
 use crate::attack::Attack;
+use crate::audit::{Audit, Audited};
 use crate::coverage::Coverage;
 use crate::guest::Guest;
+use crate::keyring::Keys;
 use crate::model::{Model, Promise};
 use crate::plan::Plan;
 use crate::trace::{Sink, Trace};
@@ -44,6 +46,8 @@ pub(crate) struct Snapshot {
     pub(crate) image: Image,
     /// No record in it is behind this.
     pub(crate) generation: u64,
+    /// Of the header and key slots that the anchor vouched for.
+    pub(crate) digest: Option<[u8; 32]>,
 }
 
 pub(crate) struct Simulation {
@@ -55,6 +59,8 @@ pub(crate) struct Simulation {
     pub(crate) clock: Arc<SimulatedClock>,
     pub(crate) random: Arc<SeededRandom>,
     pub(crate) policy: Option<Policy>,
+    pub(crate) keys: Keys,
+    pub(crate) audit: Audit,
     pub(crate) model: Model,
     pub(crate) guest: Option<Guest>,
     /// A guest that is believed dead.
@@ -77,6 +83,8 @@ pub(crate) struct Simulation {
     pub(crate) excused: Vec<Kind>,
     /// The volume cannot be attached any more, lawfully.
     pub(crate) lost: bool,
+    /// The host has put something old in place and hopes to do so again before much happens.
+    pub(crate) hasty: bool,
 }
 
 macro_rules! say {
@@ -128,6 +136,8 @@ impl Simulation {
             clock: Arc::default(),
             random: Arc::new(SeededRandom::new(rng.u64(..))),
             policy: None,
+            keys: Keys::default(),
+            audit: Audit::default(),
             guest: None,
             zombie: None,
             dead: Vec::new(),
@@ -143,6 +153,7 @@ impl Simulation {
             tainted: false,
             excused: Vec::new(),
             lost: false,
+            hasty: false,
             rng,
             plan,
         };
@@ -152,6 +163,10 @@ impl Simulation {
 
     pub(crate) fn watch_store(&self) {
         self.store.set_trace(Some(watching(&self.watch, self.verbose.then(|| self.trace.clone()))));
+    }
+
+    fn is_publishing(&self) -> bool {
+        self.watch.lock().unwrap_or_else(PoisonError::into_inner).is_publishing()
     }
 
     fn run(&mut self, operations: u64) -> Outcomes {
@@ -185,6 +200,10 @@ impl Simulation {
             step += 1;
             self.trace.set_step(step);
             self.step()?;
+            self.check_commits()?;
+            if let Some(what) = self.audit.complaint() {
+                return Err(Failure(what));
+            }
         }
         if !self.lost {
             self.settle("at the end")?;
@@ -194,10 +213,15 @@ impl Simulation {
         Ok(())
     }
 
-    pub(crate) fn environment(&self, session: &Session) -> Environment {
+    pub(crate) fn environment(&self, store: &Audited) -> Environment {
+        Environment { store: Arc::new(store.clone()), ..self.bare_environment() }
+    }
+
+    /// For a store of another kind.
+    pub(crate) fn bare_environment(&self) -> Environment {
         let anchored = self.plan.create.freshness != Freshness::Off;
         Environment {
-            store: Arc::new(session.clone()),
+            store: Arc::new(self.store.clone()),
             anchor: anchored.then(|| Arc::clone(&self.anchor) as Arc<dyn anchor::Anchor>),
             random: Arc::clone(&self.random) as Arc<dyn seal::Random>,
             clock: Arc::clone(&self.clock) as Arc<dyn volume::Clock>,
@@ -214,6 +238,12 @@ impl Simulation {
     }
 
     fn step(&mut self) -> Outcomes {
+        if self.plan.crashes_when_publishing && self.is_publishing() && self.once_in(12) {
+            say!(self, "a superblock is on its way");
+            self.coverage.crashes_when_publishing += 1;
+            self.crash();
+            return self.recover();
+        }
         let attacks = self.plan.mischief.rollback || self.plan.mischief.tamper;
         let weights = [
             (30, Action::Request),
@@ -267,7 +297,8 @@ impl Simulation {
                 self.take_snapshot();
                 Ok(())
             }
-            Action::Zombie => self.zombie_step(),
+            Action::Zombie => (0..self.rng.u32(1..20)).try_for_each(|_| self.zombie_step()),
+            Action::Settle if self.once_in(2) => self.check_window(),
             Action::Settle => self.settle("now and then"),
         }
     }
@@ -275,7 +306,8 @@ impl Simulation {
     /// A request; and by chance what ends a session, or what the host does.
     fn request_and_more(&mut self) -> Outcomes {
         let failed = self.guest.as_ref().is_some_and(|guest| guest.volume.failure().is_some());
-        if (failed && self.once_in(4)) || self.rng.u32(..self.plan.crash_every) == 0 {
+        let hasty = self.hasty && self.once_in(4);
+        if hasty || (failed && self.once_in(4)) || self.rng.u32(..self.plan.crash_every) == 0 {
             if !failed && self.plan.mischief.zombies && self.zombie.is_none() && self.once_in(2) {
                 self.let_sleep();
             } else if self.plan.mischief.fork && self.once_in(2) {
@@ -293,6 +325,14 @@ impl Simulation {
     }
 
     pub(crate) fn tick(&mut self) {
+        if self.plan.mischief.clock && self.once_in(6) {
+            // Hours, in either direction: time is the host's.
+            let by = Duration::from_secs(self.rng.u64(1..20_000));
+            let ahead = self.rng.bool();
+            say!(self, "the clock jumps {} by {by:?}", if ahead { "forwards" } else { "backwards" });
+            self.coverage.clock_jumps += 1;
+            self.clock.jump(by, ahead);
+        }
         self.clock.advance(Duration::from_millis(self.rng.u64(1..400)));
         for guest in self.guest.iter().chain(&self.zombie) {
             guest.volume.tick();
@@ -359,8 +399,14 @@ impl Simulation {
         guest.evictions = status.cache_evictions;
         let now = status.checkpoints;
         let new = now - guest.checkpoints;
+        let anchored = status.anchored_generation;
+        if anchored != guest.anchored {
+            (guest.anchored, guest.commits_anchored) = (anchored, status.commits);
+        }
+        guest.commits = status.commits;
         self.coverage.foreign_units += u64::from(guest.foreign == 0 && status.foreign_units > 0);
-        let taken_over = guest.foreign > 0 && status.foreign_units == 0;
+        let taken_over = status.taken_units > guest.taken;
+        guest.taken = status.taken_units;
         guest.foreign = status.foreign_units;
         guest.checkpoints = now;
         let name = guest.name;

@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use store::hostile::{Event, Trace as StoreTrace};
-use volume::geometry::Geometry;
+use volume::geometry::{Geometry, SUPERBLOCK_SLOTS, SUPERBLOCK_START};
 
 use crate::trace::Trace;
+
+const SUPERBLOCKS: std::ops::Range<u64> = SUPERBLOCK_START..SUPERBLOCK_START + SUPERBLOCK_SLOTS as u64;
 
 /// Counts by place.
 pub(crate) struct Watch {
@@ -14,6 +16,8 @@ pub(crate) struct Watch {
     segments: BTreeSet<u64>,
     /// Bitmap places that each session wrote and has not read since.
     bitmap: BTreeMap<u64, BTreeSet<u64>>,
+    /// Superblocks on their way to the disk: session and token.
+    superblocks: BTreeSet<(u64, u64)>,
     pub(crate) ring_wraps: u64,
     pub(crate) bitmap_evictions: u64,
 }
@@ -24,9 +28,20 @@ impl Watch {
             geometry,
             segments: BTreeSet::new(),
             bitmap: BTreeMap::new(),
+            superblocks: BTreeSet::new(),
             ring_wraps: 0,
             bitmap_evictions: 0,
         }
+    }
+
+    /// Whether a superblock is on its way.
+    pub(crate) fn is_publishing(&self) -> bool {
+        !self.superblocks.is_empty()
+    }
+
+    /// Nobody's operations are in flight any more.
+    pub(crate) fn forget_flights(&mut self) {
+        self.superblocks.clear();
     }
 
     fn submitted(&mut self, session: u64, operation: &str, block: u64) {
@@ -55,9 +70,18 @@ impl Watch {
 pub(crate) fn watching(watch: &Arc<Mutex<Watch>>, words: Option<Trace>) -> StoreTrace {
     let watch = Arc::clone(watch);
     Box::new(move |event| {
-        if let Event::Submitted { session, operation, block, .. } = event {
-            watch.lock().unwrap_or_else(PoisonError::into_inner).submitted(*session, operation, *block);
+        let mut watch = watch.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Event::Submitted { session, token, operation, block, .. } => {
+                watch.submitted(*session, operation, *block);
+                if *operation == "write" && SUPERBLOCKS.contains(block) {
+                    watch.superblocks.insert((*session, *token));
+                }
+            }
+            Event::Completed { session, token, .. } => drop(watch.superblocks.remove(&(*session, *token))),
+            _ => {}
         }
+        drop(watch);
         if let Some(words) = &words {
             words.tell(event);
         }

@@ -14,6 +14,16 @@ impl SimulatedClock {
     }
 }
 
+impl SimulatedClock {
+    /// Sets it by this much, or back (not before the beginning).
+    pub(crate) fn jump(&self, by: Duration, ahead: bool) {
+        let now = self.0.load(Ordering::SeqCst);
+        let by = u64::try_from(by.as_millis()).unwrap_or(u64::MAX);
+        let set = if ahead { now.saturating_add(by) } else { now.saturating_sub(by) };
+        self.0.store(set, Ordering::SeqCst);
+    }
+}
+
 impl volume::Clock for SimulatedClock {
     fn now(&self) -> Duration {
         Duration::from_millis(self.0.load(Ordering::SeqCst))

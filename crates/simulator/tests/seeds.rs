@@ -7,8 +7,10 @@ const OPERATIONS: u64 = 200;
 fn check(seed: u64) -> Coverage {
     let report = run(seed, OPERATIONS, None);
     assert_eq!(
-        report.failure, None,
-        "seed {seed}; replay it with: cargo run --release -p simulator -- replay --seed {seed}"
+        report.failure,
+        None,
+        "replay it with: cargo run --release -p simulator -- replay --seed {}",
+        simulator::tag(seed)
     );
     report.coverage
 }

@@ -30,6 +30,7 @@ use crate::geometry::{Geometry, Shape};
 use crate::io::{Driven, Io};
 use crate::journal::Journal;
 use crate::keys::Keyring;
+use crate::mutation::{Mutation, mutated};
 use crate::open_header::{Opened, open_header, suite_of};
 use crate::pace::Pace;
 use crate::policy::Policy;
@@ -170,14 +171,20 @@ impl Attaching {
         }
         let session = self.draw()?;
         // Everything that was accepted becomes durable before anything vouches for it.
-        self.io.flush().await?;
+        if !mutated(Mutation::AcceptedNotFlushed) {
+            self.io.flush().await?;
+        }
         let claims = stamp.as_ref().map_or(replayed.superblock.claims, |stamp| stamp.claims) + 1;
         let stamp = self.claim(&replayed, stamp, session, claims, &stamp_key).await?;
         // The predecessor may have published after we looked and before the claim; from now on it asks the anchor first, and stops.
         if self.superblocks(&header, &keys).await? != superblocks {
             return Err(anchor::Error::Conflict(None).into());
         }
-        let pair = 1 - replayed.superblock.pair;
+        let pair = if mutated(Mutation::PairShared) {
+            replayed.superblock.pair
+        } else {
+            1 - replayed.superblock.pair
+        };
         let core = self.core(header, keys, session, claims, pair, stamp, stamp_key, &replayed)?;
         Ok(Volume::new(self.start(core, replayed).await?))
     }
@@ -259,6 +266,9 @@ impl Attaching {
         key: &MacKey,
     ) -> Result<Option<Stamp>> {
         let (Some(anchor), Some(old)) = (&self.environment.anchor, stamp) else { return Ok(None) };
+        if mutated(Mutation::AttachWithoutClaim) {
+            return Ok(Some(old));
+        }
         let new = Stamp {
             generation: replayed.generation,
             head: replayed.head,
@@ -287,7 +297,10 @@ impl Attaching {
         let geometry = header.geometry;
         let readers = Arc::new(Readers::default());
         let used: Vec<u32> = replayed.segments.iter().copied().collect();
-        let foreign: Vec<u32> = replayed.foreign_segments.iter().copied().collect();
+        let mut foreign: Vec<u32> = replayed.foreign_segments.iter().copied().collect();
+        if mutated(Mutation::ForeignSegmentsTaken) {
+            foreign.clear();
+        }
         let journal = Journal::new(&geometry, replayed.generation, replayed.head, &used, &foreign)?;
         let (limits, cache) = limits(&geometry, self.options.memory);
         Ok(Core {
@@ -336,7 +349,10 @@ impl Attaching {
     /// Makes the first reservations and the session's first superblock.
     async fn start(&self, mut core: Core, replayed: Replayed) -> Result<Arc<Core>> {
         let held: Vec<u64> = replayed.overlay.physical_blocks();
-        let foreign: Vec<u32> = replayed.foreign_units.iter().copied().collect();
+        let mut foreign: Vec<u32> = replayed.foreign_units.iter().copied().collect();
+        if mutated(Mutation::ForeignUnitsTaken) {
+            foreign.clear();
+        }
         core.overlay = replayed.overlay;
         *core.new_salts.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner) = replayed.salts;
         let free = core.count_free(&self.io).await?;

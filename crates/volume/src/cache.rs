@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustc_hash::FxHasher;
 
 use crate::format::ad::Tree;
+use crate::mutation::{Mutation, mutated};
 
 /// A decrypted node.
 pub(crate) type Page = [u8; store::BLOCK_SIZE];
@@ -90,7 +91,7 @@ impl Cache {
     /// Keeps a node that was read, unless its parent's entry has changed since `version`.
     pub(crate) fn fill(&self, key: NodeKey, page: &Arc<Page>, version: u64) {
         let mut shard = self.shard(key);
-        if shard.version == version && !shard.pinned.contains_key(&key) {
+        if (shard.version == version || mutated(Mutation::StaleFill)) && !shard.pinned.contains_key(&key) {
             shard.put(key, Arc::clone(page), self.nodes_per_shard);
         }
     }

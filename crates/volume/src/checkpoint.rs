@@ -21,6 +21,7 @@ use crate::format::protections::Freshness;
 use crate::format::superblock::{Leg, MAX_UNITS};
 use crate::io::Io;
 use crate::merge::{Bit, Merge, Salt};
+use crate::mutation::{Mutation, mutated};
 use crate::pace::Phase;
 use crate::space::Pin;
 
@@ -114,7 +115,7 @@ impl Core {
     }
 
     pub(crate) fn anchor_is_due(&self) -> bool {
-        if self.header.freshness != Freshness::Interval {
+        if self.header.freshness != Freshness::Interval || mutated(Mutation::WindowIgnored) {
             return false;
         }
         let (age, bytes, commits) = self.commit.unanchored(self.environment.clock.now());
@@ -143,7 +144,7 @@ impl Core {
                 )
             })?));
         }
-        let data = !self.is_transactional();
+        let data = !self.is_transactional() || mutated(Mutation::TransactionLeaks);
         // Anchored, whatever the level: of what is only durable, a successor that has claimed the volume already knows nothing.
         self.commit(io, Want { data, anchor: true, urgent: true, ..Want::default() }).await?;
         self.space.activate(&units);
@@ -225,10 +226,21 @@ impl Core {
         } else {
             self.space.before_freeze();
             let cut = self
-                .commit(io, Want { data: true, anchor: true, freeze: true, urgent: true, ..Want::default() })
+                .commit(
+                    io,
+                    Want {
+                        data: true,
+                        anchor: !mutated(Mutation::CheckpointUnanchored),
+                        freeze: true,
+                        urgent: true,
+                        ..Want::default()
+                    },
+                )
                 .await?;
             let pin = self.merge(io).await?;
-            io.flush().await?;
+            if !mutated(Mutation::NodesNotFlushed) {
+                io.flush().await?;
+            }
             self.finish(io, &cut, [pin]).await?;
         }
         if self.journal_is_tight() {
@@ -284,7 +296,8 @@ impl Core {
         bits.extend(merge.placed.take().into_iter().map(|block| (block - start, Bit(true))));
         bits.sort_unstable_by_key(|(bit, _)| *bit);
         // Pinned before the bitmap says that they are free: a unit may be loaded at any moment from now.
-        let pin = self.space.pin(freed.into_iter().chain(frozen.void).collect());
+        let freed = freed.into_iter().filter(|_| !mutated(Mutation::FreedBeforeSuperblock));
+        let pin = self.space.pin(freed.chain(frozen.void).collect());
         self.pace.begin(Phase::Bitmap, bits.len() as u64);
         merge.run(Tree::Bitmap, &bits, &[]).await?;
         self.pace.begin(Phase::Publish, 1);

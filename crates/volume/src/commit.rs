@@ -25,6 +25,7 @@ use crate::format::superblock::Leg;
 use crate::geometry::Geometry;
 use crate::io::Io;
 use crate::journal::Journal;
+use crate::mutation::{Mutation, mutated};
 use crate::space::Pin;
 
 /// What a caller wants of a commit.
@@ -208,7 +209,7 @@ impl Core {
     pub(crate) async fn commit(&self, io: &Io, want: Want) -> Result<Committed> {
         let wanted = want.anchor && self.header.freshness != Freshness::Off;
         let anchor = wanted || self.anchors_always() || self.anchor_is_due();
-        let target = self.commit.lock().begun + 1;
+        let target = self.commit.lock().begun + u64::from(!mutated(Mutation::CommitJoinsRunning));
         loop {
             let listener = self.commit.changed.listen();
             let progress = self.progress.listen();
@@ -254,7 +255,9 @@ impl Core {
         let mut leading = Leading { core: self, ended: false };
         let result = self.perform(io, want, anchor).await;
         leading.ended = true;
-        if let Err(error) = &result {
+        if let Err(error) = &result
+            && !mutated(Mutation::FailedCommitGoesOn)
+        {
             self.stop(error);
         }
         drop(leading);
@@ -266,7 +269,7 @@ impl Core {
         anchor |= self.anchor_is_due();
         let (items, number) = self.cut(want);
         if !items.is_empty() {
-            if !self.header.integrity {
+            if !self.header.integrity && !mutated(Mutation::DataNotFlushed) {
                 io.flush().await?;
             }
             let records = {
@@ -278,9 +281,15 @@ impl Core {
                 anchor |= reserves && self.header.freshness != Freshness::Off;
                 records
             };
+            if anchor && mutated(Mutation::AnchorBeforeJournal) {
+                let ahead = self.committed(&self.commit.journal());
+                self.move_anchor(&ahead, State::Claimed).await?;
+            }
             let blocks: usize = records.iter().map(|(_, buffer)| buffer.blocks()).sum();
             try_join_all(records.into_iter().map(|(place, buffer)| io.write(place, buffer))).await?;
-            io.flush().await?;
+            if !mutated(Mutation::RecordNotFlushed) {
+                io.flush().await?;
+            }
             self.counters.journal_blocks.add(blocks as u64);
             self.counters.commits.add(1);
         }
@@ -322,11 +331,14 @@ impl Core {
         if !blocks.is_empty() {
             let pin = self.space.pin(blocks);
             self.commit.lock().pins.push_back((number, pin));
+            if mutated(Mutation::ReuseBeforeCommit) {
+                self.space.let_go([pin]);
+            }
         }
     }
 
     fn let_go(&self, anchored: bool, number: u64) {
-        if anchored || self.header.freshness == Freshness::Off {
+        if anchored || self.header.freshness == Freshness::Off || mutated(Mutation::ReuseBeforeAnchor) {
             let pins: Vec<Pin> = {
                 let mut inner = self.commit.lock();
                 let ready = inner.pins.iter().take_while(|(commit, _)| *commit <= number).count();
@@ -341,6 +353,9 @@ impl Core {
     /// after the answer.
     pub(crate) async fn confirm_claim(&self) -> Result<()> {
         let Some(anchor) = &self.environment.anchor else { return Ok(()) };
+        if mutated(Mutation::ClaimNotConfirmed) || mutated(Mutation::AttachWithoutClaim) {
+            return Ok(());
+        }
         match anchor.read().await? {
             Some(stamp) if stamp.session == self.session => Ok(()),
             _ => Err(anchor::Error::Conflict(None).into()),

@@ -20,6 +20,7 @@ use crate::format::header::Header;
 use crate::format::item::Item;
 use crate::geometry::Geometry;
 use crate::keys::{EPOCHS, Keyring};
+use crate::mutation::{Mutation, mutated};
 use crate::overlay::Overlay;
 use crate::pace::Pace;
 use crate::readers::Readers;
@@ -193,7 +194,7 @@ impl Core {
         *places.entry(key).or_insert_with(|| {
             let [first, second] =
                 [0, 1].map(|copy| self.geometry.bitmap_place(key.level, key.index, 2 * self.pair + copy));
-            if old.physical == first { second } else { first }
+            if (old.physical == first) != mutated(Mutation::BitmapInPlace) { second } else { first }
         })
     }
 

@@ -19,6 +19,7 @@ use crate::format::superblock::{Leg, Superblock};
 use crate::geometry::{Geometry, SUPERBLOCK_START, Shape};
 use crate::io::{Driven, Io};
 use crate::journal::genesis;
+use crate::mutation::{Mutation, mutated};
 use crate::open_header::suite_of;
 use crate::policy::Policy;
 use crate::superblock_io::seal_superblock;
@@ -128,6 +129,11 @@ impl Creating {
         let digest = self.write_headers(&header, &slots, &key).await?;
         let policy = policy_of(&header, self.environment.anchor.as_ref().map(|anchor| anchor.address()));
         save(&policy)?;
+        if mutated(Mutation::ClaimBeforeSuperblock) {
+            self.claim(&header, digest, &key).await?;
+            self.write_superblock(&header, &key).await?;
+            return Ok(policy);
+        }
         self.write_superblock(&header, &key).await?;
         self.claim(&header, digest, &key).await?;
         Ok(policy)

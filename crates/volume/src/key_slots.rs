@@ -16,6 +16,7 @@ use crate::core::Environment;
 use crate::create::sign_header;
 use crate::error::{Error, Kind, Result};
 use crate::io::{Driven, Io};
+use crate::mutation::{Mutation, mutated};
 use crate::open_header::{Opened, open_header};
 use crate::policy::Policy;
 
@@ -82,6 +83,9 @@ impl Changing {
         self.apply(&mut opened, change)?;
         let pair = sign_header(&opened.header, &opened.slots, &opened.key)?;
         self.write(COPIES[1], &pair).await?;
+        if mutated(Mutation::BothCopiesFirst) {
+            self.write(COPIES[0], &pair).await?;
+        }
         self.move_anchor(&opened, seal::sha256(&[&pair])).await?;
         self.write(COPIES[0], &pair).await?;
         Ok(opened.slots.list())

@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use seal::{DataMode, EpochKeys, Suite, VolumeKey};
 
 use crate::error::{Error, Kind, Result};
+use crate::mutation::{Mutation, mutated};
 
 /// Seals under one key after which a new epoch begins.
 pub(crate) const EPOCH_SEALS: u64 = 1 << 36;
@@ -39,7 +40,7 @@ impl Epoch {
             Use::Node => &self.node,
             Use::Journal => &self.journal,
         };
-        let first = counter.fetch_add(count, Ordering::Relaxed);
+        let first = counter.fetch_add(count - u64::from(mutated(Mutation::NonceTwice)), Ordering::Relaxed);
         (first + count <= EPOCH_SEALS).then_some(first)
     }
 

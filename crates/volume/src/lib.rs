@@ -21,6 +21,10 @@ mod journal;
 mod key_slots;
 mod keys;
 mod merge;
+#[cfg(not(feature = "mutations"))]
+mod mutation;
+#[cfg(feature = "mutations")]
+pub mod mutation;
 mod open_header;
 mod overlay;
 mod pace;

@@ -21,6 +21,7 @@ use crate::format::ad::{Tree, node_ad, salt_node_ad};
 use crate::format::entry::{Entry, entry_at, put_entry};
 use crate::io::Io;
 use crate::keys::Use;
+use crate::mutation::{Mutation, mutated};
 use crate::tree::{NODE_SALT, child_slot};
 
 /// Leaves that are read and written at a time.
@@ -104,6 +105,9 @@ impl<'a> Merge<'a> {
     }
 
     fn free(&self, physical: u64) {
+        if mutated(Mutation::FreedBeforeSuperblock) {
+            self.core.space.let_go([self.core.space.pin(vec![physical])]);
+        }
         self.freed.borrow_mut().push(physical);
     }
 
@@ -148,7 +152,7 @@ impl<'a> Merge<'a> {
                 return Ok(Outcome::Same);
             }
             self.core.cache.pin(key, Arc::clone(&page));
-            for (child, kept) in children {
+            for (child, kept) in children.into_iter().filter(|_| !mutated(Mutation::EvictedEarly)) {
                 self.core.cache.unpin(child, kept);
             }
             let entry = self.write(key, &old, &page).await?;
@@ -224,7 +228,13 @@ impl<'a> Merge<'a> {
                     self.prune(child, entry).await?;
                     return Ok((slot, child, Outcome::New(Entry::ABSENT)));
                 }
-                Ok::<_, Error>((slot, child, self.subtree(child, entry, inside, covers).await?))
+                let outcome = self.subtree(child, entry, inside, covers).await?;
+                if let Outcome::New(entry) = &outcome
+                    && mutated(Mutation::EvictedEarly)
+                {
+                    self.core.cache.unpin(child, !entry.is_absent());
+                }
+                Ok::<_, Error>((slot, child, outcome))
             })
             .buffer_unordered(width)
             .try_collect()

@@ -11,6 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::format::header::{self, Header};
 use crate::format::probe::{PROBE_SIZE, Probe};
 use crate::io::Io;
+use crate::mutation::{Mutation, mutated};
 use crate::policy::Policy;
 
 /// A header pair that was checked against the policy, and opened.
@@ -49,7 +50,9 @@ pub(crate) async fn open_header(
         match check_pair(&bytes, policy, options) {
             Ok((header, slots)) => {
                 let digest = seal::sha256(&[&bytes]);
-                if stamp.as_ref().is_none_or(|stamp| stamp.header_digest == digest) {
+                if mutated(Mutation::DigestNotCompared)
+                    || stamp.as_ref().is_none_or(|stamp| stamp.header_digest == digest)
+                {
                     pairs.push((header, slots, digest, bytes));
                 } else {
                     refused.get_or_insert_with(|| {
@@ -91,7 +94,9 @@ pub(crate) async fn open_header(
             }
         };
         let (page, _) = bytes.split_at(BLOCK_SIZE);
-        if !key.mac("header").verify(&[header::signed_part(page)?], header::mac(page)?) {
+        if !key.mac("header").verify(&[header::signed_part(page)?], header::mac(page)?)
+            && !mutated(Mutation::HeaderUnverified)
+        {
             locked.get_or_insert_with(|| {
                 Error::new(
                     Kind::Corrupt,
@@ -103,6 +108,7 @@ pub(crate) async fn open_header(
         let stamp_key = key.mac("stamp");
         if let Some(stamp) = &stamp
             && !stamp_key.verify(&[&stamp.authenticated_bytes()], &stamp.mac)
+            && !mutated(Mutation::StampUnverified)
         {
             return Err(Error::new(
                 Kind::Anchor,
@@ -137,7 +143,9 @@ fn check_pair(
 ) -> Result<(Header, KeySlots)> {
     let (header, area) = bytes.split_at(BLOCK_SIZE);
     let header = Header::decode_as(header, options.shape)?;
-    policy.check_header(&header).map_err(|error| Error::new(Kind::Policy, error.to_string()))?;
+    if !mutated(Mutation::PolicyIgnored) {
+        policy.check_header(&header).map_err(|error| Error::new(Kind::Policy, error.to_string()))?;
+    }
     let area: &[u8; BLOCK_SIZE] =
         area.try_into().map_err(|_| Error::new(Kind::Corrupt, "the key-slot area is cut short"))?;
     let slots = KeySlots::decode(area).map_err(|error| Error::new(Kind::Corrupt, error.to_string()))?;

@@ -19,6 +19,7 @@ use rustc_hash::FxHasher;
 
 use crate::format::entry::Entry;
 use crate::format::item::Item;
+use crate::mutation::{Mutation, mutated};
 
 const SHARDS: usize = 64;
 /// So many changes of a shard are copied within a cut; a longer list is taken away whole, and a new one must grow.
@@ -128,7 +129,9 @@ impl Overlay {
         } else {
             Item::Write { logical, entry }
         };
-        shard.pending.push((sequence, item));
+        if !(entry.is_absent() && mutated(Mutation::DiscardNotJournalled)) {
+            shard.pending.push((sequence, item));
+        }
         self.pending.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -144,7 +147,9 @@ impl Overlay {
         let sequence = self.sequence.fetch_add(1, Ordering::SeqCst);
         let item = Item::Discard { logical: range.start, blocks: range.end - range.start };
         discards.active.insert(range, sequence);
-        discards.pending.push((sequence, item));
+        if !mutated(Mutation::DiscardNotJournalled) {
+            discards.pending.push((sequence, item));
+        }
         self.ranges.store((discards.active.0.len() + discards.frozen.0.len()) as u64, Ordering::SeqCst);
         self.active.fetch_add(1, Ordering::Relaxed);
         self.pending.fetch_add(1, Ordering::Relaxed);

@@ -24,6 +24,7 @@ use crate::format::superblock::{Leg, Superblock};
 use crate::io::Io;
 use crate::journal::next_head;
 use crate::keys::Keyring;
+use crate::mutation::{Mutation, mutated};
 use crate::overlay::Overlay;
 
 /// Where a replay stands relative to the stamp.
@@ -113,7 +114,7 @@ impl Replay<'_> {
         state.standing = match self.stamp {
             None => Standing::Through,
             Some(stamp) if stamp.generation == state.generation => {
-                if stamp.head == state.head {
+                if stamp.head == state.head || mutated(Mutation::HeadNotCompared) {
                     Standing::Through
                 } else {
                     Standing::Beside
@@ -187,7 +188,8 @@ impl Replay<'_> {
     /// wrote there and did not get anchored was not found when the volume was claimed, and has been forgotten: the host must not be able
     /// to bring it back by a copy of the disk that has it, nor a guest that was believed dead to slip it in.
     fn may_continue(&self, record: &RecordHeader) -> bool {
-        self.stamp.is_none_or(|stamp| stamp.session == record.session)
+        mutated(Mutation::AnySessionContinues)
+            || self.stamp.is_none_or(|stamp| stamp.session == record.session)
     }
 
     /// The next record, if it is one and continues the chain.
@@ -251,7 +253,11 @@ impl Replay<'_> {
                 state.salts.push((epoch, salt));
             }
         }
-        for item in &commit.items {
+        let mut items = commit.items;
+        if mutated(Mutation::ReplayOutOfOrder) {
+            items.reverse();
+        }
+        for item in &items {
             match *item {
                 Item::Write { logical, entry } => state.overlay.insert(logical, &[entry]),
                 Item::Discard { logical, blocks } => state.overlay.discard(logical..logical + blocks),
@@ -286,7 +292,7 @@ impl Replay<'_> {
 
     /// Whether every block that a commit names can be opened.
     async fn data_is_there(&self, commit: &Commit) -> Result<bool> {
-        if !self.header.integrity {
+        if !self.header.integrity || mutated(Mutation::LastCommitUnverified) {
             // Without tags nobody can tell; the writer flushed the data before it wrote the record.
             return Ok(true);
         }

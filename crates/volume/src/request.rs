@@ -22,6 +22,7 @@ use crate::format::entry::{Entry, entry_at};
 use crate::format::protections::{Freshness, Provision};
 use crate::io::Io;
 use crate::keys::Use;
+use crate::mutation::{Mutation, mutated};
 use crate::queue::{Request, Runs};
 use crate::tree::child_slot;
 
@@ -148,6 +149,9 @@ impl Core {
                 keys.data.open(entry.nonce, &ad, &staged, &entry.tag, page)
             }
         };
+        if opened.is_err() && mutated(Mutation::BlockTagUnchecked) {
+            return Ok(true);
+        }
         if opened.is_err() {
             self.counters.corrupt_blocks.add(1);
         }
@@ -177,12 +181,15 @@ impl Core {
                 return Err(error);
             }
         };
-        self.overlay.insert(block, &entries);
+        if !mutated(Mutation::VisibleBeforeStored) {
+            self.overlay.insert(block, &entries);
+        }
         runs.borrow_mut().place(self, places);
         drop(placing);
         self.counters.written_blocks.add(blocks);
         self.nudge();
-        let durable = fua && self.header.freshness != Freshness::Transaction;
+        let durable =
+            fua && self.header.freshness != Freshness::Transaction && !mutated(Mutation::FuaNotDurable);
         if durable || self.header.freshness == Freshness::Write {
             self.commit(io, Want { data: true, ..Want::default() }).boxed_local().await?;
         }
@@ -212,6 +219,9 @@ impl Core {
                 entries.push(Entry { physical, epoch: epoch.number, nonce, flags: 0, tag });
             }
             transfers.push(io.write(place.start, sealed));
+        }
+        if mutated(Mutation::VisibleBeforeStored) {
+            self.overlay.insert(block, &entries);
         }
         // All of them must have ended, also when one fails: their blocks may be used again after that.
         join_all(transfers).await.into_iter().collect::<Result<Vec<()>>>()?;

@@ -17,6 +17,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::geometry::Geometry;
+use crate::mutation::{Mutation, mutated};
 use crate::readers::Readers;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -68,6 +69,8 @@ struct Inner {
     pinned_blocks: u64,
     let_go: Vec<Pin>,
     draining: Option<(u64, Vec<Pin>)>,
+    /// Units that were the predecessor's and are not left alone any more.
+    taken: u64,
 }
 
 /// The session's free space.
@@ -95,7 +98,7 @@ impl Space {
                 unit.state = State::Foreign;
             }
         }
-        for block in held {
+        for block in held.iter().filter(|_| !mutated(Mutation::ReplayedBlocksFree)) {
             let unit = self.geometry.unit_of(*block);
             inner.held.entry(unit).or_default().push(*block);
             if let Some(unit) = inner.units.get_mut(unit as usize) {
@@ -313,16 +316,23 @@ impl Space {
         self.lock().units.iter().filter(|unit| unit.state == State::Foreign).count() as u64
     }
 
+    /// Units that [`take_over`](Self::take_over) took.
+    pub(crate) fn taken(&self) -> u64 {
+        self.lock().taken
+    }
+
     /// Takes the predecessor's units: it cannot be alive any more, or space is so short that data counts more than its caution.
     /// Says whether there was anything to take.
     pub(crate) fn take_over(&self) -> bool {
         let mut inner = self.lock();
-        let mut gained = 0;
+        let (mut gained, mut taken) = (0, 0);
         for unit in inner.units.iter_mut().filter(|unit| unit.state == State::Foreign) {
             unit.state = State::Open;
             gained += u64::from(unit.free);
+            taken += 1;
         }
         inner.free += gained;
+        inner.taken += taken;
         gained > 0
     }
 

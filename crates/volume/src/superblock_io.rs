@@ -9,6 +9,7 @@ use crate::format::ad::superblock_ad;
 use crate::format::superblock::{Leg, Superblock, assemble, split};
 use crate::geometry::{SUPERBLOCK_SLOTS, SUPERBLOCK_START};
 use crate::io::Io;
+use crate::mutation::{Mutation, mutated};
 
 const KEY_LABEL: &str = "superblock";
 
@@ -94,7 +95,8 @@ impl Core {
         };
         // The two slots of the pair in turn, beginning with the one that the claim's number selects: a predecessor that
         // started from the same superblock, and may still be about to write its first, then has the other one.
-        let slot = 2 * self.pair + u8::from((self.claims + publication) % 2 == 1);
+        let turn = (self.claims + publication) % 2 == 1 && !mutated(Mutation::SuperblockInPlace);
+        let slot = 2 * self.pair + u8::from(turn);
         let mut salt = [0; 32];
         self.random.fill(&mut salt);
         let page =

@@ -13,6 +13,7 @@ use crate::format::ad::{Tree, node_ad, salt_node_ad};
 use crate::format::entry::{Entry, entry_at};
 use crate::geometry::Geometry;
 use crate::io::Io;
+use crate::mutation::{Mutation, mutated};
 
 /// Bytes of a salt-table node's clear salt.
 pub(crate) const NODE_SALT: usize = 32;
@@ -108,7 +109,10 @@ impl Core {
         } else {
             let keys = self.epoch_keys(io, entry.epoch).await?;
             let ad = node_ad(&self.header.volume, key.tree, key.level, key.index);
-            keys.node.open(entry.nonce, &ad, &sealed, &entry.tag, out).map_err(|_| damaged())?;
+            let opened = keys.node.open(entry.nonce, &ad, &sealed, &entry.tag, out);
+            if opened.is_err() && !mutated(Mutation::ParentTagUnchecked) {
+                return Err(damaged());
+            }
         }
         self.counters.nodes_read.add(1);
         Ok(page)

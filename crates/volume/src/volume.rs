@@ -59,6 +59,8 @@ pub struct Status {
     pub pinned_blocks: u64,
     /// Units that are left alone because the session before this one may be alive.
     pub foreign_units: u64,
+    /// Those that are not left alone any more: it has been long enough, or space ran short.
+    pub taken_units: u64,
     /// Changes since the last checkpoint.
     pub overlay_changes: u64,
     /// Bytes of nodes in the cache.
@@ -199,6 +201,7 @@ impl Volume {
             free_blocks: core.space.free(),
             pinned_blocks: core.space.pinned(),
             foreign_units: core.space.foreign(),
+            taken_units: core.space.taken(),
             overlay_changes: core.overlay.active(),
             cache_bytes: core.cache.len() as u64 * block,
             cache_hits: core.cache.hits.load(Ordering::Relaxed),

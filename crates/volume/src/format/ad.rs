@@ -4,6 +4,8 @@
 
 use super::Malformed;
 
+use crate::mutation::{Mutation, mutated};
+
 /// Bytes of a block's associated data.
 pub const AD_SIZE: usize = 32;
 
@@ -51,7 +53,7 @@ const SUPERBLOCK: u8 = 4;
 
 /// Of a data block.
 pub fn data_ad(volume: &[u8; 16], logical: u64) -> [u8; AD_SIZE] {
-    lay_out(volume, DATA, 0, 0, logical)
+    lay_out(volume, DATA, 0, 0, if mutated(Mutation::LogicalLeftOut) { 0 } else { logical })
 }
 
 /// Of a node of the map or the bitmap: leaves are level 0, `index` counts within the level.

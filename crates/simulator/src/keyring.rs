@@ -1,0 +1,180 @@
+//! Who can open the volume, and how that changes.
+
+use std::collections::BTreeSet;
+
+use seal::SecretBytes;
+use seal::slot::{Argon2Params, Credential};
+use volume::{Driven, Error, KeyChange, Kind, change_keys};
+
+use crate::simulation::{Failure, Outcomes, Simulation, say};
+
+/// The credentials that open the volume. Number 0 always does; a change that was cut short leaves others in doubt.
+#[derive(Default)]
+pub(crate) struct Keys {
+    certain: BTreeSet<u8>,
+    doubtful: BTreeSet<u8>,
+    last: u8,
+    /// For the next attach: one that has been removed.
+    pub(crate) revoked: Option<u8>,
+    /// What the disk held before a credential was removed, and which.
+    pub(crate) before_removal: Vec<(store::hostile::Image, u8)>,
+}
+
+pub(crate) fn numbered(number: u8) -> Credential {
+    Credential::KeyFile(SecretBytes::from_slice(&[7 + number; 64]))
+}
+
+fn label(number: u8) -> String {
+    if number == 0 { "simulator".into() } else { format!("key {number}") }
+}
+
+impl Keys {
+    /// What to attach with.
+    pub(crate) fn credential(&self) -> Credential {
+        numbered(self.revoked.unwrap_or_else(|| self.certain.last().copied().unwrap_or(0)))
+    }
+
+    /// Whether these slots are in force for all that is known.
+    fn explains(&self, labels: &BTreeSet<String>) -> bool {
+        let certain: BTreeSet<String> = self.certain.iter().chain(&[0]).map(|key| label(*key)).collect();
+        let doubtful: BTreeSet<String> = self.doubtful.iter().map(|key| label(*key)).collect();
+        certain.is_subset(labels) && labels.difference(&certain).all(|label| doubtful.contains(label))
+    }
+
+    fn believe(&mut self, labels: &BTreeSet<String>) {
+        let known = (1..=self.last).filter(|key| labels.contains(&label(*key)));
+        self.certain = known.collect();
+        self.doubtful.clear();
+    }
+}
+
+/// What a change was to do.
+#[derive(Clone, Copy)]
+enum Wanted {
+    Add(u8),
+    Remove(u8),
+}
+
+impl Simulation {
+    /// The owner adds a credential, or removes one; while nobody has the volume, and perhaps not to the end.
+    pub(crate) fn change_keys(&mut self) -> Outcomes {
+        let late_moves = self.anchor.pending() > 0;
+        let wanted = match self.keys.certain.first().copied() {
+            Some(key) if self.keys.certain.len() >= 3 || self.rng.bool() => Wanted::Remove(key),
+            _ if self.keys.last < 200 => Wanted::Add(self.keys.last + 1),
+            _ => return Ok(()),
+        };
+        let before = self.store.snapshot();
+        let dies = self.once_in(2).then(|| self.rng.u32(..12));
+        let job = self.begin_change(wanted)?;
+        let Some(result) = self.drive_change(job, dies)? else {
+            say!(self, "the change of the keys is cut short");
+            self.coverage.cut_key_changes += 1;
+            self.doubt(wanted);
+            return Ok(());
+        };
+        match result {
+            Ok(labels) => self.changed(wanted, &labels, before),
+            Err(error) => {
+                say!(self, "the change of the keys fails: {error}");
+                self.doubt(wanted);
+                // What a dead guest, or an earlier change, had sent to the anchor may arrive now.
+                let late = late_moves && error.kind() == Kind::Fenced;
+                let io = self.plan.mischief.errors && error.kind() == Kind::Io;
+                if io || late { Ok(()) } else { self.expect(&error, "changing the keys") }
+            }
+        }
+    }
+
+    fn begin_change(
+        &mut self,
+        wanted: Wanted,
+    ) -> Result<Driven<Result<Vec<seal::slot::SlotInfo>, Error>>, Failure> {
+        let change = match wanted {
+            Wanted::Add(key) => {
+                say!(self, "the owner adds key {key}");
+                self.keys.last = key;
+                let argon2 = Argon2Params { memory_kib: 8, passes: 1, lanes: 1 };
+                KeyChange::Add { credential: numbered(key), label: label(key), argon2 }
+            }
+            Wanted::Remove(key) => {
+                say!(self, "the owner removes key {key}");
+                KeyChange::Remove { slot: self.slot_of(key)? }
+            }
+        };
+        let Some(policy) = self.policy.clone() else { return Err(Failure("there is no policy".into())) };
+        let session = self.store.attach();
+        let environment = self.environment(&self.audit.watch(&session));
+        change_keys(environment, policy, numbered(0), change, true, self.plan.attach)
+            .map_err(|error| Failure(format!("changing the keys: {error}")))
+    }
+
+    /// The slot that holds a key, as the copies in force say it.
+    fn slot_of(&self, key: u8) -> Result<usize, Failure> {
+        let image = self.store.snapshot();
+        let anchored = self.anchor.held().map(|stamp| stamp.header_digest);
+        let copies = [0, 2].map(|at| (image.block(at), image.block(at + 1)));
+        let in_force = copies.iter().filter(|(header, slots)| {
+            anchored.is_none_or(|digest| digest == seal::sha256(&[&header[..], &slots[..]]))
+        });
+        in_force
+            .filter_map(|(_, slots)| seal::slot::KeySlots::decode(slots).ok())
+            .find_map(|slots| {
+                slots.list().iter().find(|slot| slot.label == label(key)).map(|slot| slot.index)
+            })
+            .ok_or_else(|| Failure(format!("key {key} has no slot, and was never removed")))
+    }
+
+    /// Drives it to its end, or until it dies; the labels in force afterwards.
+    fn drive_change(
+        &mut self,
+        mut job: Driven<Result<Vec<seal::slot::SlotInfo>, Error>>,
+        dies: Option<u32>,
+    ) -> Result<Option<Result<BTreeSet<String>, Error>>, Failure> {
+        for round in 0..1000 {
+            if dies == Some(round) {
+                drop(job);
+                self.coverage.crashes += 1;
+                self.power_off();
+                self.settle_anchor();
+                return Ok(None);
+            }
+            if let Some(result) = job.poll() {
+                return Ok(Some(result.map(|slots| slots.into_iter().map(|slot| slot.label).collect())));
+            }
+            let _ = self.store.complete_some();
+            self.move_anchor();
+        }
+        Err(Failure("changing the keys does not end".into()))
+    }
+
+    fn doubt(&mut self, wanted: Wanted) {
+        let (Wanted::Add(key) | Wanted::Remove(key)) = wanted;
+        self.keys.certain.remove(&key);
+        self.keys.doubtful.insert(key);
+    }
+
+    fn changed(
+        &mut self,
+        wanted: Wanted,
+        labels: &BTreeSet<String>,
+        before: store::hostile::Image,
+    ) -> Outcomes {
+        self.coverage.key_changes += 1;
+        match wanted {
+            Wanted::Add(key) => drop(self.keys.certain.insert(key)),
+            Wanted::Remove(key) => {
+                self.keys.certain.remove(&key);
+                self.keys.before_removal.push((before, key));
+            }
+        }
+        say!(self, "keys in force: {labels:?}");
+        // An older image that was accepted brings its slots along.
+        let older = self.coverage.rollbacks_accepted > 0 || self.tainted;
+        if !older && !self.keys.explains(labels) {
+            return Err(Failure(format!("after a change of the keys these are in force: {labels:?}")));
+        }
+        self.keys.believe(labels);
+        Ok(())
+    }
+}

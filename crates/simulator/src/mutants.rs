@@ -1,0 +1,87 @@
+//! Volumes with one rule broken, and how soon a simulation notices.
+
+use std::ops::Range;
+
+use fastrand::Rng;
+use volume::format::protections::Freshness;
+pub use volume::mutation::Mutation;
+use volume::mutation::break_rule;
+
+use crate::plan::Plan;
+use crate::running::{PANIC, run_caught};
+
+/// How a mutant fared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hunt {
+    /// The rule that was broken.
+    pub mutation: Mutation,
+    /// The seed that noticed, and what it said.
+    pub caught: Option<(u64, String)>,
+    /// Seeds that were run. The others are of volumes or hosts for which the rule makes no difference.
+    pub runs: u64,
+    /// Runs that panicked. A panic is no evidence: a later seed has to do better.
+    pub panics: u64,
+}
+
+/// Breaks one rule, and runs seeds until one notices.
+#[must_use]
+pub fn hunt(mutation: Mutation, seeds: Range<u64>, operations: u64) -> Hunt {
+    let _broken = break_rule(mutation);
+    let mut hunt = Hunt { mutation, caught: None, runs: 0, panics: 0 };
+    for seed in seeds {
+        if !matters(mutation, &Plan::of(&mut Rng::with_seed(seed))) {
+            continue;
+        }
+        hunt.runs += 1;
+        match run_caught(seed, operations).failure {
+            Some(what) if what.starts_with(PANIC) => hunt.panics += 1,
+            Some(what) => {
+                hunt.caught = Some((seed, what));
+                break;
+            }
+            None => {}
+        }
+    }
+    hunt
+}
+
+/// Whether the rule makes a difference to such a volume with such a host.
+fn matters(mutation: Mutation, plan: &Plan) -> bool {
+    use Mutation as M;
+    let (volume, mischief) = (&plan.create, &plan.mischief);
+    let level = volume.freshness;
+    let anchored = level != Freshness::Off;
+    // A host whose deeds excuse every error hides what the volume does wrong by itself.
+    let honest = !(mischief.tamper || mischief.lies || mischief.errors || mischief.anchor || mischief.undead);
+    match mutation {
+        M::DataNotFlushed => honest && !volume.integrity,
+        M::LastCommitUnverified => honest && volume.integrity && level != Freshness::Transaction,
+        M::TransactionLeaks => honest && level == Freshness::Transaction,
+        M::FailedCommitGoesOn => mischief.errors,
+        M::WindowIgnored => honest && level == Freshness::Interval,
+        M::HeadNotCompared => mischief.fork,
+        M::AnySessionContinues | M::ReuseBeforeAnchor | M::CheckpointUnanchored => {
+            mischief.rollback && level == Freshness::Interval
+        }
+        // Elsewhere whoever was replaced is told at its next commit.
+        M::ClaimNotConfirmed => {
+            honest && mischief.zombies && matches!(level, Freshness::Interval | Freshness::Transaction)
+        }
+        M::ForeignUnitsTaken | M::ForeignSegmentsTaken | M::PairShared => {
+            honest && anchored && (mischief.zombies || mischief.late)
+        }
+        M::AcceptedNotFlushed => honest && anchored && level != Freshness::Transaction,
+        M::PolicyIgnored => mischief.tamper,
+        M::HeaderUnverified => mischief.tamper && !anchored,
+        M::ParentTagUnchecked | M::BlockTagUnchecked => mischief.tamper && volume.integrity,
+        M::StampUnverified => mischief.anchor,
+        M::DigestNotCompared => mischief.rollback && mischief.keys && anchored,
+        M::EvictedEarly | M::StaleFill => honest && plan.attach.memory <= 1 << 15,
+        M::FreedBeforeSuperblock | M::NodesNotFlushed | M::SuperblockInPlace => {
+            honest && plan.crashes_when_publishing
+        }
+        M::ClaimBeforeSuperblock => plan.cut_creations > 0 && anchored,
+        M::BothCopiesFirst => mischief.keys && anchored,
+        _ => honest,
+    }
+}

@@ -1,0 +1,54 @@
+//! Level `interval`: what the anchor may not cover yet.
+
+use std::time::Duration;
+
+use volume::format::protections::Freshness;
+
+use crate::simulation::{Failure, Outcomes, Simulation, say};
+
+impl Simulation {
+    /// The bound in commits: it holds at every moment, whatever the clock says.
+    pub(crate) fn check_commits(&self) -> Outcomes {
+        let Some(guest) = &self.guest else { return Ok(()) };
+        let limit = self.plan.attach.window.commits;
+        let behind = guest.commits - guest.commits_anchored;
+        // The one that finds the bound passed counts as well until its own move has arrived.
+        if self.plan.create.freshness != Freshness::Interval || behind <= limit + 1 {
+            return Ok(());
+        }
+        Err(Failure(format!("{behind} commits are not anchored, the window allows {limit}")))
+    }
+
+    /// The bound in time: when everything has come to rest and the window has passed, all that is committed is anchored.
+    pub(crate) fn check_window(&mut self) -> Outcomes {
+        self.settle("before the window passes")?;
+        let alive = |simulation: &Self| {
+            let guest = simulation.guest.as_ref();
+            guest.is_some_and(|guest| {
+                !guest.stopping && guest.maintenance.is_some() && guest.volume.failure().is_none()
+            })
+        };
+        let honest = !self.plan.mischief.anchor && !self.plan.mischief.clock && self.zombie.is_none();
+        if self.plan.create.freshness != Freshness::Interval || !honest || !alive(self) {
+            return Ok(());
+        }
+        say!(self, "the window passes");
+        self.clock.advance(self.plan.attach.window.time + Duration::from_millis(1));
+        self.tick();
+        for _ in 0..200 {
+            self.poll_maintenance()?;
+            self.store.complete_all();
+            self.move_anchor();
+        }
+        let Some(guest) = self.guest.as_ref().filter(|_| alive(self)) else { return Ok(()) };
+        let status = guest.volume.status();
+        self.coverage.windows += 1;
+        if status.anchored_generation == Some(status.generation) {
+            return Ok(());
+        }
+        Err(Failure(format!(
+            "the window has passed, and the anchor stands at {:?}, the journal at {}",
+            status.anchored_generation, status.generation
+        )))
+    }
+}

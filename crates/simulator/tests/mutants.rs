@@ -1,0 +1,41 @@
+//! Each rule of the volume is broken once, and a simulation must notice within a stated number of seeds.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use simulator::mutants::{Hunt, Mutation, hunt};
+use simulator::run_caught;
+
+const OPERATIONS: u64 = 200;
+/// Each mutant is noticed by one of the seeds below this.
+const SEEDS: u64 = 4000;
+
+/// Hunts all mutants, two at a time.
+fn hunts() -> Vec<Hunt> {
+    let next = AtomicUsize::new(0);
+    let ended = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while let Some(mutation) = Mutation::ALL.get(next.fetch_add(1, Ordering::SeqCst)) {
+                    let hunted = hunt(*mutation, 0..SEEDS, OPERATIONS);
+                    ended.lock().expect("no poison").push(hunted);
+                }
+            });
+        }
+    });
+    ended.into_inner().expect("no poison")
+}
+
+#[test]
+fn every_broken_rule_is_noticed_and_an_unbroken_volume_is_not() {
+    for hunted in hunts() {
+        let name = hunted.mutation.name();
+        let Some((seed, how)) = hunted.caught else {
+            panic!("{name} got away: {} runs of {SEEDS} seeds", hunted.runs);
+        };
+        println!("{name}: seed {seed}, {} runs: {how}", hunted.runs);
+        // The same seed, in the same build, with no rule broken.
+        assert_eq!(run_caught(seed, OPERATIONS).failure, None, "seed {seed} fails without {name}, too");
+    }
+}

@@ -1,0 +1,129 @@
+//! The rules of a volume by name, so that a test build can break one of them and see whether anybody notices.
+//!
+//! A build with the feature `mutations` can be told, on one thread, to break one rule ([`break_rule`]). In every other build
+//! [`mutated`] is `false` at compile time, and nothing of this is left. A build without debug assertions refuses the feature.
+
+#[cfg(all(feature = "mutations", not(debug_assertions)))]
+compile_error!(
+    "the feature `mutations` breaks a volume on demand: it is for test builds, never for a release"
+);
+
+macro_rules! mutations {
+    ($($variant:ident, $name:literal, $rule:literal;)*) => {
+        /// A rule that can be broken.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Mutation {
+            $(#[doc = $rule] $variant,)*
+        }
+
+        #[cfg(feature = "mutations")]
+        impl Mutation {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// What the broken volume does, in a few words with hyphens.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// The rule that it breaks.
+            #[must_use]
+            pub fn rule(self) -> &'static str {
+                match self { $(Self::$variant => $rule,)* }
+            }
+        }
+    };
+}
+
+mutations! {
+    // Commits.
+    DataNotFlushed, "journal-before-data", "with integrity off, data is durable before the record that names it";
+    LastCommitUnverified, "journal-without-verification", "the last commit counts only if its data opens";
+    RecordNotFlushed, "flush-before-journal", "a flush is answered when the record is durable";
+    AnchorBeforeJournal, "anchor-before-journal", "the anchor moves when the record is durable";
+    CommitJoinsRunning, "commit-misses-another-queue", "a flush is satisfied by a commit that began after it";
+    FailedCommitGoesOn, "failed-commit-goes-on", "a session whose commit failed commits no more";
+    FuaNotDurable, "fua-not-durable", "a write with FUA is answered when it is durable";
+    DiscardNotJournalled, "discard-not-journalled", "a discard is a change like any other";
+    VisibleBeforeStored, "visible-before-stored", "a write is visible when its block is on the store";
+    TransactionLeaks, "transaction-leaks", "nothing of a transaction counts before its end";
+    WindowIgnored, "window-ignored", "at level interval the anchor follows within the window";
+    // Freshness.
+    HeadNotCompared, "head-not-compared", "the chain passes through the stamp's head, not only its generation";
+    AnySessionContinues, "any-session-continues", "behind the stamp only the session that claimed last counts";
+    ReplayOutOfOrder, "replay-out-of-order", "changes are replayed in their order";
+    AttachWithoutClaim, "attach-without-claim", "whoever attaches claims the volume first";
+    ClaimNotConfirmed, "claim-not-confirmed", "what others may rely on is used after the claim was confirmed";
+    AcceptedNotFlushed, "accepted-not-flushed", "what an attach accepts is durable before the claim vouches for it";
+    // What is on the disk is not believed.
+    PolicyIgnored, "header-over-policy", "the header is compared with the policy";
+    HeaderUnverified, "header-mac-unchecked", "the header's MAC holds";
+    StampUnverified, "stamp-mac-unchecked", "the stamp's MAC holds";
+    DigestNotCompared, "slot-digest-not-compared", "header and key slots are those that the anchor vouches for";
+    ParentTagUnchecked, "parent-tag-unchecked", "a node is the one whose tag its parent holds";
+    BlockTagUnchecked, "block-tag-unchecked", "a data block is the one whose tag the map holds";
+    LogicalLeftOut, "logical-block-left-out", "a data block is bound to its logical block";
+    NonceTwice, "nonce-twice", "a nonce is used once under each key";
+    // Space.
+    ReuseBeforeCommit, "reuse-before-commit", "a block is used again when the commit that freed it is durable";
+    ReuseBeforeAnchor, "reuse-before-anchor", "a block is used again when the commit that freed it is anchored";
+    FreedBeforeSuperblock, "freed-before-superblock", "what a superblock reaches is free when its successor is durable";
+    ReaderIgnored, "reader-ignored", "a freed block waits for the readers that may hold it";
+    ReplayedBlocksFree, "replayed-blocks-free", "blocks that only the journal names are in use";
+    ForeignUnitsTaken, "foreign-units-taken", "the predecessor's units are left alone";
+    ForeignSegmentsTaken, "foreign-segments-taken", "the predecessor's journal segments are left alone";
+    PairShared, "superblock-pair-shared", "a session has a superblock pair of its own";
+    // Trees and superblocks.
+    EvictedEarly, "evicted-with-stale-parent", "a new node may be evicted when its parent holds its entry";
+    StaleFill, "stale-node-cached", "a node is cached only if its parent's entry is still the one it was read by";
+    BitmapInPlace, "bitmap-in-place", "a bitmap node goes to the place that the superblock does not reach";
+    NodesNotFlushed, "superblock-before-nodes", "what a superblock reaches is durable before it";
+    CheckpointUnanchored, "superblock-before-anchor", "a superblock covers only what is anchored";
+    SuperblockInPlace, "superblock-in-place", "a superblock does not overwrite the one in force";
+    // Creation and keys.
+    ClaimBeforeSuperblock, "claim-before-superblock", "a volume's anchor is claimed when the volume is complete";
+    BothCopiesFirst, "both-copies-before-anchor", "one copy of header and key slots is always the one in force";
+}
+
+#[cfg(not(feature = "mutations"))]
+pub(crate) const fn mutated(_: Mutation) -> bool {
+    false
+}
+
+#[cfg(feature = "mutations")]
+mod switch {
+    use std::cell::Cell;
+
+    use super::Mutation;
+
+    std::thread_local! {
+        static BROKEN: Cell<Option<Mutation>> = const { Cell::new(None) };
+    }
+
+    pub(crate) fn mutated(mutation: Mutation) -> bool {
+        BROKEN.get() == Some(mutation)
+    }
+
+    /// The rule is broken on this thread while this lives.
+    #[derive(Debug)]
+    #[must_use = "the rule holds again when this is dropped"]
+    pub struct Broken(());
+
+    /// Breaks a rule, for volumes that are driven on the calling thread.
+    pub fn break_rule(mutation: Mutation) -> Broken {
+        BROKEN.set(Some(mutation));
+        Broken(())
+    }
+
+    impl Drop for Broken {
+        fn drop(&mut self) {
+            BROKEN.set(None);
+        }
+    }
+}
+
+#[cfg(feature = "mutations")]
+pub(crate) use switch::mutated;
+#[cfg(feature = "mutations")]
+pub use switch::{Broken, break_rule};
