@@ -390,14 +390,14 @@ const VIEWS_SHARE: u64 = 32;
 
 /// Splits the allowed memory: half for the overlay's two generations and what they keep waiting, half for nodes.
 fn limits(geometry: &Geometry, memory: u64) -> (Limits, u64) {
-    let journal_items = crate::format::record::items_per_record(geometry.segment_blocks) as u64
-        * u64::from(geometry.segments / 8).max(1);
+    // A quarter of a segment is left for what comes in addition: control items, and requests that were let in together.
+    let segment_items = crate::format::record::items_per_record(geometry.segment_blocks) as u64 * 3 / 4;
     let pinned = geometry.pinned_limit();
     let overlay = (memory / 2 / CHANGE_BYTES).clamp(16, 2 * pinned.max(16));
     let reserve_target = geometry.reserve_target().max(4);
     let limits = Limits {
         overlay,
-        pending: journal_items.min(overlay).max(8),
+        pending: segment_items.min(overlay).max(8),
         pinned,
         salt_reserve: geometry.salt_reserve().min(8),
         reserve_low: reserve_target / 2,

@@ -272,25 +272,7 @@ impl Core {
             if !self.header.integrity && !mutated(Mutation::DataNotFlushed) {
                 io.flush().await?;
             }
-            let records = {
-                let mut journal = self.commit.journal();
-                let before = journal.place();
-                let records = journal.records(self, io, &items)?;
-                // The first record of a segment is what reserves the next one.
-                let reserves = before.1 == 0 || before.0 != journal.place().0;
-                anchor |= reserves && self.header.freshness != Freshness::Off;
-                records
-            };
-            if anchor && mutated(Mutation::AnchorBeforeJournal) {
-                let ahead = self.committed(&self.commit.journal());
-                self.move_anchor(&ahead, State::Claimed).await?;
-            }
-            let blocks: usize = records.iter().map(|(_, buffer)| buffer.blocks()).sum();
-            try_join_all(records.into_iter().map(|(place, buffer)| io.write(place, buffer))).await?;
-            if !mutated(Mutation::RecordNotFlushed) {
-                io.flush().await?;
-            }
-            self.counters.journal_blocks.add(blocks as u64);
+            anchor |= self.write_items(io, &items, anchor).await?;
             self.counters.commits.add(1);
         }
         let committed = self.committed(&self.commit.journal());
@@ -309,6 +291,44 @@ impl Core {
         }
         self.let_go(anchor, number);
         Ok(committed)
+    }
+
+    /// Writes changes to the journal, durably. Says whether the last of them reserved a segment, and so must be anchored.
+    ///
+    /// More than fits into this segment and the next one goes in parts, with the anchor moved in between: a successor leaves just these two
+    /// segments alone, so a third may be written only by who still has the volume. Each part ends at a state that existed. A transaction has
+    /// to be one commit, and is kept small enough (see `publish_transaction`).
+    async fn write_items(&self, io: &Io, items: &[Item], anchor: bool) -> Result<bool> {
+        let anchored = self.header.freshness != Freshness::Off;
+        let whole = !anchored || self.header.freshness == Freshness::Transaction;
+        let mut rest = items;
+        loop {
+            let room = if whole { rest.len() } else { self.commit.journal().room(&self.geometry) };
+            let (now, later) = rest.split_at(rest.len().min(room));
+            rest = later;
+            let (records, reserves) = {
+                let mut journal = self.commit.journal();
+                let before = journal.place();
+                let records = journal.records(self, io, now)?;
+                // The first record of a segment is what reserves the next one.
+                (records, before.1 == 0 || before.0 != journal.place().0)
+            };
+            if (anchor || reserves) && anchored && mutated(Mutation::AnchorBeforeJournal) {
+                let ahead = self.committed(&self.commit.journal());
+                self.move_anchor(&ahead, State::Claimed).await?;
+            }
+            let blocks: usize = records.iter().map(|(_, buffer)| buffer.blocks()).sum();
+            try_join_all(records.into_iter().map(|(place, buffer)| io.write(place, buffer))).await?;
+            if !mutated(Mutation::RecordNotFlushed) {
+                io.flush().await?;
+            }
+            self.counters.journal_blocks.add(blocks as u64);
+            if rest.is_empty() {
+                return Ok(reserves && anchored);
+            }
+            let here = self.committed(&self.commit.journal());
+            self.move_anchor(&here, State::Claimed).await?;
+        }
     }
 
     /// Takes what this commit is to hold. What it supersedes is pinned under the commit's number.

@@ -101,6 +101,13 @@ impl Journal {
         }
     }
 
+    /// Items for which this segment and the next one have room; the next one only if the anchor knows that it is ours, which the first
+    /// record of this one told it.
+    pub(crate) fn room(&self, geometry: &Geometry) -> usize {
+        let next = if self.block == 0 { 0 } else { items_per_record(geometry.segment_blocks) };
+        items_per_record(geometry.segment_blocks - self.block) + next
+    }
+
     /// Free segments.
     pub(crate) fn free(&self) -> usize {
         self.segments.iter().filter(|segment| **segment == Segment::Free).count()

@@ -5,7 +5,7 @@ mod common;
 use common::{Bench, Session, credential, filled, options};
 use futures::FutureExt;
 use volume::format::protections::Freshness;
-use volume::geometry::Shape;
+use volume::geometry::{Geometry, Shape};
 use volume::{Completion, CreateOptions, Request, Window, attach};
 
 /// Runs a request without giving the maintenance job time; `None` if it does not end.
@@ -39,6 +39,34 @@ fn a_late_commit_of_the_predecessor_spoils_no_record() {
         drop((first, second));
         bench.attach(&policy).map(drop).unwrap_or_else(|error| panic!("after {moment} commits: {error}"));
     }
+}
+
+/// A commit larger than two journal segments: what its predecessor may still write is one segment and the one named next.
+#[test]
+fn a_late_commit_that_is_long_spoils_no_record() {
+    // 32 GiB: what one session reserves ahead is more than two segments have items for.
+    let blocks = 1 << 23;
+    let full = Geometry::for_logical(blocks, Shape::STANDARD).expect("a size that is allowed");
+    let mut bench = Bench::new(options(blocks, Shape::STANDARD), full.physical_blocks);
+    bench.attach.memory = 256 << 20;
+    let policy = bench.create();
+    let mut first = bench.attach(&policy).expect("attached");
+    first.write(1, 1, 1).expect("written");
+    first.flush().expect("flushed");
+    // One request: more of them would wait for a commit in between.
+    let write = Request::Write { block: 0, buffer: filled(60_000, 2), fua: false };
+    alone(&mut first, 1 << 40, write).expect("it has room").result.expect("written");
+    let mut second = bench.attach(&policy).expect("taken over");
+    for step in 0..8 {
+        // Into its second segment and its third.
+        for block in 0..32 {
+            second.write(block * 1024 + step, 1024, 3).expect("written");
+        }
+        second.flush().expect("flushed");
+    }
+    first.flush().expect_err("fenced, but some of its records are written by then");
+    drop((first, second));
+    bench.attach(&policy).map(drop).expect("what the second one has is whole");
 }
 
 #[test]
