@@ -144,6 +144,10 @@ impl Simulation {
             return None;
         }
         let mischief = self.plan.mischief;
+        if mischief.rollback || mischief.tamper || mischief.anchor {
+            // What is on its way has arrived: from here on only the next guest claims.
+            while self.move_anchor() {}
+        }
         let made = self.forgery();
         if made.is_some() {
             self.coverage.attacks += 1;
@@ -169,8 +173,6 @@ impl Simulation {
     fn forgery(&mut self) -> Option<Attack> {
         let mischief = self.plan.mischief;
         if mischief.rollback && !self.hasty && self.once_in(2) {
-            // What is on its way to the anchor has arrived: the host knows what it covers.
-            while self.move_anchor() {}
             if self.once_in(3) {
                 return self.put_old_slots_back();
             }
@@ -184,7 +186,6 @@ impl Simulation {
             };
         }
         if mischief.anchor && self.once_in(6) {
-            while self.move_anchor() {}
             return self.forge_stamp();
         }
         None

@@ -64,6 +64,14 @@ impl Simulation {
             _ if self.keys.last < 200 => Wanted::Add(self.keys.last + 1),
             _ => return Ok(()),
         };
+        if let Wanted::Remove(key) = wanted
+            && self.coverage.rollbacks_accepted > 0
+            && self.slot_of(key).is_err()
+        {
+            // It was added behind the image that is in place now.
+            self.keys.certain.remove(&key);
+            return Ok(());
+        }
         let before = self.store.snapshot();
         let dies = self.once_in(2).then(|| self.rng.u32(..12));
         let job = self.begin_change(wanted)?;

@@ -156,6 +156,8 @@ impl Simulation {
         }
         // A guest that is not dead yet may be answered what the next one did not find any more; also after its death.
         let slept = self.zombie.is_some();
+        // What may be lost because of an attack that a guest accepted before it died.
+        let mut agreed = None;
         let mut deaths = 0;
         for attempt in 0..ATTEMPTS {
             // Only the predecessor can be alive: whoever came before is known to be gone when the next one takes over.
@@ -165,15 +167,19 @@ impl Simulation {
             }
             let attack = if attempt < 3 { self.attack_at_rest() } else { None };
             let honest = attack.is_none();
-            let before = self.anchor.held();
-            let promise = self.promise(honest && !slept);
+            let claims = |simulation: &Self| simulation.anchor.held().map(|stamp| stamp.claims);
+            let before = claims(self);
+            let promise = agreed.unwrap_or(self.promise(honest && !slept));
             match self.attach(attempt)? {
                 Attached::Crashed => {
                     self.coverage.crashes_in_recovery_of_recovery += u64::from(deaths > 0);
                     deaths += 1;
                     match attack {
                         // It had claimed what the host offered: that is the volume now.
-                        Some(attack) if self.anchor.held() != before => self.judge_success(&attack)?,
+                        Some(attack) if claims(self) != before => {
+                            self.judge_success(&attack)?;
+                            agreed = Some(promise);
+                        }
                         Some(attack) => self.undo(attack),
                         None => {}
                     }

@@ -209,7 +209,10 @@ impl Core {
     pub(crate) async fn commit(&self, io: &Io, want: Want) -> Result<Committed> {
         let wanted = want.anchor && self.header.freshness != Freshness::Off;
         let anchor = wanted || self.anchors_always() || self.anchor_is_due();
-        let target = self.commit.lock().begun + u64::from(!mutated(Mutation::CommitJoinsRunning));
+        let target = {
+            let inner = self.commit.lock();
+            inner.begun + u64::from(!(mutated(Mutation::CommitJoinsRunning) && inner.running))
+        };
         loop {
             let listener = self.commit.changed.listen();
             let progress = self.progress.listen();
