@@ -57,9 +57,14 @@ impl Simulation {
         let mut job = begin(self.environment(&self.audit.watch(&session)), options, save)?;
         self.anchor.hold(true);
         for _ in 0..self.rng.u32(1..30) {
-            if let Some(result) = job.poll() {
-                result.map_err(|error| Failure(format!("creating the volume: {error}")))?;
-                break;
+            match job.poll() {
+                // Its owner is told, and the volume may be there or not, as after a crash.
+                Some(Err(error)) => {
+                    self.expect(&error, "creating the volume")?;
+                    break;
+                }
+                Some(Ok(_)) => break,
+                None => {}
             }
             let _ = self.store.complete_some();
             if self.rng.bool() {
