@@ -300,7 +300,7 @@ impl Core {
     ///
     /// More than fits into this segment and the next one goes in parts, with the anchor moved in between: a successor leaves just these two
     /// segments alone, so a third may be written only by who still has the volume. Each part ends at a state that existed. A transaction has
-    /// to be one commit, and is kept small enough (see `publish_transaction`).
+    /// to be one commit; one that is too large when it begins is spilt (see `publish_transaction`).
     async fn write_items(&self, io: &Io, items: &[Item], anchor: bool) -> Result<bool> {
         let anchored = self.header.freshness != Freshness::Off;
         let whole = !anchored || self.header.freshness == Freshness::Transaction;

@@ -6,6 +6,7 @@ use common::{Bench, Session, credential, filled, options};
 use futures::FutureExt;
 use volume::format::protections::Freshness;
 use volume::geometry::{Geometry, Shape};
+use volume::policy::Policy;
 use volume::{Completion, CreateOptions, Request, Window, attach};
 
 /// Runs a request without giving the maintenance job time; `None` if it does not end.
@@ -104,8 +105,9 @@ fn a_session_that_pauses_behind_its_claim_spoils_nothing() {
     }
 }
 
-#[test]
-fn a_session_that_pauses_in_a_checkpoint_spoils_no_node() {
+/// A session whose checkpoint has anchored its commit and merges now; blocks 0 to 20 hold 1, every third of them 2. And how many
+/// checkpoints it had made before.
+fn in_a_checkpoint() -> (Bench, Policy, Session, u64) {
     let bench = Bench::new(options(262_144, Shape::STANDARD), 300_000);
     let policy = bench.create();
     let mut first = bench.attach(&policy).expect("attached");
@@ -121,9 +123,15 @@ fn a_session_that_pauses_in_a_checkpoint_spoils_no_node() {
     while first.volume.status().anchored_generation == before.anchored_generation {
         first.step();
     }
+    (bench, policy, first, before.checkpoints)
+}
+
+#[test]
+fn a_session_that_pauses_in_a_checkpoint_spoils_no_node() {
+    let (bench, policy, mut first, checkpoints) = in_a_checkpoint();
     let mut second = bench.attach(&policy).expect("taken over");
     for _ in 0..5000 {
-        if first.volume.status().checkpoints > before.checkpoints {
+        if first.volume.status().checkpoints > checkpoints {
             break;
         }
         first.step();
@@ -244,21 +252,7 @@ fn a_superseded_session_reserves_nothing() {
 #[test]
 fn a_checkpoint_between_reading_and_claiming_spoils_no_node() {
     for polls in 0..40 {
-        let bench = Bench::new(options(262_144, Shape::STANDARD), 300_000);
-        let policy = bench.create();
-        let mut first = bench.attach(&policy).expect("attached");
-        for block in 0..20 {
-            first.write(block, 1, 1).expect("written");
-        }
-        first.checkpoint();
-        for block in (0..20).step_by(3) {
-            first.write(block, 1, 2).expect("written");
-        }
-        let before = first.volume.status();
-        first.volume.checkpoint_soon();
-        while first.volume.status().anchored_generation == before.anchored_generation {
-            first.step();
-        }
+        let (bench, policy, mut first, _) = in_a_checkpoint();
         let mut attaching =
             attach(bench.environment.clone(), policy.clone(), credential(), bench.attach).expect("a queue");
         if (0..polls).any(|_| attaching.poll().is_some()) {
