@@ -19,16 +19,18 @@ pub(crate) struct Attack {
     kinds: &'static [Kind],
     /// A stamp that was put in the place of another.
     pub(crate) stamps: Option<(Stamp, Stamp)>,
+    /// Of an old image: what the anchor vouched for when it was made.
+    made_at: Option<u64>,
 }
 
 impl Attack {
     pub(crate) fn that_must_fail(what: &'static str, genuine: Image, kinds: &'static [Kind]) -> Self {
-        Self { what, genuine, must_refuse: true, kinds, stamps: None }
+        Self { what, genuine, must_refuse: true, kinds, stamps: None, made_at: None }
     }
 
     /// What the host has a right to do.
     pub(crate) fn that_must_succeed(what: &'static str, genuine: Image) -> Self {
-        Self { what, genuine, must_refuse: false, kinds: &[], stamps: None }
+        Self { must_refuse: false, ..Self::that_must_fail(what, genuine, &[]) }
     }
 
     fn that_may_fail(what: &'static str, genuine: Image, kinds: &'static [Kind]) -> Self {
@@ -61,7 +63,8 @@ impl Simulation {
             self.snapshots.swap_remove(victim);
         }
         let digest = self.anchor.held().map(|stamp| stamp.header_digest);
-        self.snapshots.push(Snapshot { image: self.store.snapshot(), generation, digest });
+        let anchored = self.anchored();
+        self.snapshots.push(Snapshot { image: self.store.snapshot(), generation, anchored, digest });
     }
 
     /// From now on what is on the disk may be wrong.
@@ -197,7 +200,7 @@ impl Simulation {
         let latest = std::mem::take(&mut self.hasty);
         let at = if latest { self.snapshots.len() - 1 } else { self.rng.usize(..self.snapshots.len()) };
         let snapshot = &self.snapshots[at];
-        let anchored = self.anchor.held().map_or(0, |stamp| stamp.generation);
+        let anchored = self.anchored();
         let digest = self.anchor.held().map(|stamp| stamp.header_digest);
         let must_refuse = self.plan.create.freshness != Freshness::Off
             && (anchored > snapshot.generation || digest != snapshot.digest);
@@ -211,7 +214,13 @@ impl Simulation {
         );
         // Without an anchor it has the key slots of its time.
         let kinds = if digest.is_some() { OLD_IMAGE } else { OLD_SLOTS };
-        Attack { must_refuse, ..Attack::that_must_fail("an old image", genuine, kinds) }
+        let made_at = Some(snapshot.anchored);
+        Attack { must_refuse, made_at, ..Attack::that_must_fail("an old image", genuine, kinds) }
+    }
+
+    /// The last record that the anchor vouches for.
+    pub(crate) fn anchored(&self) -> u64 {
+        self.anchor.held().map_or(0, |stamp| stamp.generation)
     }
 
     pub(crate) fn let_late_writes_happen(&mut self) {
@@ -254,17 +263,23 @@ impl Simulation {
         }
     }
 
-    /// An attach succeeded all the same.
-    pub(crate) fn judge_success(&mut self, attack: &Attack) -> Outcomes {
+    /// An attach succeeded all the same. The anchor stood at `anchored` when it began.
+    pub(crate) fn judge_success(&mut self, attack: &Attack, anchored: u64) -> Outcomes {
         if attack.must_refuse {
             return Err(Failure(format!("{} was accepted, and must not be", attack.what)));
+        }
+        if attack.made_at.is_some_and(|made_at| made_at < anchored) {
+            // A machine that lost power may have kept a record and not its data. The next one drops such a record while nobody vouches for
+            // it; here the anchor has moved meanwhile, on another image.
+            self.believe_nothing("an image from before the anchor moved");
         }
         self.anchor.answer_reads_with(None);
         if attack.kinds.is_empty() || matches!(attack.kinds, OLD_IMAGE | OLD_SLOTS) {
             // The next guest may die soon, and find all that again that this one has not found.
             self.hasty = true;
             let digest = self.anchor.held().map(|stamp| stamp.header_digest);
-            self.snapshots.push(Snapshot { image: attack.genuine.clone(), generation: u64::MAX, digest });
+            let image = attack.genuine.clone();
+            self.snapshots.push(Snapshot { image, generation: u64::MAX, anchored, digest });
         }
         match attack.kinds {
             OLD_IMAGE | OLD_SLOTS => self.coverage.rollbacks_accepted += 1,
@@ -290,7 +305,7 @@ impl Simulation {
         self.coverage.attacks += 1;
         say!(self, "the host forks the disk: a second machine runs on a copy");
         self.recover()?;
-        let before = self.anchor.held().map_or(0, |stamp| stamp.generation);
+        let before = self.anchored();
         for _ in 0..self.rng.u32(5..60) {
             if self.once_in(3) {
                 self.request(false)?;
@@ -303,7 +318,7 @@ impl Simulation {
         self.settle("after the fork")?;
         self.request_of(Asked::Commit)?;
         self.settle("after the fork")?;
-        let anchored = self.anchor.held().map_or(0, |stamp| stamp.generation);
+        let anchored = self.anchored();
         first.crash();
         self.power_off();
         while self.anchor.lose_next() {}

@@ -168,7 +168,7 @@ impl Simulation {
             let attack = if attempt < 3 { self.attack_at_rest() } else { None };
             let honest = attack.is_none();
             let claims = |simulation: &Self| simulation.anchor.held().map(|stamp| stamp.claims);
-            let before = claims(self);
+            let (before, anchored) = (claims(self), self.anchored());
             let promise = agreed.unwrap_or(self.promise(honest && !slept));
             match self.attach(attempt)? {
                 Attached::Crashed => {
@@ -177,7 +177,7 @@ impl Simulation {
                     match attack {
                         // It had claimed what the host offered: that is the volume now.
                         Some(attack) if claims(self) != before => {
-                            self.judge_success(&attack)?;
+                            self.judge_success(&attack, anchored)?;
                             agreed = Some(promise);
                         }
                         Some(attack) => self.undo(attack),
@@ -194,7 +194,7 @@ impl Simulation {
                 }
                 Attached::Up(volume, session) => {
                     if let Some(attack) = &attack {
-                        self.judge_success(attack)?;
+                        self.judge_success(attack, anchored)?;
                     }
                     self.stand_up(volume, session)?;
                     return self.compare_all(promise);
@@ -205,7 +205,7 @@ impl Simulation {
     }
 
     /// From now on anything may be damaged, and must be found out.
-    fn believe_nothing(&mut self, why: &str) {
+    pub(crate) fn believe_nothing(&mut self, why: &str) {
         if !self.tainted {
             say!(self, "{why}: what is on the disk may be damaged");
             self.taint();

@@ -46,6 +46,8 @@ pub(crate) struct Snapshot {
     pub(crate) image: Image,
     /// No record in it is behind this.
     pub(crate) generation: u64,
+    /// What the anchor vouched for when it was made. Of the records behind that, some data may not have reached the disk yet.
+    pub(crate) anchored: u64,
     /// Of the header and key slots that the anchor vouched for.
     pub(crate) digest: Option<[u8; 32]>,
 }
@@ -447,7 +449,7 @@ impl Simulation {
         }
         match self.plan.create.freshness {
             Freshness::Off => Promise::Whatever,
-            Freshness::Interval => Promise::Anchored(self.anchor.held().map_or(0, |stamp| stamp.generation)),
+            Freshness::Interval => Promise::Anchored(self.anchored()),
             _ => Promise::Flushed,
         }
     }
