@@ -83,7 +83,8 @@ impl Simulation {
         let size = self.geometry.logical_blocks;
         let limit = if self.rng.u32(..8) == 0 { size } else { self.plan.hot };
         let block = self.rng.u64(..limit);
-        let blocks = self.rng.u64(1..=self.plan.longest).min(size - block);
+        let most = self.guest.as_ref().map_or(1, |guest| guest.volume.largest_change());
+        let blocks = self.rng.u64(1..=self.plan.longest).min(most).min(size - block);
         (block, blocks)
     }
 

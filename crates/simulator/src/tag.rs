@@ -1,4 +1,4 @@
-//! A seed with the version of the simulator that it is for: `v3:1234`.
+//! A seed with the version of the simulator that it is for: `v4:1234`.
 
 use crate::plan::VERSION;
 
@@ -36,7 +36,7 @@ mod tests {
         assert_eq!(untag("1234"), Ok(1234));
         let error = untag("v1:1234").unwrap_err();
         assert!(error.contains("version 1 of the simulator"), "{error}");
-        for wrong in ["", "v3", "v3:", "v:3", "x", "v3:x", "-1"] {
+        for wrong in ["", "v4", "v4:", "v:4", "x", "v4:x", "-1"] {
             assert!(untag(wrong).is_err(), "{wrong}");
         }
     }

@@ -305,7 +305,7 @@ impl Attaching {
         let (limits, cache) = limits(&geometry, self.options.memory);
         Ok(Core {
             random: Arc::clone(&self.environment.random),
-            commit: Commit::new(journal, stamp, self.environment.clock.now()),
+            commit: Commit::new(&geometry, journal, stamp, self.environment.clock.now()),
             environment: self.environment.clone(),
             space: Space::new(geometry, Arc::clone(&readers), self.options.memory / VIEWS_SHARE),
             geometry,
@@ -332,6 +332,7 @@ impl Attaching {
             checkpoint_done: AtomicU64::new(0),
             checkpointing: AtomicBool::new(false),
             pace: Pace::default(),
+            promised: AtomicU64::new(0),
             placing: AtomicU64::new(0),
             reserving: futures::lock::Mutex::new(()),
             publish_wanted: AtomicU64::new(0),

@@ -53,7 +53,7 @@ impl Core {
             }
             if self.environment.clock.now().saturating_sub(self.attached_at) >= PREDECESSOR_GRACE {
                 self.space.take_over();
-                self.commit.take_over();
+                self.commit.take_over(&self.geometry);
             }
             if self.keys.current()?.worn() {
                 self.begin_epoch()?;
@@ -247,7 +247,7 @@ impl Core {
             // Our own segments came back, and it was not enough. Without a journal nothing goes on; that counts more than caution
             // towards a guest that is most likely dead.
             self.space.take_over();
-            self.commit.take_over();
+            self.commit.take_over(&self.geometry);
         }
         self.counters.checkpoints.add(1);
         self.pace.end();
@@ -314,7 +314,7 @@ impl Core {
         // Somebody who claimed the volume before this superblock was there reads the old trees.
         self.confirm_claim().await?;
         self.bitmap_places.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        self.commit.retire(&cut.leg);
+        self.commit.retire(&self.geometry, &cut.leg);
         self.space.published(&listed);
         self.space.let_go(pins);
         self.progress.notify(usize::MAX);

@@ -10,6 +10,7 @@
 //! 4. When anything fails in between, the state on the store is unknown: the session is poisoned and writes no more.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,10 +18,12 @@ use anchor::{Stamp, State};
 use event_listener::Event;
 use futures::future::try_join_all;
 
+use crate::admission::Promise;
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::format::item::Item;
 use crate::format::protections::Freshness;
+use crate::format::record::items_per_record;
 use crate::format::superblock::Leg;
 use crate::geometry::Geometry;
 use crate::io::Io;
@@ -73,11 +76,13 @@ struct Inner {
 pub(crate) struct Commit {
     inner: Mutex<Inner>,
     journal: Mutex<Journal>,
+    /// Items for which the journal has room, as of its last change.
+    capacity: AtomicU64,
     changed: Event,
 }
 
 impl Commit {
-    pub(crate) fn new(journal: Journal, stamp: Option<Stamp>, now: Duration) -> Self {
+    pub(crate) fn new(geometry: &Geometry, journal: Journal, stamp: Option<Stamp>, now: Duration) -> Self {
         let inner = Inner {
             running: false,
             begun: 0,
@@ -91,7 +96,8 @@ impl Commit {
             anchored_at: now,
             unanchored_bytes: 0,
         };
-        Self { inner: Mutex::new(inner), journal: Mutex::new(journal), changed: Event::new() }
+        let capacity = AtomicU64::new(journal.capacity(geometry) as u64);
+        Self { inner: Mutex::new(inner), journal: Mutex::new(journal), capacity, changed: Event::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -146,8 +152,9 @@ impl Commit {
     }
 
     /// Stops leaving the predecessor's segments alone; the next checkpoint frees them.
-    pub(crate) fn take_over(&self) {
+    pub(crate) fn take_over(&self, geometry: &Geometry) {
         self.journal().take_over();
+        self.note_capacity(geometry);
     }
 
     /// The open leg that begins with the next record.
@@ -155,8 +162,13 @@ impl Commit {
         self.journal().leg(geometry)
     }
 
-    pub(crate) fn retire(&self, leg: &Leg) {
+    pub(crate) fn retire(&self, geometry: &Geometry, leg: &Leg) {
         self.journal().retire(leg);
+        self.note_capacity(geometry);
+    }
+
+    fn note_capacity(&self, geometry: &Geometry) {
+        self.capacity.store(self.journal().capacity(geometry) as u64, Ordering::SeqCst);
     }
 
     /// How long ago the anchor moved, and how many bytes and commits it does not cover.
@@ -190,9 +202,24 @@ impl Drop for Leading<'_> {
 }
 
 impl Core {
-    /// Segments that only a checkpoint's commits may use: enough for all changes that may be pending.
+    /// Segments that only a checkpoint's commits may use: half of them for all changes that may be waiting or under way, the rest for
+    /// reservations and for blocks that records do not fill.
     pub(crate) fn kept_segments(&self) -> usize {
         (self.geometry.segments / 4).max(2) as usize
+    }
+
+    /// Changes that may wait for the journal or be under way, however much room there is now: other commits may take it away before, up
+    /// to the segments that are kept.
+    pub(crate) fn journal_share(&self) -> u64 {
+        (self.kept_segments() / 2 * items_per_record(self.geometry.segment_blocks)) as u64
+    }
+
+    /// The same, when part of the kept segments is used up already.
+    pub(crate) fn journal_room(&self) -> u64 {
+        let segment = items_per_record(self.geometry.segment_blocks);
+        let rest = self.kept_segments().div_ceil(2) * segment;
+        let capacity = self.commit.capacity.load(Ordering::SeqCst);
+        self.journal_share().min(capacity.saturating_sub(rest as u64))
     }
 
     /// Whether a commit that is not urgent has to wait for a checkpoint to make room in the journal.
@@ -270,14 +297,20 @@ impl Core {
     async fn perform(&self, io: &Io, want: Want, mut anchor: bool) -> Result<Committed> {
         // Again: others may have committed while this one waited.
         anchor |= self.anchor_is_due();
+        // What the overlay's cut takes out still needs its room.
+        let waiting = if want.data { self.overlay.pending() } else { 0 };
+        let mut promises = vec![Promise::again(self, waiting)];
         let (items, number) = self.cut(want);
+        promises.push(Promise::again(self, (items.len() as u64).saturating_sub(waiting)));
         if !items.is_empty() {
             if !self.header.integrity && !mutated(Mutation::DataNotFlushed) {
                 io.flush().await?;
             }
             anchor |= self.write_items(io, &items, anchor).await?;
+            self.commit.note_capacity(&self.geometry);
             self.counters.commits.add(1);
         }
+        drop(promises);
         let committed = self.committed(&self.commit.journal());
         {
             let mut inner = self.commit.lock();

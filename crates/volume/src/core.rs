@@ -144,6 +144,8 @@ pub(crate) struct Core {
     pub(crate) checkpointing: AtomicBool,
     /// How far it is: writers keep step with it.
     pub(crate) pace: Pace,
+    /// Items that requests under way will add to what waits for the journal.
+    pub(crate) promised: AtomicU64,
     /// Writes that have places and are not in the overlay yet.
     pub(crate) placing: AtomicU64,
     /// Held by whoever reserves units for nodes.

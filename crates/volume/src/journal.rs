@@ -108,6 +108,12 @@ impl Journal {
         items_per_record(geometry.segment_blocks - self.block) + next
     }
 
+    /// Items for which there is room before a checkpoint frees segments. To go on in the next one takes a free one.
+    pub(crate) fn capacity(&self, geometry: &Geometry) -> usize {
+        let segment = items_per_record(geometry.segment_blocks);
+        items_per_record(geometry.segment_blocks - self.block) + self.free() * segment
+    }
+
     /// Free segments.
     pub(crate) fn free(&self) -> usize {
         self.segments.iter().filter(|segment| **segment == Segment::Free).count()

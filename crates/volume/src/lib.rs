@@ -5,6 +5,7 @@
 //! [`Volume::maintenance`] from one more.
 #![forbid(unsafe_code)]
 
+mod admission;
 mod attach;
 mod cache;
 mod check;

@@ -49,6 +49,7 @@ mutations! {
     VisibleBeforeStored, "visible-before-stored", "a write is visible when its block is on the store";
     TransactionLeaks, "transaction-leaks", "nothing of a transaction counts before its end";
     WindowIgnored, "window-ignored", "at level interval the anchor follows within the window";
+    InFlightNotCounted, "in-flight-not-counted", "no more is admitted than the journal can take";
     // Freshness.
     HeadNotCompared, "head-not-compared", "the chain passes through the stamp's head, not only its generation";
     AnySessionContinues, "any-session-continues", "behind the stamp only the session that claimed last counts";

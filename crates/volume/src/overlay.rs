@@ -27,6 +27,11 @@ const SHORT: usize = 32;
 /// Discards shorter than this are kept block by block.
 const RANGE_BLOCKS: u64 = 64;
 
+/// Items that a discard of so many blocks adds to the journal.
+pub(crate) fn items_of_discard(blocks: u64) -> u64 {
+    if blocks < RANGE_BLOCKS { blocks } else { 1 }
+}
+
 type Map = std::collections::HashMap<u64, Slot, BuildHasherDefault<FxHasher>>;
 
 #[derive(Clone, Copy)]

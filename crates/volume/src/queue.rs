@@ -28,7 +28,7 @@ pub enum Request {
         /// As long as what is to be read.
         buffer: Buffer,
     },
-    /// Write all of `buffer` (private memory) to the blocks from `block` on.
+    /// Write all of `buffer` (private memory) to the blocks from `block` on; no more than [`Volume::largest_change`](crate::Volume::largest_change).
     Write {
         /// First block.
         block: u64,

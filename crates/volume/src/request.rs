@@ -23,6 +23,7 @@ use crate::format::protections::{Freshness, Provision};
 use crate::io::Io;
 use crate::keys::Use;
 use crate::mutation::{Mutation, mutated};
+use crate::overlay::items_of_discard;
 use crate::queue::{Request, Runs};
 use crate::tree::child_slot;
 
@@ -169,7 +170,7 @@ impl Core {
         let blocks = buffer.blocks() as u64;
         self.check_range(block, blocks)?;
         let plaintext = private(buffer)?;
-        self.admit().await?;
+        let promise = self.admit(blocks).await?;
         let places = self.allocate(io, runs, block, blocks).await?;
         let placing = Placing::begin(self);
         let placed = self.place(io, block, plaintext, &places).await;
@@ -185,7 +186,7 @@ impl Core {
             self.overlay.insert(block, &entries);
         }
         runs.borrow_mut().place(self, places);
-        drop(placing);
+        drop((placing, promise));
         self.counters.written_blocks.add(blocks);
         self.nudge();
         let durable =
@@ -226,49 +227,6 @@ impl Core {
         // All of them must have ended, also when one fails: their blocks may be used again after that.
         join_all(transfers).await.into_iter().collect::<Result<Vec<()>>>()?;
         Ok(entries)
-    }
-
-    /// Waits while there is more in memory than may be.
-    async fn admit(&self) -> Result<()> {
-        while self.is_over_limits() {
-            let progress = self.progress.listen();
-            // Blocks that wait only for their readers: nobody else collects them when the last one ends.
-            let ended = self.readers.listen();
-            self.space.collect();
-            self.check_alive()?;
-            if self.is_over_limits() {
-                self.work.notify(usize::MAX);
-                self.counters.waits_for_checkpoint.add(1);
-                futures::future::select(progress, ended).await;
-            }
-        }
-        self.check_writable()?;
-        if self.stopping.load(Ordering::SeqCst) {
-            return Err(Self::stopped());
-        }
-        Ok(())
-    }
-
-    fn is_over_limits(&self) -> bool {
-        let unpublished = self.overlay.active() + self.overlay.superseded();
-        let journalled = self.header.freshness != Freshness::Transaction;
-        // While a checkpoint is under way, only as much of the room as it has made by now.
-        let most = if journalled { self.limits.overlay.min(self.limits.pinned) } else { self.limits.overlay };
-        unpublished >= self.limits.overlay
-            || unpublished >= self.pace.allowed(most)
-            || (journalled && self.overlay.pending() >= self.limits.pending)
-            || (journalled && unpublished + self.space.pinned() >= 2 * self.limits.pinned)
-    }
-
-    /// Tells the maintenance job when it may have something to do.
-    fn nudge(&self) {
-        let unpublished = self.overlay.active() + self.overlay.superseded();
-        if unpublished >= self.limits.overlay / 2
-            || self.overlay.pending() >= self.limits.pending / 2
-            || unpublished >= self.limits.pinned
-        {
-            self.work.notify(usize::MAX);
-        }
     }
 
     /// Places for new data; waits for reservations, or for a checkpoint to free what is pinned.
@@ -371,7 +329,7 @@ impl Core {
         if blocks == 0 {
             return Ok(());
         }
-        self.admit().await?;
+        let _promise = self.admit(items_of_discard(blocks)).await?;
         // Elsewhere a checkpoint gets its blocks back; a transaction keeps all of them to its end.
         if self.header.freshness == Freshness::Transaction && self.space.free() < self.node_reserve() {
             return Err(Error::new(

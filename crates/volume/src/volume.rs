@@ -165,6 +165,12 @@ impl Volume {
         self.0.geometry.logical_blocks
     }
 
+    /// Blocks that one request may change: at least 512 (2 MiB), more on larger volumes. Reads may be of any length.
+    #[must_use]
+    pub fn largest_change(&self) -> u64 {
+        self.0.largest_request()
+    }
+
     /// Why the session stopped writing, if it did.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Bench, Session, options, page};
+use common::{Bench, Session, filled, options, page};
 use store::Buffer;
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 use volume::geometry::Shape;
@@ -147,6 +147,29 @@ fn a_full_volume_is_overwritten_discarded_and_filled_again() {
         expect(&mut session, block, 9);
     }
     assert_eq!(session.volume.status().mapped_blocks, 4096);
+}
+
+#[test]
+fn any_number_of_large_writes_at_once_is_no_more_than_the_journal_takes() {
+    let bench = Bench::new(options(2000, Shape::TINY), 8000);
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    let most = session.volume.largest_change();
+    let at_once = |blocks: u64| -> Vec<Request> {
+        let write = |at: u8| {
+            let buffer = filled(usize::try_from(blocks).expect("small"), at);
+            Request::Write { block: u64::from(at), buffer, fua: at % 8 == 0 }
+        };
+        (1..60).map(write).collect()
+    };
+    for completion in session.run(at_once(most)) {
+        completion.result.expect("written, if not all at once");
+    }
+    for completion in session.run(at_once(most + 1)) {
+        assert_eq!(completion.result.expect_err("too large").kind(), Kind::Usage);
+    }
+    session.write(0, 1, 0xee).expect("the session goes on");
+    session.detach().expect("detached");
 }
 
 #[test]

@@ -1,0 +1,127 @@
+//! Who may go on, and who has to wait: what is in memory has limits, and so has the journal.
+//!
+//! Invariants:
+//! 1. Whatever will need room in the journal is counted from its admission until its record is written: as promised while its request is
+//!    under way, as pending in the overlay, and as promised again while a commit writes it.
+//! 2. What is counted is never more than the journal can take without a checkpoint that frees segments, less what the checkpoint itself
+//!    needs. So no commit finds the journal full, however many large requests arrive together.
+
+use std::sync::atomic::Ordering;
+
+use crate::core::Core;
+use crate::error::{Error, Kind, Result};
+use crate::format::protections::Freshness;
+use crate::mutation::{Mutation, mutated};
+
+impl Core {
+    /// Waits while there is more in memory than may be, or more under way than the journal can take. So many items are the caller's then,
+    /// until they are in the overlay.
+    pub(crate) async fn admit(&self, items: u64) -> Result<Promise<'_>> {
+        let most = self.largest_request();
+        if items > most {
+            return Err(Error::new(
+                Kind::Usage,
+                format!(
+                    "a request for {items} blocks is too large for this volume's journal; ask for at most {most} at a time"
+                ),
+            ));
+        }
+        let promise = loop {
+            if let Some(promise) = self.try_admit(items) {
+                break promise;
+            }
+            let progress = self.progress.listen();
+            // Blocks that wait only for their readers: nobody else collects them when the last one ends.
+            let ended = self.readers.listen();
+            self.space.collect();
+            self.check_alive()?;
+            if let Some(promise) = self.try_admit(items) {
+                break promise;
+            }
+            self.work.notify(usize::MAX);
+            if self.journal_room() < self.largest_request() {
+                // No commit makes room there, and of its own accord nobody may come and see.
+                self.want_checkpoint();
+            }
+            self.counters.waits_for_checkpoint.add(1);
+            futures::future::select(progress, ended).await;
+        };
+        self.check_writable()?;
+        if self.stopping.load(Ordering::SeqCst) {
+            return Err(Self::stopped());
+        }
+        Ok(promise)
+    }
+
+    /// Blocks that one request may change: so few that there is room for them in the journal when what waits there is not yet enough for
+    /// the maintenance job to see to, and that a full volume has them to spare.
+    pub(crate) fn largest_request(&self) -> u64 {
+        (self.journal_share() / 2).min(2 * self.limits.pinned)
+    }
+
+    fn try_admit(&self, items: u64) -> Option<Promise<'_>> {
+        if self.is_over_limits() {
+            return None;
+        }
+        let room = if self.header.freshness == Freshness::Transaction {
+            self.journal_share()
+        } else {
+            self.journal_room().saturating_sub(self.overlay.pending())
+        };
+        Promise::within(self, items, room)
+    }
+
+    fn is_over_limits(&self) -> bool {
+        let unpublished = self.overlay.active() + self.overlay.superseded();
+        let journalled = self.header.freshness != Freshness::Transaction;
+        // While a checkpoint is under way, only as much of the room as it has made by now.
+        let most = if journalled { self.limits.overlay.min(self.limits.pinned) } else { self.limits.overlay };
+        unpublished >= self.limits.overlay
+            || unpublished >= self.pace.allowed(most)
+            || (journalled && self.overlay.pending() >= self.limits.pending)
+            || (journalled && unpublished + self.space.pinned() >= 2 * self.limits.pinned)
+    }
+
+    /// Tells the maintenance job when it may have something to do.
+    pub(crate) fn nudge(&self) {
+        let unpublished = self.overlay.active() + self.overlay.superseded();
+        if unpublished >= self.limits.overlay / 2
+            || self.overlay.pending() >= self.limits.pending / 2
+            || unpublished >= self.limits.pinned
+        {
+            self.work.notify(usize::MAX);
+        }
+    }
+}
+
+/// Items that need room in the journal and are not in the overlay.
+pub(crate) struct Promise<'a> {
+    core: &'a Core,
+    items: u64,
+}
+
+impl<'a> Promise<'a> {
+    /// If they and all others that are promised are no more than `room`.
+    fn within(core: &'a Core, items: u64, room: u64) -> Option<Self> {
+        let add = |promised: u64| {
+            let sum = promised + items;
+            (sum <= room || mutated(Mutation::InFlightNotCounted)).then_some(sum)
+        };
+        core.promised.fetch_update(Ordering::SeqCst, Ordering::SeqCst, add).ok()?;
+        Some(Self { core, items })
+    }
+
+    /// For items that were admitted before.
+    pub(crate) fn again(core: &'a Core, items: u64) -> Self {
+        core.promised.fetch_add(items, Ordering::SeqCst);
+        Self { core, items }
+    }
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        self.core.promised.fetch_sub(self.items, Ordering::SeqCst);
+        // Costs next to nothing when nobody waits.
+        self.core.progress.notify(usize::MAX);
+    }
+}
