@@ -167,8 +167,8 @@ impl Simulation {
             }
             let attack = if attempt < 3 { self.attack_at_rest() } else { None };
             let honest = attack.is_none();
-            let claims = |simulation: &Self| simulation.anchor.held().map(|stamp| stamp.claims);
-            let (before, anchored) = (claims(self), self.anchored());
+            let claimed = |simulation: &Self| simulation.anchor.held().map(|stamp| stamp.session);
+            let (before, anchored) = (claimed(self), self.anchored());
             let promise = agreed.unwrap_or(self.promise(honest && !slept));
             match self.attach(attempt)? {
                 Attached::Crashed => {
@@ -176,7 +176,7 @@ impl Simulation {
                     deaths += 1;
                     match attack {
                         // It had claimed what the host offered: that is the volume now.
-                        Some(attack) if claims(self) != before => {
+                        Some(attack) if claimed(self) != before => {
                             self.judge_success(&attack, anchored)?;
                             agreed = Some(promise);
                         }
@@ -369,10 +369,6 @@ impl Simulation {
             if self.tainted && error.kind() == Kind::Usage {
                 // Nothing is left by which it could be told that this was a volume.
                 self.lost = true;
-                return Ok(());
-            }
-            if error.kind() == Kind::Fenced && self.zombie.is_some() {
-                say!(self, "the sleeper was faster, each time; it is given a rest");
                 return Ok(());
             }
             return Err(Failure(format!("the attach fails for no reason: {:?}: {error}", error.kind())));

@@ -126,6 +126,10 @@ fn begin(
 
 /// How often an attach begins anew because the anchor moved under it.
 const CLAIM_ATTEMPTS: u32 = 8;
+/// After so many it stops the session that moves it, and then looks again in peace.
+const PATIENCE: u32 = 2;
+/// How often it tries to be faster than that session, which has a journal to write between its moves.
+const OVERTAKES: u32 = 64;
 
 struct Attaching {
     environment: Environment,
@@ -139,7 +143,7 @@ impl Attaching {
     async fn run(self, credential: &Credential) -> Result<Volume> {
         let mut attempts = 1;
         loop {
-            match self.attempt(credential).await {
+            match self.attempt(credential, attempts > PATIENCE).await {
                 // The last move of a predecessor, on its way when we read the stamp: what it vouches for is on the store.
                 Err(error) if error.kind() == Kind::Fenced && attempts < CLAIM_ATTEMPTS => attempts += 1,
                 ended => return ended,
@@ -147,7 +151,7 @@ impl Attaching {
         }
     }
 
-    async fn attempt(&self, credential: &Credential) -> Result<Volume> {
+    async fn attempt(&self, credential: &Credential, insist: bool) -> Result<Volume> {
         let opened =
             open_header(&self.io, &self.environment, &self.policy, credential, &self.options).await?;
         let suite = suite_of(&opened.header);
@@ -175,7 +179,13 @@ impl Attaching {
             self.io.flush().await?;
         }
         let claims = stamp.as_ref().map_or(replayed.superblock.claims, |stamp| stamp.claims) + 1;
-        let stamp = self.claim(&replayed, stamp, session, claims, &stamp_key).await?;
+        let claimed = self.claim(&replayed, stamp.clone(), session, claims, &stamp_key).await;
+        if let (Err(error), Some(stamp), true) = (&claimed, &stamp, insist)
+            && error.kind() == Kind::Fenced
+        {
+            self.overtake(stamp, &stamp_key).await?;
+        }
+        let stamp = claimed?;
         // The predecessor may have published after we looked and before the claim; from now on it asks the anchor first, and stops.
         if self.superblocks(&header, &keys).await? != superblocks {
             return Err(anchor::Error::Conflict(None).into());
@@ -280,6 +290,29 @@ impl Attaching {
         let new = sign_stamp(key, new);
         advance(anchor.as_ref(), Some(&old), &new).await?;
         Ok(Some(new))
+    }
+
+    /// Stops a session that moves the anchor faster than we can read what it vouches for: a stamp that differs from the session's own in
+    /// the number of claims, and in nothing else, makes its next move fail. Nothing is vouched for by it that was not before, and until
+    /// somebody claims the volume the session's records still count.
+    async fn overtake(&self, ours: &Stamp, key: &MacKey) -> Result<()> {
+        let Some(anchor) = &self.environment.anchor else { return Ok(()) };
+        for _ in 0..OVERTAKES {
+            let Some(held) = anchor.read().await? else { return Ok(()) };
+            let known = key.verify(&[&held.authenticated_bytes()], &held.mac)
+                && held.header_digest == ours.header_digest
+                && held.state == State::Claimed;
+            if !known {
+                // Something else has happened; the next attempt finds out.
+                return Ok(());
+            }
+            let next = sign_stamp(key, Stamp { claims: held.claims + 1, ..held.clone() });
+            match advance(anchor.as_ref(), Some(&held), &next).await {
+                Err(error) if error.kind() == Kind::Fenced => {}
+                ended => return ended,
+            }
+        }
+        Ok(())
     }
 
     #[expect(clippy::too_many_arguments, reason = "each is one finding of the attach, used once, here")]

@@ -413,7 +413,7 @@ impl Core {
             return Ok(());
         }
         match anchor.read().await? {
-            Some(stamp) if stamp.session == self.session => Ok(()),
+            Some(stamp) if stamp.session == self.session && stamp.claims == self.claims => Ok(()),
             _ => Err(anchor::Error::Conflict(None).into()),
         }
     }

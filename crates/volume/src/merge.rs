@@ -237,6 +237,7 @@ impl<'a> Merge<'a> {
                 Ok::<_, Error>((slot, child, outcome))
             })
             .buffer_unordered(width)
+            .inspect_err(|error| self.core.stop(error))
             .try_collect()
             .await?;
         let mut changed = Vec::new();
@@ -273,6 +274,7 @@ impl<'a> Merge<'a> {
             futures::stream::iter(below)
                 .map(|(child, entry)| self.prune(child, entry))
                 .buffer_unordered(LEAVES_AT_ONCE)
+                .inspect_err(|error| self.core.stop(error))
                 .try_collect::<()>()
                 .await?;
             self.free(entry.physical);

@@ -158,7 +158,7 @@ fn any_number_of_large_writes_at_once_is_no_more_than_the_journal_takes() {
     let at_once = |blocks: u64| -> Vec<Request> {
         let write = |at: u8| {
             let buffer = filled(usize::try_from(blocks).expect("small"), at);
-            Request::Write { block: u64::from(at), buffer, fua: at % 8 == 0 }
+            Request::Write { block: u64::from(at), buffer, fua: at.is_multiple_of(8) }
         };
         (1..60).map(write).collect()
     };

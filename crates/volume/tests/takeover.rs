@@ -273,3 +273,37 @@ fn a_checkpoint_between_reading_and_claiming_spoils_no_node() {
         }
     }
 }
+
+/// A session that commits without pause moves the anchor faster than anybody can replay its journal.
+#[test]
+fn a_claim_succeeds_against_a_session_that_never_rests() {
+    let bench = Bench::new(options(4096, Shape::TINY), 16384);
+    let policy = bench.create();
+    let mut first = bench.attach(&policy).expect("attached");
+    let mut second = attach(bench.environment.clone(), policy, credential(), bench.attach).expect("a queue");
+    let mut flushed = 0;
+    let volume = loop {
+        if let Some(ended) = second.poll() {
+            break ended.expect("a claim always succeeds");
+        }
+        let at = flushed + 1;
+        if first
+            .write(at % 100, 1, 1 + u8::try_from(at / 100).expect("it ends"))
+            .and_then(|()| first.flush())
+            .is_ok()
+        {
+            flushed = at;
+        }
+    };
+    assert!(flushed > 2, "the first one worked meanwhile");
+    assert_eq!(first.flush().expect_err("fenced").kind(), volume::Kind::Fenced);
+    let mut second = Session::new(volume);
+    // The write that was refused may count, too: its block is left out.
+    for at in flushed.saturating_sub(98).max(1)..=flushed {
+        let fill = 1 + u8::try_from(at / 100).expect("small");
+        let found = second.read(at % 100, 1).expect("readable");
+        assert!(found == common::page(fill), "flush {at} of {flushed}: {} instead of {fill}", found[0]);
+    }
+    second.write(0, 1, 9).expect("written");
+    second.detach().expect("detached");
+}
