@@ -22,7 +22,7 @@ impl Core {
             return Err(Error::new(
                 Kind::Usage,
                 format!(
-                    "a request for {items} blocks is too large for this volume's journal; ask for at most {most} at a time"
+                    "a request that changes {items} blocks is too large for this volume; change at most {most} at a time"
                 ),
             ));
         }

@@ -392,9 +392,6 @@ impl Attaching {
         let free = core.count_free(&self.io).await?;
         core.space.begin(&free, &foreign, &held);
         core.begin_session_epoch()?;
-        let units = core.space.choose(core.limits.reserve_target, crate::format::superblock::MAX_UNITS / 2);
-        core.load_units(&self.io, &units).await?;
-        core.space.activate(&units);
         let mut legs: Vec<Leg> = replayed.closed;
         legs.push(core.commit.leg(&core.geometry));
         if legs.len() > MAX_LEGS {
@@ -403,11 +400,20 @@ impl Attaching {
                 "too many sessions in a row ended before their first checkpoint; report this as a defect",
             ));
         }
-        let crowded = legs.len() > MAX_LEGS / 2;
+        let crowded =
+            legs.len() > MAX_LEGS / 2 || core.commit.free_segments() < core.geometry.segments as usize / 2;
+        if core.commit.began_crowded() {
+            core.space.take_over();
+        }
+        // To tidy up must need no reservation: each has a record, and there may be no room for many.
+        let nodes = if crowded { core.node_reserve() } else { 0 };
+        let want = core.limits.reserve_target.max(nodes);
+        let units = core.space.choose(want, crate::format::superblock::MAX_UNITS / 2);
+        core.load_units(&self.io, &units).await?;
+        core.space.activate(&units);
         core.publish(&self.io, replayed.generation, replayed.head, legs).await?;
         // Somebody who claimed the volume before our reservations were there may have chosen the same units.
         core.confirm_claim().await?;
-        let crowded = crowded || core.commit.free_segments() < core.geometry.segments as usize / 2;
         if crowded {
             // Before anybody is served: sessions that end soon after they began, one after the other, must not use up the journal.
             core.tidy(&self.io).await?;

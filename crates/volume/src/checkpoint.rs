@@ -18,6 +18,7 @@ use crate::error::{Error, Kind, Result};
 use crate::format::ad::Tree;
 use crate::format::item::{Item, Units};
 use crate::format::protections::Freshness;
+use crate::format::record::items_per_record;
 use crate::format::superblock::{Leg, MAX_UNITS};
 use crate::io::Io;
 use crate::merge::{Bit, Merge, Salt};
@@ -224,24 +225,7 @@ impl Core {
             self.unanchored_pins.lock().unwrap_or_else(PoisonError::into_inner).extend(pin);
             self.spilled.store(true, Ordering::SeqCst);
         } else {
-            self.space.before_freeze();
-            let cut = self
-                .commit(
-                    io,
-                    Want {
-                        data: true,
-                        anchor: !mutated(Mutation::CheckpointUnanchored),
-                        freeze: true,
-                        urgent: true,
-                        ..Want::default()
-                    },
-                )
-                .await?;
-            let pin = self.merge(io).await?;
-            if !mutated(Mutation::NodesNotFlushed) {
-                io.flush().await?;
-            }
-            self.finish(io, &cut, [pin]).await?;
+            self.publish_committed(io).await?;
         }
         if self.journal_is_tight() {
             // Our own segments came back, and it was not enough. Without a journal nothing goes on; that counts more than caution
@@ -257,14 +241,36 @@ impl Core {
         Ok(())
     }
 
-    /// Puts all of the journal that was replayed into the trees, so that its segments are free again. For an attach: nothing has been
-    /// changed by this session yet.
-    pub(crate) async fn tidy(&self, io: &Io) -> Result<()> {
-        if !self.is_transactional() {
-            return self.checkpoint(io).await;
+    /// Merges all that was written so far, anchored, and makes it what a superblock reaches.
+    async fn publish_committed(&self, io: &Io) -> Result<()> {
+        self.space.before_freeze();
+        let cut = self
+            .commit(
+                io,
+                Want {
+                    data: true,
+                    anchor: !mutated(Mutation::CheckpointUnanchored),
+                    freeze: true,
+                    urgent: true,
+                    ..Want::default()
+                },
+            )
+            .await?;
+        let pin = self.merge(io).await?;
+        if !mutated(Mutation::NodesNotFlushed) {
+            io.flush().await?;
         }
-        self.spilled.store(true, Ordering::SeqCst);
-        self.publish_transaction(io).await
+        self.finish(io, &cut, [pin]).await
+    }
+
+    /// Puts all of the journal that was replayed into the trees, so that its segments are free again. For an attach: nothing has been
+    /// changed by this session yet, so it is a checkpoint at every level, and needs no record.
+    pub(crate) async fn tidy(&self, io: &Io) -> Result<()> {
+        self.run_age.fetch_add(1, Ordering::SeqCst);
+        self.publish_committed(io).await?;
+        self.pace.end();
+        self.counters.checkpoints.add(1);
+        Ok(())
     }
 
     /// Freezes the overlay without a commit and merges it. What it freed stays pinned until the transaction is anchored.
@@ -324,7 +330,10 @@ impl Core {
     /// The end of a transaction: everything completed becomes durable and anchored, at once.
     async fn publish_transaction(&self, io: &Io) -> Result<()> {
         let wanted = self.publish_wanted.load(Ordering::SeqCst);
-        let tight = self.commit.free_segments() < self.geometry.segments as usize / 2;
+        // The next transaction must find room for its reservations: until its own end nothing makes any.
+        let items = self.overlay.pending() + self.journal_share();
+        let needed = items.div_ceil(items_per_record(self.geometry.segment_blocks) as u64);
+        let tight = (self.commit.free_segments() as u64) < u64::from(self.geometry.segments) / 2 + needed;
         if self.spilled.load(Ordering::SeqCst) || tight || self.overlay.pending() > self.limits.pending {
             self.run_age.fetch_add(1, Ordering::SeqCst);
             let mut pins = self.spill(io).await?;

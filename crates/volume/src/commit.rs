@@ -147,6 +147,11 @@ impl Commit {
         self.journal().free()
     }
 
+    /// Whether the session had to begin in the predecessor's segments.
+    pub(crate) fn began_crowded(&self) -> bool {
+        self.journal().crowded
+    }
+
     pub(crate) fn can_retire(&self) -> bool {
         self.journal().can_retire()
     }
@@ -202,8 +207,8 @@ impl Drop for Leading<'_> {
 }
 
 impl Core {
-    /// Segments that only a checkpoint's commits may use: half of them for all changes that may be waiting or under way, the rest for
-    /// reservations and for blocks that records do not fill.
+    /// Segments that only a checkpoint's commits may use: half of them for all changes that may be waiting or under way, one for the
+    /// session that comes next, the rest for reservations and for blocks that records do not fill.
     pub(crate) fn kept_segments(&self) -> usize {
         (self.geometry.segments / 4).max(2) as usize
     }
@@ -217,7 +222,7 @@ impl Core {
     /// The same, when part of the kept segments is used up already.
     pub(crate) fn journal_room(&self) -> u64 {
         let segment = items_per_record(self.geometry.segment_blocks);
-        let rest = self.kept_segments().div_ceil(2) * segment;
+        let rest = (self.kept_segments().div_ceil(2) - 1) * segment;
         let capacity = self.commit.capacity.load(Ordering::SeqCst);
         self.journal_share().min(capacity.saturating_sub(rest as u64))
     }

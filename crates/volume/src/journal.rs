@@ -3,7 +3,11 @@
 //! Invariants:
 //! 1. A record lies within one segment; all records of a segment name the same next segment, which is nobody else's.
 //! 2. A segment is written only when no superblock that may still be needed has a leg in it.
+//!    Two are always outside of the chain (the one named next, and a free one), for the session that comes after this one: so a volume
+//!    can be attached after a crash, and after any number of crashes in attaches that write no record.
 //! 3. Each record's associated data holds the head before it, so the chain cannot be cut, reordered or continued by a stranger.
+
+use std::collections::HashSet;
 
 use store::{BLOCK_SIZE, Buffer};
 
@@ -38,7 +42,14 @@ pub(crate) struct Journal {
     next: u32,
     pub(crate) generation: u64,
     pub(crate) head: [u8; 32],
+    /// Whether there was no room at the beginning but in the predecessor's segments.
+    pub(crate) crowded: bool,
 }
+
+/// Segments that a session begins with: the one that it writes, and the next.
+const NEEDED: usize = 2;
+/// Free ones that it leaves to its successor, which also has the one that it named next.
+const KEPT: usize = NEEDED - 1;
 
 impl Journal {
     /// A chain that goes on after (`generation`, `head`) in a segment of its own. `used` segments hold what must be kept until
@@ -50,6 +61,13 @@ impl Journal {
         used: &[u32],
         foreign: &[u32],
     ) -> Result<Self> {
+        let count = |used: &[u32], foreign: &[u32]| {
+            let taken: HashSet<_> = used.iter().chain(foreign).collect();
+            (geometry.segments as usize).saturating_sub(taken.len())
+        };
+        // Without a journal nothing goes on; that counts more than caution towards a guest that is most likely dead.
+        let crowded = count(used, foreign) < NEEDED;
+        let foreign = if crowded { &[] } else { foreign };
         let mut segments = vec![Segment::Free; geometry.segments as usize];
         // A segment that is both stays foreign: no checkpoint of ours makes the predecessor stop writing there.
         let standings = used
@@ -61,19 +79,30 @@ impl Journal {
                 *place = standing;
             }
         }
-        let mut journal =
-            Self { segments, entered: 1, search: 0, segment: 0, block: 0, next: 0, generation, head };
+        let mut journal = Self {
+            segments,
+            entered: 1,
+            search: 0,
+            segment: 0,
+            block: 0,
+            next: 0,
+            generation,
+            head,
+            crowded,
+        };
         journal.search = used.last().map_or(0, |last| *last as usize + 1);
-        journal.segment = journal.reserve()?;
-        journal.next = journal.reserve()?;
+        journal.segment = journal.reserve(0)?;
+        journal.next = journal.reserve(0)?;
         Ok(journal)
     }
 
-    fn reserve(&mut self) -> Result<u32> {
+    /// A free segment, if there are more than `keep`.
+    fn reserve(&mut self, keep: usize) -> Result<u32> {
         let count = self.segments.len();
         let found = (0..count)
             .map(|step| (self.search + step) % count)
-            .find(|at| self.segments[*at] == Segment::Free);
+            .find(|at| self.segments[*at] == Segment::Free)
+            .filter(|_| self.free() > keep);
         let at = found.ok_or_else(|| {
             Error::new(Kind::NoSpace, "the journal is full and no checkpoint could make room; detach the volume and attach it again")
         })?;
@@ -108,10 +137,10 @@ impl Journal {
         items_per_record(geometry.segment_blocks - self.block) + next
     }
 
-    /// Items for which there is room before a checkpoint frees segments. To go on in the next one takes a free one.
+    /// Items for which there is room before a checkpoint frees segments. To go on in the next one takes a free one, and one stays free.
     pub(crate) fn capacity(&self, geometry: &Geometry) -> usize {
         let segment = items_per_record(geometry.segment_blocks);
-        items_per_record(geometry.segment_blocks - self.block) + self.free() * segment
+        items_per_record(geometry.segment_blocks - self.block) + self.free().saturating_sub(KEPT) * segment
     }
 
     /// Free segments.
@@ -144,7 +173,7 @@ impl Journal {
             if self.block == core.geometry.segment_blocks {
                 self.segment = self.next;
                 self.block = 0;
-                self.next = self.reserve()?;
+                self.next = self.reserve(KEPT)?;
             }
             let room = items_per_record(core.geometry.segment_blocks - self.block);
             let (now, later) = rest.split_at(rest.len().min(room));

@@ -133,7 +133,9 @@ impl Replay<'_> {
             if leg.first != scan.generation + 1 || leg.head != scan.head {
                 break;
             }
-            state.foreign_segments.insert(leg.segment);
+            if leg.is_open() {
+                state.foreign_segments.insert(leg.segment);
+            }
             let mut place = Place { segment: leg.segment, block: leg.block, next: None };
             let mut items = Vec::new();
             let mut segments = Vec::new();
@@ -144,12 +146,12 @@ impl Replay<'_> {
                     break;
                 }
                 scan = Scan { generation: record.generation, head: next_head(&scan.head, &record) };
+                segments.push(place.segment);
                 if leg.is_open() {
-                    note_reservations(state, &record, place.segment, &read);
+                    note_reservations(state, &record, &segments, &read);
                 }
                 epochs.push((record.epoch, record.salt));
                 items.extend(read);
-                segments.push(place.segment);
                 if !record.last {
                     continue;
                 }
@@ -333,10 +335,10 @@ struct Place {
     next: Option<u32>,
 }
 
-/// The predecessor may be alive, and write wherever it reserved.
-fn note_reservations(state: &mut Replayed, record: &RecordHeader, segment: u32, items: &[Item]) {
-    state.foreign_segments.insert(segment);
-    state.foreign_segments.insert(record.next_segment);
+/// The predecessor may be alive. Of the journal it may still write what its last commit is in, and the segment that this one names next;
+/// of the data, wherever it reserved.
+fn note_reservations(state: &mut Replayed, record: &RecordHeader, commit: &[u32], items: &[Item]) {
+    state.foreign_segments = commit.iter().copied().chain([record.next_segment]).collect();
     for item in items {
         if let Item::Reserve(units) = item {
             state.foreign_units.extend(units.as_slice());

@@ -288,14 +288,16 @@ impl Core {
 
     /// Blocks that the map may need for what is in memory now: two checkpoints in a row, the one under way and the one after it. The
     /// first gives back what it replaces, so only nodes that do not exist yet count twice; a transaction gives back nothing.
-    fn node_reserve(&self) -> u64 {
+    pub(crate) fn node_reserve(&self) -> u64 {
         let all = self.geometry.map_nodes();
         let exist = match self.header.freshness {
             Freshness::Transaction => 0,
             _ => self.geometry.least_map_nodes(self.roots().mapped),
         };
         let twice = (2 * all).saturating_sub(exist);
-        let changed = 2 * self.limits.overlay * u64::from(self.geometry.map_levels());
+        // What is under way may be in the overlay beyond its limit.
+        let most = self.limits.overlay + self.journal_share();
+        let changed = 2 * most * u64::from(self.geometry.map_levels());
         twice.min(changed) + self.limits.salt_reserve
     }
 

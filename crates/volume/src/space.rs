@@ -258,7 +258,10 @@ impl Space {
 
     /// How many more units may be reserved before a superblock could not list them all.
     pub(crate) fn room(&self, most: usize) -> usize {
-        let inner = self.lock();
+        let mut inner = self.lock();
+        if inner.queue.len() + inner.emptied.len() >= most {
+            inner.forget_emptied();
+        }
         most.saturating_sub(inner.queue.len() + inner.emptied.len())
     }
 
@@ -410,6 +413,19 @@ impl Space {
 }
 
 impl Inner {
+    /// Units that ran empty need not be listed any more when all that was taken there is named by an entry: this session writes to none of
+    /// these blocks again, so whoever comes next may believe bitmap and journal about them.
+    fn forget_emptied(&mut self) {
+        let Inner { units, resident, emptied, .. } = self;
+        emptied.retain(|unit| {
+            let writing = resident.get(unit).is_none_or(|bits| bits.out > 0);
+            if !writing {
+                units[*unit as usize].state = State::Open;
+            }
+            writing
+        });
+    }
+
     /// Bytes of the current views.
     fn bytes(&self) -> u64 {
         // All units but the last have the same size.

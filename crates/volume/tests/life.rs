@@ -8,10 +8,10 @@ use common::{Bench, Session, filled, options, page};
 use store::Buffer;
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 use volume::geometry::Shape;
-use volume::{Kind, Request};
+use volume::{CreateOptions, Kind, Request};
 
 fn bench(freshness: Freshness) -> Bench {
-    Bench::new(volume::CreateOptions { freshness, ..options(4096, Shape::STANDARD) }, 16384)
+    Bench::new(CreateOptions { freshness, ..options(4096, Shape::STANDARD) }, 16384)
 }
 
 fn expect(session: &mut Session, block: u64, fill: u8) {
@@ -64,13 +64,8 @@ fn every_suite_and_protection_reads_back() {
     ];
     for (suite, confidentiality, integrity) in combinations {
         let freshness = if integrity { Freshness::Strict } else { Freshness::Off };
-        let options = volume::CreateOptions {
-            suite,
-            confidentiality,
-            integrity,
-            freshness,
-            ..options(4096, Shape::STANDARD)
-        };
+        let options =
+            CreateOptions { suite, confidentiality, integrity, freshness, ..options(4096, Shape::STANDARD) };
         let bench = Bench::new(options, 16384);
         let policy = bench.create();
         let mut session = bench.attach(&policy).expect("attached");
@@ -108,6 +103,24 @@ fn a_transaction_is_all_or_nothing() {
     let mut session = bench.attach(&policy).expect("attached again");
     for (block, fill) in [(1, 1), (2, 0), (3, 3), (4, 4)] {
         expect(&mut session, block, fill);
+    }
+}
+
+/// A superblock can list 256 units, and only the end of a transaction writes one.
+#[test]
+fn a_transaction_may_be_larger_than_what_a_superblock_lists() {
+    let options = CreateOptions { freshness: Freshness::Transaction, ..options(8192, Shape::TINY) };
+    let bench = Bench::new(options, 24_000);
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    for at in 0..100u64 {
+        session.write(at * 64, 64, 1 + u8::try_from(at).expect("small")).expect("written");
+    }
+    session.one(Request::Commit).result.expect("committed");
+    drop(session);
+    let mut session = bench.attach(&policy).expect("attached again");
+    for at in 0..100u64 {
+        expect(&mut session, at * 64 + 63, 1 + u8::try_from(at).expect("small"));
     }
 }
 
@@ -174,7 +187,7 @@ fn any_number_of_large_writes_at_once_is_no_more_than_the_journal_takes() {
 
 #[test]
 fn a_thin_volume_says_cleanly_that_it_is_full() {
-    let options = volume::CreateOptions { provision: Provision::Thin, ..options(65536, Shape::STANDARD) };
+    let options = CreateOptions { provision: Provision::Thin, ..options(65536, Shape::STANDARD) };
     let bench = Bench::new(options, 16384);
     let policy = bench.create();
     let mut session = bench.attach(&policy).expect("attached");
@@ -253,7 +266,8 @@ fn a_queue_with_much_to_do_lets_its_caller_ask_for_more_in_between() {
     let bench = bench(Freshness::Strict);
     let policy = bench.create();
     let mut session = bench.attach(&policy).expect("attached");
-    session.write(0, 1024, 7).expect("written");
+    session.write(0, 512, 7).expect("written");
+    session.write(512, 512, 7).expect("written");
     for token in 0..READS {
         session.queue.submit(token, Request::Read { block: token * 32, buffer: Buffer::private_zeroed(32) });
     }
