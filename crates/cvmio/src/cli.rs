@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueHint};
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 
 use crate::input::{parse_duration, parse_name, parse_size};
@@ -183,10 +183,13 @@ pub struct Attach {
     /// Threads that seal and open blocks
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub queues: u8,
-    /// Make a block device, /dev/loopN, of the volume's file
+    /// How the volume is shown
+    #[arg(long = "as", value_enum, value_name = "FRONT-END", default_value_t = FrontEnd::Fuse)]
+    pub front_end: FrontEnd,
+    /// Make a block device, /dev/loopN, of the volume's file (only with --as fuse)
     #[arg(long = "loop")]
     pub use_loop: bool,
-    /// Show the volume as the file `disk` in DIR (an empty directory) instead of in the runtime directory
+    /// Show the volume as the file `disk` in DIR (an empty directory) instead of in the runtime directory (only with --as fuse)
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub mount: Option<PathBuf>,
     /// Stay in the foreground until SIGTERM or SIGINT
@@ -205,6 +208,13 @@ pub struct Attach {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// How an attached volume is shown.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrontEnd {
+    /// A file, and with --loop a block device
+    Fuse,
 }
 
 #[derive(Args, Debug)]

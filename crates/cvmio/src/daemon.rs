@@ -2,7 +2,7 @@
 
 pub mod control;
 mod disk;
-mod front;
+pub mod front;
 mod holders;
 mod latency;
 mod pool;
@@ -25,7 +25,7 @@ use crate::failure::Failure;
 use crate::runtime::{Claim, Place};
 use crate::system;
 use control::{Reply, Request};
-use front::Front;
+use front::{Front, Show, Shown};
 use service::Service;
 
 /// What to attach, and how.
@@ -37,8 +37,7 @@ pub struct Order {
     pub policy: Policy,
     pub memory: u64,
     pub queues: u8,
-    pub use_loop: bool,
-    pub mount: Option<PathBuf>,
+    pub show: Show,
     pub interval: Duration,
     pub buffered: bool,
 }
@@ -49,8 +48,8 @@ pub struct Order {
 pub struct Ready {
     pub name: String,
     pub process: u32,
-    pub device: PathBuf,
-    pub loop_device: Option<PathBuf>,
+    #[serde(flatten)]
+    pub shown: Shown,
     pub size: u64,
     pub warnings: Vec<String>,
 }
@@ -92,7 +91,7 @@ pub fn run(
     let (sender, events) = channel();
     watch_signals(sender.clone())?;
     let service = Service::start(attach(order, credential)?, order.queues, sender.clone())?;
-    let front = match Front::show(order, &claim, service.disk()) {
+    let front = match order.show.show(&claim, service.disk()) {
         Ok(front) => front,
         Err(failure) => {
             // The reason counts; that the volume could not be put away either would only hide it.
@@ -100,7 +99,13 @@ pub fn run(
             return Err(failure);
         }
     };
-    let ready = front.ready(order, service.size(), warnings);
+    let ready = Ready {
+        name: order.name.clone(),
+        process: std::process::id(),
+        shown: front.shown(),
+        size: service.size(),
+        warnings,
+    };
     let service = Arc::new(service);
     answer(listener, &service, &ready, sender)?;
     let told = announce(&ready);
@@ -174,12 +179,12 @@ fn reply(result: Result<serde_json::Value, Failure>) -> Reply {
 /// Serves until somebody says stop, and puts everything away.
 fn stay(
     service: &Service,
-    front: Front,
+    front: Box<dyn Front>,
     claim: Claim,
     events: &Receiver<Event>,
     wanted: bool,
 ) -> Result<(), Failure> {
-    let asker = if wanted { until_told(&front, events) } else { None };
+    let asker = if wanted { until_told(front.as_ref(), events) } else { None };
     if asker.is_none() {
         front.hide_within(GRACE);
     }
@@ -195,7 +200,7 @@ fn stay(
 }
 
 /// Waits for a signal, or for somebody who may put the volume away.
-fn until_told(front: &Front, events: &Receiver<Event>) -> Option<Asker> {
+fn until_told(front: &dyn Front, events: &Receiver<Event>) -> Option<Asker> {
     loop {
         match events.recv() {
             Err(_) | Ok(Event::Signal) => return None,

@@ -3,13 +3,14 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use seal::slot::Credential;
 use serde::{Deserialize, Serialize};
 
-use crate::cli::Attach;
+use crate::cli::{Attach, FrontEnd};
+use crate::daemon::front::Show;
 use crate::daemon::{self, Order, Ready};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
@@ -29,7 +30,7 @@ enum Word {
 
 pub fn run(args: &Attach) -> Result<(), Failure> {
     let order = order(args)?;
-    check_front(&order)?;
+    order.show.check()?;
     system::protect()?;
     let credential = input::load(&args.credential, Origin::Known)?;
     if args.foreground {
@@ -44,9 +45,6 @@ pub fn run(args: &Attach) -> Result<(), Failure> {
 }
 
 fn order(args: &Attach) -> Result<Order, Failure> {
-    let whole = |path: &Path| {
-        std::path::absolute(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
-    };
     let policy_path = input::default_policy(&args.store, args.policy.as_deref())?;
     // Looked at first, so that a wrong path is not taken for a lost policy.
     std::fs::metadata(&args.store).map_err(|error| {
@@ -69,25 +67,23 @@ fn order(args: &Attach) -> Result<Order, Failure> {
         policy,
         memory: args.memory,
         queues: args.queues,
-        use_loop: args.use_loop,
-        mount: args.mount.as_deref().map(whole).transpose()?,
+        show: show(args)?,
         interval: args.interval,
         buffered: args.buffered,
     })
 }
 
-/// What would keep the device from being shown, found before the volume is claimed for nothing.
-fn check_front(order: &Order) -> Result<(), Failure> {
-    if let Some(path) = order.mount.as_deref().filter(|path| !path.is_dir()) {
-        return Err(Failure::usage(format!(
-            "{} is not a directory; make one, or leave --mount out",
-            path.display()
-        )));
+/// The front end, and what is for it alone.
+fn show(args: &Attach) -> Result<Show, Failure> {
+    match args.front_end {
+        FrontEnd::Fuse => {
+            Ok(Show::Fuse { use_loop: args.use_loop, mount: args.mount.as_deref().map(whole).transpose()? })
+        }
     }
-    if !Path::new("/dev/fuse").exists() {
-        return Err(Failure::usage("this kernel has no FUSE; load its module (modprobe fuse)"));
-    }
-    Ok(())
+}
+
+fn whole(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
 }
 
 fn report(args: &Attach, ready: &Ready) -> Result<(), Failure> {
@@ -95,14 +91,9 @@ fn report(args: &Attach, ready: &Ready) -> Result<(), Failure> {
     if args.json {
         return output::print_json(ready);
     }
-    let mut text = format!(
-        "attached {} ({})\n  file          {}",
-        ready.name,
-        output::bytes(ready.size),
-        ready.device.display()
-    );
-    if let Some(device) = &ready.loop_device {
-        text += &format!("\n  block device  {}", device.display());
+    let mut text = format!("attached {} ({})", ready.name, output::bytes(ready.size));
+    for (what, place) in ready.shown.places() {
+        text += &format!("\n  {what:<12}  {place}");
     }
     output::print(&text);
     Ok(())

@@ -1,12 +1,12 @@
 //! What a daemon says about its volume.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Serialize;
 use volume::Status;
 
+use super::front::Shown;
 use super::latency::Percentiles;
 use crate::output::{bytes, count, percent};
 
@@ -20,10 +20,9 @@ pub struct Report {
     pub process: u32,
     /// Seconds since it was attached.
     pub seconds: u64,
-    /// The device's file.
-    pub device: PathBuf,
-    /// The loop device on it.
-    pub loop_device: Option<PathBuf>,
+    /// The front end, and where the device is.
+    #[serde(flatten)]
+    pub shown: Shown,
     /// What was warned about at the start.
     pub warnings: Vec<String>,
     /// Requests that ended with an error.
@@ -60,8 +59,7 @@ impl Report {
             writeln!(out, "  warning      {warning}")?;
         }
         let mut row = |name: &str, value: String| writeln!(out, "  {name:<12} {value}");
-        let device = self.device.display().to_string();
-        row("device", self.loop_device.iter().fold(device, |all, one| format!("{}, {all}", one.display())))?;
+        row("device", self.shown.to_string())?;
         row("store", format!("{} ({})", status.store, bytes(status.store_size)))?;
         row("anchor", status.anchor.clone().unwrap_or_else(|| "none".into()))?;
         row("protection", protection(status))?;

@@ -1,92 +1,72 @@
-//! The device that people see: a file under FUSE, and a loop device on it.
+//! A file under FUSE, and a loop device on it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
 
 use export::fuse::{Mount, Options};
 
-use super::disk::Disk;
-use super::{Order, Ready, holders, log};
+use super::{Disk, Front, Shown, holders, in_use};
 use crate::failure::Failure;
 use crate::runtime::Claim;
 
-/// How often it is tried again to take away what is in use.
-const PAUSE: Duration = Duration::from_millis(200);
-
-/// A device that is shown. Dropping it takes it away, whoever uses it.
-pub struct Front {
+/// A mounted file.
+pub struct Fuse {
     mount: Mount,
     loop_device: Option<PathBuf>,
     device: PathBuf,
 }
 
-impl Front {
+/// See [`super::Show::check`].
+pub fn check(mount: Option<&Path>) -> Result<(), Failure> {
+    if let Some(path) = mount.filter(|path| !path.is_dir()) {
+        return Err(Failure::usage(format!(
+            "{} is not a directory; make one, or leave --mount out",
+            path.display()
+        )));
+    }
+    if !Path::new("/dev/fuse").exists() {
+        return Err(Failure::usage("this kernel has no FUSE; load its module (modprobe fuse)"));
+    }
+    Ok(())
+}
+
+impl Fuse {
     /// Shows the device.
     ///
     /// # Errors
     /// When FUSE or the loop driver refuses; nothing is left then.
-    pub fn show(order: &Order, claim: &Claim, disk: Disk) -> Result<Self, Failure> {
-        let mountpoint = match &order.mount {
-            Some(path) => path.clone(),
+    pub fn show(use_loop: bool, mount: Option<&Path>, claim: &Claim, disk: Disk) -> Result<Self, Failure> {
+        let mountpoint = match mount {
+            Some(path) => path.to_path_buf(),
             None => {
                 let path = claim.place().mountpoint();
                 make_directory(&path)?;
                 path
             }
         };
-        let mount = Mount::new(&mountpoint, "disk", Arc::new(disk), &Options::default())?;
-        claim.link(mount.file())?;
-        let device = claim.place().disk();
-        let loop_device = if order.use_loop { Some(loop_attach(mount.file())?) } else { None };
-        Ok(Self { mount, loop_device, device })
+        let mounted = Mount::new(&mountpoint, "disk", Arc::new(disk), &Options::default())?;
+        claim.link(mounted.file())?;
+        let device = if mount.is_some() { mounted.file().to_path_buf() } else { claim.place().disk() };
+        let loop_device = if use_loop { Some(loop_attach(mounted.file())?) } else { None };
+        Ok(Self { mount: mounted, loop_device, device })
+    }
+}
+
+impl Front for Fuse {
+    fn shown(&self) -> Shown {
+        Shown::Fuse { device: self.device.clone(), loop_device: self.loop_device.clone() }
     }
 
-    /// What to announce.
-    pub fn ready(&self, order: &Order, size: u64, warnings: Vec<String>) -> Ready {
-        Ready {
-            name: order.name.clone(),
-            process: std::process::id(),
-            device: if order.mount.is_some() { self.mount.file().into() } else { self.device.clone() },
-            loop_device: self.loop_device.clone(),
-            size,
-            warnings,
-        }
-    }
-
-    /// Takes the device away if nobody uses it.
-    ///
-    /// # Errors
-    /// Says who does; then all stays as it is.
-    pub fn hide(&self) -> Result<(), Failure> {
+    fn hide(&self) -> Result<(), Failure> {
         let users = holders::of(self.mount.file());
         if !users.is_empty() {
-            let list = users.join(", ");
-            return Err(Failure::usage(format!(
-                "the volume is in use: {list}. Unmount or close it first; nothing was changed"
-            )));
+            return Err(in_use(&users));
         }
         for device in export::loopdev::holders(self.mount.file())? {
             loop_detach(&device)?;
         }
         Ok(self.mount.unmount()?)
-    }
-
-    /// The same for somebody who cannot wait for ever.
-    pub fn hide_within(&self, grace: Duration) {
-        let mut waited = Duration::ZERO;
-        while let Err(failure) = self.hide() {
-            if waited.is_zero() {
-                log(&format!("{failure}; waiting {} s for that", grace.as_secs()));
-            }
-            if waited >= grace {
-                log("the device is taken away from those who use it");
-                return;
-            }
-            std::thread::sleep(PAUSE);
-            waited += PAUSE;
-        }
     }
 }
 

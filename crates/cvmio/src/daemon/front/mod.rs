@@ -1,0 +1,121 @@
+//! The front ends: each shows an attached volume in its own way. One file for each.
+
+mod fuse;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::disk::Disk;
+use super::{holders, log};
+use crate::failure::Failure;
+use crate::runtime::Claim;
+
+/// How often it is tried again to take away what is in use.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Which front end is to show the volume, and how.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Show {
+    /// As a file, and as a loop device on it.
+    Fuse {
+        /// Make the loop device.
+        use_loop: bool,
+        /// Show the file in this directory, and not in the runtime directory.
+        mount: Option<PathBuf>,
+    },
+}
+
+/// Which front end shows the volume, and where.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "front-end", rename_all = "kebab-case", rename_all_fields = "kebab-case")]
+pub enum Shown {
+    /// As a file.
+    Fuse {
+        /// The file.
+        device: PathBuf,
+        /// The loop device on it.
+        loop_device: Option<PathBuf>,
+    },
+}
+
+/// A front end that shows the volume. Dropping it takes the device away, whoever uses it.
+pub trait Front {
+    /// Where the device is.
+    fn shown(&self) -> Shown;
+
+    /// Takes the device away if nobody uses it.
+    ///
+    /// # Errors
+    /// Says who does; then all stays as it is.
+    fn hide(&self) -> Result<(), Failure>;
+
+    /// The same for somebody who cannot wait for ever.
+    fn hide_within(&self, grace: Duration) {
+        let mut waited = Duration::ZERO;
+        while let Err(failure) = self.hide() {
+            if waited.is_zero() {
+                log(&format!("{failure}; waiting {} s for that", grace.as_secs()));
+            }
+            if waited >= grace {
+                log("the device is taken away from those who use it");
+                return;
+            }
+            std::thread::sleep(PAUSE);
+            waited += PAUSE;
+        }
+    }
+}
+
+impl Show {
+    /// What would keep the device from being shown, found before the volume is claimed for nothing.
+    ///
+    /// # Errors
+    /// Says what to do about it.
+    pub fn check(&self) -> Result<(), Failure> {
+        match self {
+            Self::Fuse { mount, .. } => fuse::check(mount.as_deref()),
+        }
+    }
+
+    /// Shows the device.
+    ///
+    /// # Errors
+    /// When the front end refuses; nothing is left then.
+    pub fn show(&self, claim: &Claim, disk: Disk) -> Result<Box<dyn Front>, Failure> {
+        match self {
+            Self::Fuse { use_loop, mount } => {
+                Ok(Box::new(fuse::Fuse::show(*use_loop, mount.as_deref(), claim, disk)?))
+            }
+        }
+    }
+}
+
+impl Shown {
+    /// What it is, and where, for people: one line for each way to reach it.
+    pub fn places(&self) -> Vec<(&'static str, String)> {
+        match self {
+            Self::Fuse { device, loop_device } => {
+                let mut places = vec![("file", device.display().to_string())];
+                places.extend(loop_device.iter().map(|path| ("block device", path.display().to_string())));
+                places
+            }
+        }
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let places: Vec<String> = self.places().into_iter().map(|(_, place)| place).collect();
+        f.write_str(&places.join(", "))
+    }
+}
+
+/// "The volume is in use: ...", for [`Front::hide`].
+fn in_use(users: &[String]) -> Failure {
+    let list = users.join(", ");
+    Failure::usage(format!("the volume is in use: {list}. Unmount or close it first; nothing was changed"))
+}
