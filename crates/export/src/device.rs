@@ -50,6 +50,18 @@ pub enum Request {
 /// any thread, also inside `submit`. A request whose `Done` is dropped fails with `EIO`.
 pub type Done = Box<dyn FnOnce(Result<Vec<u8>, Errno>) + Send>;
 
+/// A stretch of a device, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Extent {
+    /// Bytes; never zero.
+    pub length: u64,
+    /// Whether something is stored there; what is not reads as zeros.
+    pub allocated: bool,
+}
+
+/// Ends a look at what is allocated, as [`Done`] ends a request.
+pub type Found = Box<dyn FnOnce(Result<Vec<Extent>, Errno>) + Send>;
+
 /// A block device: what a front end shows, and what a volume is from outside.
 pub trait Device: Send + Sync + 'static {
     /// Bytes. A whole number of blocks, and always the same.
@@ -57,4 +69,9 @@ pub trait Device: Send + Sync + 'static {
     /// Accepts a request, without waiting for its end. Any number may be in flight; between two that overlap
     /// any order is right, as long as it is an order.
     fn submit(&self, request: Request, done: Done);
+    /// Tells which bytes of a range are stored: extents in order, without gaps, from `offset` on, that cover all of it. Offset
+    /// and length are as in a [`Request`]. A device that cannot tell says that all are.
+    fn allocated(&self, _offset: u64, length: u64, found: Found) {
+        found(Ok(vec![Extent { length, allocated: true }]));
+    }
 }

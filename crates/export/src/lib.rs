@@ -13,7 +13,7 @@ pub mod fuse;
 pub mod loopdev;
 mod range_lock;
 
-pub use device::{BLOCK_SIZE, Device, Done, MAX_TRANSFER, Request};
+pub use device::{BLOCK_SIZE, Device, Done, Extent, Found, MAX_TRANSFER, Request};
 pub use error::Error;
 
 /// Tells the kernel that this thread, and every thread and process that it starts from now on, serves block

@@ -119,7 +119,7 @@ impl Simulation {
 
     /// A request was answered: compares with the model, and tells it.
     pub(crate) fn answered(&mut self, zombie: bool, completion: Completion) -> Outcomes {
-        let Completion { token, buffer, result } = completion;
+        let Completion { token, buffer, result, .. } = completion;
         let guest = if zombie { &mut self.zombie } else { &mut self.guest };
         let Some(guest) = guest else { return Ok(()) };
         let Some(outstanding) = guest.outstanding.remove(&token) else {

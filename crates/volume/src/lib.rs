@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+mod allocation;
 mod attach;
 mod cache;
 mod check;
@@ -40,6 +41,7 @@ mod tree;
 mod volume;
 
 pub use crate::core::{Clock, Environment};
+pub use allocation::Extent;
 pub use attach::{AttachOptions, Window, attach, attach_read_only};
 pub use check::{CheckProgress, CheckReport};
 pub use create::{CreateOptions, SavePolicy, create};

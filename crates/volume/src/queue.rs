@@ -14,6 +14,7 @@ use futures::future::LocalBoxFuture;
 use futures::stream::FuturesUnordered;
 use store::Buffer;
 
+use crate::allocation::Extent;
 use crate::core::Core;
 use crate::error::Result;
 use crate::io::Io;
@@ -46,6 +47,13 @@ pub enum Request {
         /// How many.
         blocks: u64,
     },
+    /// Say which of these blocks hold something, in [`Completion::extents`], without reading them.
+    Allocation {
+        /// First block.
+        block: u64,
+        /// How many. The answer has up to an extent for each, so ask for some thousands at a time.
+        blocks: u64,
+    },
     /// End the transaction: everything that completed before this is durable and anchored when it completes.
     Commit,
 }
@@ -57,6 +65,8 @@ pub struct Completion {
     pub token: u64,
     /// The request's buffer. After a failed read its content is undefined, but never plaintext of other blocks.
     pub buffer: Option<Buffer>,
+    /// What [`Request::Allocation`] asked for: all of its blocks, in order. Empty for other requests.
+    pub extents: Vec<Extent>,
     /// `Ok`, or why it failed.
     pub result: Result<()>,
 }
@@ -93,8 +103,9 @@ impl Queue {
     pub fn submit(&mut self, token: u64, request: Request) {
         let (core, io, runs) = (Arc::clone(&self.core), self.io.clone(), Rc::clone(&self.runs));
         let task = async move {
-            let (buffer, result) = core.serve(&io, &runs, request).await;
-            Completion { token, buffer, result }
+            let mut extents = Vec::new();
+            let (buffer, result) = core.serve(&io, &runs, request, &mut extents).await;
+            Completion { token, buffer, extents, result }
         };
         // Each request moves its future about; what is large in it belongs in a box on the path that needs it.
         debug_assert!(

@@ -13,6 +13,7 @@ use futures::FutureExt;
 use futures::future::join_all;
 use store::{BLOCK_SIZE, Buffer};
 
+use crate::allocation::Extent;
 use crate::cache::NodeKey;
 use crate::commit::Want;
 use crate::core::Core;
@@ -33,6 +34,7 @@ impl Core {
         io: &Io,
         runs: &RefCell<Runs>,
         request: Request,
+        extents: &mut Vec<Extent>,
     ) -> (Option<Buffer>, Result<()>) {
         match request {
             Request::Read { block, mut buffer } => {
@@ -45,11 +47,15 @@ impl Core {
             }
             Request::Flush => (None, self.flush(io).await),
             Request::Discard { block, blocks } => (None, self.discard(io, block, blocks).await),
+            Request::Allocation { block, blocks } => {
+                let found = self.allocation(io, block, blocks).boxed_local().await;
+                (None, found.map(|found| *extents = found))
+            }
             Request::Commit => (None, self.commit_transaction(io).await),
         }
     }
 
-    fn check_range(&self, block: u64, blocks: u64) -> Result<()> {
+    pub(crate) fn check_range(&self, block: u64, blocks: u64) -> Result<()> {
         let size = self.geometry.logical_blocks;
         if block.checked_add(blocks).is_some_and(|end| end <= size) {
             return Ok(());
@@ -95,7 +101,7 @@ impl Core {
     }
 
     /// The entries of a stretch of logical blocks, from the overlay or the map.
-    async fn entries(&self, io: &Io, block: u64, blocks: usize) -> Result<Vec<Entry>> {
+    pub(crate) async fn entries(&self, io: &Io, block: u64, blocks: usize) -> Result<Vec<Entry>> {
         let bits = self.geometry.fan_out_bits;
         let end = block + blocks as u64;
         let mut entries = Vec::with_capacity(blocks);

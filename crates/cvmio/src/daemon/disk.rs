@@ -8,7 +8,7 @@ use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use export::{Device, Done};
+use export::{Device, Done, Found};
 use rustix::io::Errno;
 use slab::Slab;
 use store::BLOCK_SIZE;
@@ -50,14 +50,34 @@ struct Inbox {
 /// A request, with what is to happen at its end.
 struct Task {
     work: Work,
-    done: Done,
+    done: Ending,
     /// When it was submitted.
     since: Duration,
 }
 
 enum Work {
     Device(export::Request),
+    /// Bytes, which are whole blocks.
+    Allocation {
+        offset: u64,
+        length: u64,
+    },
     Commit,
+}
+
+/// What is to happen at a request's end.
+enum Ending {
+    Bytes(Done),
+    Extents(Found),
+}
+
+impl Ending {
+    fn fail(self, errno: Errno) {
+        match self {
+            Self::Bytes(done) => done(Err(errno)),
+            Self::Extents(found) => found(Err(errno)),
+        }
+    }
 }
 
 /// The threads behind a [`Disk`].
@@ -88,7 +108,7 @@ impl Disk {
 
     /// Ends the transaction, and calls `done` when all is durable and anchored.
     pub fn commit(&self, done: Done) {
-        self.push(Work::Commit, done);
+        self.push(Work::Commit, Ending::Bytes(done));
     }
 
     /// Takes no more requests; the threads end when those in flight have ended.
@@ -109,12 +129,12 @@ impl Disk {
         self.lanes.iter().map(|lane| lane.failed.load(Ordering::Relaxed)).sum()
     }
 
-    fn push(&self, work: Work, done: Done) {
+    fn push(&self, work: Work, done: Ending) {
         let lane = &self.lanes[lane_of_this_thread() % self.lanes.len()];
         let mut inbox = lane.inbox();
         if inbox.closed {
             drop(inbox);
-            return done(Err(Errno::SHUTDOWN));
+            return done.fail(Errno::SHUTDOWN);
         }
         inbox.tasks.push(Task { work, done, since: self.clock.now() });
         // Who finds more than one has been woken for the first.
@@ -137,7 +157,11 @@ impl Device for Disk {
     }
 
     fn submit(&self, request: export::Request, done: Done) {
-        self.push(Work::Device(request), done);
+        self.push(Work::Device(request), Ending::Bytes(done));
+    }
+
+    fn allocated(&self, offset: u64, length: u64, found: Found) {
+        self.push(Work::Allocation { offset, length }, Ending::Extents(found));
     }
 }
 
@@ -197,7 +221,7 @@ impl Drop for Closing {
             inbox.closed = true;
             std::mem::take(&mut inbox.tasks)
         };
-        tasks.into_iter().for_each(|task| (task.done)(Err(Errno::SHUTDOWN)));
+        tasks.into_iter().for_each(|task| task.done.fail(Errno::SHUTDOWN));
     }
 }
 
@@ -212,7 +236,7 @@ struct Server {
 /// A request that the volume has.
 struct Waiting {
     kind: Kind,
-    done: Done,
+    done: Ending,
     since: Duration,
 }
 
@@ -242,7 +266,7 @@ impl Server {
                 let token = self.waiting.insert(Waiting { kind, done, since });
                 self.queue.submit(token as u64, request);
             }
-            Err(errno) => done(Err(errno)),
+            Err(errno) => done.fail(errno),
         }
     }
 
@@ -250,6 +274,10 @@ impl Server {
     fn translate(&mut self, work: Work) -> Result<(Kind, volume::Request), Errno> {
         let request = match work {
             Work::Commit => return Ok((Kind::Commit, volume::Request::Commit)),
+            Work::Allocation { offset, length } => {
+                let request = volume::Request::Allocation { block: blocks(offset)?, blocks: blocks(length)? };
+                return Ok((Kind::Allocation, request));
+            }
             Work::Device(request) => request,
         };
         Ok(match request {
@@ -287,11 +315,18 @@ impl Server {
             return;
         };
         self.lane.latency.record(kind, self.clock.now().saturating_sub(since));
-        let bytes = match (&completion.result, kind, &completion.buffer) {
-            (Err(error), ..) => {
-                self.complain(kind, error);
-                Err(errno(error))
+        if let Err(error) = &completion.result {
+            self.complain(kind, error);
+        }
+        let done = match done {
+            Ending::Bytes(done) => done,
+            Ending::Extents(found) => {
+                let extents = completion.extents.into_iter().map(in_bytes).collect();
+                return found(completion.result.map(|()| extents).map_err(|error| errno(&error)));
             }
+        };
+        let bytes = match (&completion.result, kind, &completion.buffer) {
+            (Err(error), ..) => Err(errno(error)),
             (Ok(()), Kind::Read, Some(buffer)) => buffer.private().map(<[u8]>::to_vec).ok_or(Errno::IO),
             (Ok(()), Kind::Read, None) => Err(Errno::IO),
             (Ok(()), ..) => Ok(Vec::new()),
@@ -310,6 +345,10 @@ const COMPLAINTS: u64 = 100;
 fn blocks(bytes: u64) -> Result<u64, Errno> {
     let block = BLOCK_SIZE as u64;
     if bytes.is_multiple_of(block) { Ok(bytes / block) } else { Err(Errno::INVAL) }
+}
+
+fn in_bytes(extent: volume::Extent) -> export::Extent {
+    export::Extent { length: extent.blocks * BLOCK_SIZE as u64, allocated: extent.allocated }
 }
 
 /// What the front end says for a failure.

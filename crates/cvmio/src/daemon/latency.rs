@@ -14,12 +14,14 @@ pub enum Kind {
     Write,
     Flush,
     Discard,
+    Allocation,
     Commit,
 }
 
 impl Kind {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 5] = [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::Commit];
+    pub const ALL: [Self; 6] =
+        [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::Allocation, Self::Commit];
 
     /// For people.
     pub fn name(self) -> &'static str {
@@ -28,6 +30,7 @@ impl Kind {
             Self::Write => "write",
             Self::Flush => "flush",
             Self::Discard => "discard",
+            Self::Allocation => "allocation",
             Self::Commit => "commit",
         }
     }
@@ -55,7 +58,7 @@ pub struct Percentiles {
 const LONGEST: u64 = 60_000_000_000;
 
 /// The times of one thread.
-pub struct Latency(Mutex<[Histogram<u64>; 5]>);
+pub struct Latency(Mutex<[Histogram<u64>; 6]>);
 
 impl Latency {
     /// Nothing counted yet.
