@@ -1,6 +1,7 @@
-//! What must hold for any bytes that the host, or a file, hands to one of the decoders: nothing panics, and what is accepted is laid
+//! What must hold for any bytes that the host, a client or a file hands to one of the decoders: nothing panics, and what is accepted is laid
 //! out again to the byte. The fuzzer's targets call these, and so does `crates/cvmio/tests/corpus.rs`, with every file in `seeds/`.
 
+use export::nbd::wire;
 use seal::slot::{AREA_SIZE, KeySlots};
 use volume::format::entry::{ENTRY_SIZE, entry_at, put_entry};
 use volume::format::header::{Header, mac, put_mac};
@@ -15,10 +16,11 @@ use volume::policy::Policy;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them. Each has a file in `fuzz_targets/` and a directory in `seeds/`.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     ("entry", entry),
     ("header", header),
     ("items", items),
+    ("nbd", nbd),
     ("policy", policy),
     ("probe", probe),
     ("record", record),
@@ -60,6 +62,34 @@ pub fn items(payload: &[u8]) {
         item.encode_into(&mut again);
     }
     assert!(payload.starts_with(&again));
+}
+
+/// Any bytes as what an NBD client sends, from its first word on: each part is refused, or laid out again to the byte.
+pub fn nbd(mut bytes: &[u8]) {
+    let Some((flags, rest)) = bytes.split_first_chunk() else { return };
+    let Ok(known) = wire::ClientFlags::decode(*flags) else { return };
+    assert_eq!(known.encode(), *flags);
+    bytes = rest;
+    while let Some((header, rest)) = bytes.split_first_chunk() {
+        let Ok(option) = wire::OptionHeader::decode(header) else { break };
+        assert_eq!(option.encode(), header);
+        let Some((data, rest)) = rest.split_at_checked(usize::try_from(option.length).expect("64 bits"))
+        else {
+            return;
+        };
+        if let Ok(ask) = wire::Ask::decode(option.code, data) {
+            assert_eq!(ask.code(), option.code);
+            let ignored = matches!(ask, wire::Ask::Abort | wire::Ask::Unknown(_));
+            assert!(ignored || ask.encode() == data);
+        }
+        bytes = rest;
+    }
+    while let Some((header, rest)) = bytes.split_first_chunk() {
+        let Ok(request) = wire::Request::decode(header) else { return };
+        assert_eq!(request.encode(), header);
+        let _ = request.flags.fit(request.command, true);
+        bytes = rest;
+    }
 }
 
 /// Any text as an attach policy: refused, or one that is written and read again as the same.

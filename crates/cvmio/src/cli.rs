@@ -1,5 +1,6 @@
 //! What can be typed, and the help for it.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -166,7 +167,12 @@ pub struct Create {
 Example: a file system on a volume
   cvmio volume attach /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
       --key-file ledger.key --loop
-  mkfs.ext4 /dev/loop0 && mount /dev/loop0 /srv/ledger")]
+  mkfs.ext4 /dev/loop0 && mount /dev/loop0 /srv/ledger
+
+Example: for programs that speak NBD
+  cvmio volume attach /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
+      --key-file ledger.key --as nbd
+  nbdinfo 'nbd+unix:///?socket=/run/cvmio/ledger/nbd.sock'")]
 pub struct Attach {
     /// File or block device with a volume on it
     #[arg(value_hint = ValueHint::AnyPath)]
@@ -192,6 +198,8 @@ pub struct Attach {
     /// Show the volume as the file `disk` in DIR (an empty directory) instead of in the runtime directory (only with --as fuse)
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub mount: Option<PathBuf>,
+    #[command(flatten)]
+    pub nbd: NbdArgs,
     /// Stay in the foreground until SIGTERM or SIGINT
     #[arg(long)]
     pub foreground: bool,
@@ -215,6 +223,26 @@ pub struct Attach {
 pub enum FrontEnd {
     /// A file, and with --loop a block device
     Fuse,
+    /// An NBD server, for QEMU, nbdkit's tools or the kernel's nbd driver
+    Nbd,
+}
+
+/// Where NBD clients connect, and who may.
+#[derive(Args, Debug, Clone, Default)]
+pub struct NbdArgs {
+    /// Listen on TCP (port 0: any that is free) instead of on a unix socket in the runtime directory; beyond loopback only with TLS for
+    /// both sides (only with --as nbd)
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: Option<SocketAddr>,
+    /// The server's certificate, in PEM form; nobody is let in without TLS then (only with --as nbd)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its key
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Authorities of clients; only who has a certificate of one of them is let in
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_cert")]
+    pub tls_ca: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]

@@ -89,6 +89,7 @@ pub fn run(
         warnings.push("without CAP_SYS_RESOURCE this process can lock up when memory runs out".into());
     }
     let (sender, events) = channel();
+    warnings.extend(order.show.warning());
     watch_signals(sender.clone())?;
     let service = Service::start(attach(order, credential)?, order.queues, sender.clone())?;
     let front = match order.show.show(&claim, service.disk()) {

@@ -1,6 +1,7 @@
 //! The directory of the running volumes: where each has its socket, its device and its log.
 //!
-//! `DIR/NAME/` holds `lock` (held by the daemon as long as it lives), `control` (socket), `mnt/` (FUSE), `disk` (link into it) and `log`.
+//! `DIR/NAME/` holds `lock` (held by the daemon as long as it lives), `control` (socket), `mnt/` (FUSE), `disk` (link into it), `nbd.sock` (NBD)
+//! and `log`.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -59,6 +60,11 @@ impl Place {
         self.0.join("disk")
     }
 
+    /// Where NBD clients connect unless the user says otherwise.
+    pub fn nbd(&self) -> PathBuf {
+        self.0.join("nbd.sock")
+    }
+
     /// What the daemon has to say.
     pub fn log(&self) -> PathBuf {
         self.0.join("log")
@@ -108,8 +114,9 @@ impl Place {
             self.make()?;
         };
         // What a daemon left that was killed.
-        let _ = fs::remove_file(self.control());
-        let _ = fs::remove_file(self.disk());
+        for file in [self.control(), self.disk(), self.nbd()] {
+            let _ = fs::remove_file(file);
+        }
         Ok(Claim { place: self.clone(), _lock: file })
     }
 
@@ -120,7 +127,8 @@ impl Place {
         ))
     }
 
-    fn name(&self) -> String {
+    /// The volume's name.
+    pub fn name(&self) -> String {
         self.0.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
@@ -194,7 +202,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        for file in [self.place.control(), self.place.disk()] {
+        for file in [self.place.control(), self.place.disk(), self.place.nbd()] {
             let _ = fs::remove_file(file);
         }
         if !std::thread::panicking() {

@@ -1,6 +1,6 @@
 //! Requests of any offset and length, on a device that knows whole blocks only.
 
-use crate::device::{BLOCK_SIZE, Device, Done, Request};
+use crate::device::{BLOCK_SIZE, Device, Done, Found, Request};
 use crate::range_lock::{Guard, Mode, RangeLock};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -23,6 +23,11 @@ impl Aligned {
 
     pub(crate) fn size(&self) -> u64 {
         self.device.size()
+    }
+
+    /// As [`Device::allocated`]: for whole blocks only, since that is what is allocated.
+    pub(crate) fn allocated(&self, offset: u64, length: u64, found: Found) {
+        self.device.allocated(offset, length, found);
     }
 
     /// As [`Device::submit`], for bytes instead of blocks. What reaches beyond the end fails with `ENOSPC`; a length

@@ -11,6 +11,7 @@ mod device;
 mod error;
 pub mod fuse;
 pub mod loopdev;
+pub mod nbd;
 mod range_lock;
 
 pub use device::{BLOCK_SIZE, Device, Done, Extent, Found, MAX_TRANSFER, Request};

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cli::{Attach, FrontEnd};
 use crate::daemon::front::Show;
+use crate::daemon::front::nbd::{Files, Where};
 use crate::daemon::{self, Order, Ready};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
@@ -30,7 +31,7 @@ enum Word {
 
 pub fn run(args: &Attach) -> Result<(), Failure> {
     let order = order(args)?;
-    order.show.check()?;
+    order.show.check(&Place::new(&order.runtime, &order.name))?;
     system::protect()?;
     let credential = input::load(&args.credential, Origin::Known)?;
     if args.foreground {
@@ -75,10 +76,36 @@ fn order(args: &Attach) -> Result<Order, Failure> {
 
 /// The front end, and what is for it alone.
 fn show(args: &Attach) -> Result<Show, Failure> {
+    let nbd = &args.nbd;
+    let for_fuse = [("--loop", args.use_loop), ("--mount", args.mount.is_some())];
+    let for_nbd = [("--listen", nbd.listen.is_some()), ("--tls-cert", nbd.tls_cert.is_some())];
     match args.front_end {
         FrontEnd::Fuse => {
+            refuse_any(&for_nbd, "nbd")?;
             Ok(Show::Fuse { use_loop: args.use_loop, mount: args.mount.as_deref().map(whole).transpose()? })
         }
+        FrontEnd::Nbd => {
+            refuse_any(&for_fuse, "fuse")?;
+            let tls = match (&nbd.tls_cert, &nbd.tls_key) {
+                (Some(certificate), Some(key)) => Some(Files {
+                    certificate: whole(certificate)?,
+                    key: whole(key)?,
+                    clients: nbd.tls_ca.as_deref().map(whole).transpose()?,
+                }),
+                _ => None,
+            };
+            Ok(Show::Nbd(Where { listen: nbd.listen, tls }))
+        }
+    }
+}
+
+/// Options of another front end would do nothing, and whoever gave one wanted something.
+fn refuse_any(options: &[(&str, bool)], owner: &str) -> Result<(), Failure> {
+    match options.iter().find(|(_, given)| *given) {
+        None => Ok(()),
+        Some((option, _)) => Err(Failure::usage(format!(
+            "{option} is for --as {owner} only; leave it out, or attach the volume with --as {owner}"
+        ))),
     }
 }
 

@@ -64,8 +64,8 @@ fn summary(name: &str, status: &Result<Value, Failure>) -> Value {
             let report = &answer["report"];
             let volume = &report["volume"];
             let state = if volume["failure"].is_null() { "attached" } else { "failed" };
-            let device =
-                if report["loop-device"].is_null() { &report["device"] } else { &report["loop-device"] };
+            let places = ["loop-device", "device", "uri"].map(|key| &report[key]);
+            let device = places.into_iter().find(|place| !place.is_null());
             json!({ "name": name, "state": state, "size": volume["size"], "device": device, "store": volume["store"],
                 "process": report["process"] })
         }

@@ -43,8 +43,13 @@ fn has_open(process: u32, targets: &[PathBuf]) -> bool {
 }
 
 fn describe(process: u32) -> String {
+    format!("{} has it open", name(process))
+}
+
+/// A process, by its number and its program's name.
+pub fn name(process: u32) -> String {
     let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
-    format!("process {process} ({}) has it open", name.trim())
+    format!("process {process} ({})", name.trim())
 }
 
 #[cfg(test)]

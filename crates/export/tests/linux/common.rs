@@ -1,7 +1,7 @@
 //! A device in memory, and a rig that leaves nothing behind.
 
 use export::fuse::{Mount, Options};
-use export::{Device, Done, MAX_TRANSFER, Request, loopdev};
+use export::{Device, Done, Extent, Found, MAX_TRANSFER, Request, loopdev};
 use rustix::io::Errno;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,6 +17,7 @@ pub struct Counts {
     pub fua: u32,
     pub discards: u32,
     pub zeroes: u32,
+    pub reads: u32,
     pub in_flight: usize,
     pub most_in_flight: usize,
     pub largest: usize,
@@ -29,10 +30,18 @@ pub struct Counts {
 #[derive(Default)]
 struct State {
     bytes: Vec<u8>,
+    /// What would be left after a crash.
+    durable: Vec<u8>,
+    /// Which blocks hold something.
+    allocated: Vec<bool>,
     queue: Vec<(Request, Done)>,
     counts: Counts,
     gathering: usize,
     fail: Option<Errno>,
+    /// A block that cannot be read.
+    corrupt: Option<usize>,
+    /// No write finds space.
+    full: bool,
     stop: bool,
 }
 
@@ -51,7 +60,11 @@ pub struct Memory {
 impl Memory {
     pub fn new(size: usize) -> Arc<Memory> {
         let shared = Arc::new(Shared::default());
-        shared.lock().bytes = vec![0; size];
+        {
+            let mut state = shared.lock();
+            (state.bytes, state.durable) = (vec![0; size], vec![0; size]);
+            state.allocated = vec![false; size / 4096];
+        }
         for _ in 0..2 {
             let shared = Arc::clone(&shared);
             std::thread::spawn(move || shared.work());
@@ -65,6 +78,17 @@ impl Memory {
 
     pub fn bytes(&self, from: usize, length: usize) -> Vec<u8> {
         self.shared.lock().bytes[from..from + length].to_vec()
+    }
+
+    /// What would be left after a crash.
+    pub fn durable(&self, from: usize, length: usize) -> Vec<u8> {
+        self.shared.lock().durable[from..from + length].to_vec()
+    }
+
+    /// From now on this block cannot be read, and no write finds space.
+    pub fn spoil(&self, block: usize) {
+        let mut state = self.shared.lock();
+        (state.corrupt, state.full) = (Some(block), true);
     }
 
     pub fn fail_with(&self, errno: Option<Errno>) {
@@ -95,6 +119,13 @@ impl Device for Memory {
         counts.most_in_flight = counts.most_in_flight.max(counts.in_flight);
         state.queue.push((request, done));
         self.shared.changed.notify_all();
+    }
+
+    fn allocated(&self, offset: u64, length: u64, found: Found) {
+        let blocks = |bytes: u64| usize::try_from(bytes / 4096).expect("64 bit");
+        let range = blocks(offset)..blocks(offset + length);
+        let each = self.shared.lock().allocated[range].to_vec();
+        found(Ok(each.into_iter().map(|allocated| Extent { length: 4096, allocated }).collect()));
     }
 }
 
@@ -150,6 +181,9 @@ impl State {
         if let Some(errno) = self.fail {
             return Err(errno);
         }
+        if self.full && matches!(request, Request::Write { .. }) {
+            return Err(Errno::NOSPC);
+        }
         let range = |offset: u64, length: usize| {
             let offset = usize::try_from(offset).expect("64 bit");
             offset..offset + length
@@ -157,8 +191,14 @@ impl State {
         let zeroed = |bytes: &mut Vec<u8>, offset: u64, length: u64| {
             bytes[range(offset, usize::try_from(length).expect("64 bit"))].fill(0);
         };
+        let blocks = |range: std::ops::Range<usize>| range.start / 4096..range.end.div_ceil(4096);
         match request {
             Request::Read { offset, length } => {
+                let read = blocks(range(offset, usize::try_from(length).expect("64 bit")));
+                if self.corrupt.is_some_and(|corrupt| read.contains(&corrupt)) {
+                    return Err(Errno::IO);
+                }
+                self.counts.reads += 1;
                 let length = usize::try_from(length).expect("64 bit");
                 self.counts.largest = self.counts.largest.max(length);
                 return Ok(self.bytes[range(offset, length)].to_vec());
@@ -166,11 +206,21 @@ impl State {
             Request::Write { offset, data, fua } => {
                 self.counts.largest = self.counts.largest.max(data.len());
                 self.counts.fua += u32::from(fua);
-                self.bytes[range(offset, data.len())].copy_from_slice(&data);
+                let range = range(offset, data.len());
+                if fua {
+                    self.durable[range.clone()].copy_from_slice(&data);
+                }
+                self.allocated[blocks(range.clone())].fill(true);
+                self.bytes[range].copy_from_slice(&data);
             }
-            Request::Flush => self.counts.flushes += 1,
+            Request::Flush => {
+                self.counts.flushes += 1;
+                self.durable = self.bytes.clone();
+            }
             Request::Discard { offset, length } => {
                 self.counts.discards += 1;
+                let discarded = range(offset, usize::try_from(length).expect("64 bit"));
+                self.allocated[blocks(discarded)].fill(false);
                 zeroed(&mut self.bytes, offset, length);
             }
             Request::WriteZeroes { offset, length } => {
@@ -195,7 +245,6 @@ pub type Turn = MutexGuard<'static, ()>;
 /// One test at a time: a process that another test starts holds copies of all open files until it runs its own
 /// program, so an unmount would now and then find the mount in use.
 pub fn turn(loops: bool) -> Option<Turn> {
-    static TURN: Mutex<()> = Mutex::new(());
     let missing = if !rustix::process::geteuid().is_root() {
         "mounting needs root"
     } else if std::fs::File::open("/dev/fuse").is_err() {
@@ -203,12 +252,18 @@ pub fn turn(loops: bool) -> Option<Turn> {
     } else if loops && std::fs::File::open("/dev/loop-control").is_err() {
         "there is no /dev/loop-control"
     } else {
-        return Some(TURN.lock().unwrap_or_else(PoisonError::into_inner));
+        return Some(alone());
     };
     // Straight to the stream: what `println!` says is shown only when a test fails. `scripts/test` counts these lines.
     let thread = std::thread::current();
     let _ = writeln!(std::io::stderr(), "\nSKIPPED {}: {missing}", thread.name().unwrap_or("a test"));
     None
+}
+
+/// Waits for this test's turn.
+pub fn alone() -> Turn {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether this process may mark its threads as serving block I/O. Says why not.

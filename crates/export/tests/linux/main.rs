@@ -1,5 +1,8 @@
-//! The front ends under a real kernel. They need root; what can't run says so and is skipped.
+//! The front ends under a real kernel. FUSE and loop devices need root; what can't run says so and is skipped.
 
 mod block;
+mod client;
 mod common;
+mod conformance;
 mod file;
+mod nbd;

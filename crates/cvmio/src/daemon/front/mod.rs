@@ -1,6 +1,7 @@
 //! The front ends: each shows an attached volume in its own way. One file for each.
 
 mod fuse;
+pub mod nbd;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::disk::Disk;
 use super::{holders, log};
 use crate::failure::Failure;
-use crate::runtime::Claim;
+use crate::runtime::{Claim, Place};
 
 /// How often it is tried again to take away what is in use.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -27,6 +28,8 @@ pub enum Show {
         /// Show the file in this directory, and not in the runtime directory.
         mount: Option<PathBuf>,
     },
+    /// To clients of the NBD protocol.
+    Nbd(nbd::Where),
 }
 
 /// Which front end shows the volume, and where.
@@ -39,6 +42,11 @@ pub enum Shown {
         device: PathBuf,
         /// The loop device on it.
         loop_device: Option<PathBuf>,
+    },
+    /// To clients of the NBD protocol.
+    Nbd {
+        /// What they are to be told.
+        uri: String,
     },
 }
 
@@ -75,9 +83,18 @@ impl Show {
     ///
     /// # Errors
     /// Says what to do about it.
-    pub fn check(&self) -> Result<(), Failure> {
+    pub fn check(&self, place: &Place) -> Result<(), Failure> {
         match self {
             Self::Fuse { mount, .. } => fuse::check(mount.as_deref()),
+            Self::Nbd(wanted) => wanted.check(place),
+        }
+    }
+
+    /// What whoever chose this should know.
+    pub fn warning(&self) -> Option<String> {
+        match self {
+            Self::Fuse { .. } => None,
+            Self::Nbd(wanted) => wanted.warning(),
         }
     }
 
@@ -90,6 +107,7 @@ impl Show {
             Self::Fuse { use_loop, mount } => {
                 Ok(Box::new(fuse::Fuse::show(*use_loop, mount.as_deref(), claim, disk)?))
             }
+            Self::Nbd(wanted) => Ok(Box::new(nbd::Nbd::show(wanted, claim.place(), disk)?)),
         }
     }
 }
@@ -103,6 +121,7 @@ impl Shown {
                 places.extend(loop_device.iter().map(|path| ("block device", path.display().to_string())));
                 places
             }
+            Self::Nbd { uri } => vec![("nbd", uri.clone())],
         }
     }
 }

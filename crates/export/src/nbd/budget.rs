@@ -1,0 +1,154 @@
+//! How much may be in flight: bytes that were read from clients, or are on their way to them.
+//!
+//! Each connection has a share of its own, which nobody can take from it, and gets more from a common pool as long as there is some. So a
+//! client that never reads its replies holds up itself only: others keep at least their own shares.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Limits in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    /// What a connection may always have: at least the largest request.
+    pub(super) own: u64,
+    /// What it may have at most.
+    pub(super) each: u64,
+    /// What all may have beyond their own shares.
+    pub(super) common: u64,
+}
+
+/// The common pool.
+#[derive(Debug)]
+pub(super) struct Budget {
+    limits: Limits,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    common: u64,
+    waiting: usize,
+}
+
+/// A connection's share.
+#[derive(Debug)]
+pub(super) struct Share {
+    budget: Arc<Budget>,
+    /// Changes only under the budget's lock.
+    used: Mutex<u64>,
+}
+
+/// Bytes that are in flight until this is dropped.
+#[derive(Debug)]
+pub(super) struct Permit {
+    share: Arc<Share>,
+    bytes: u64,
+}
+
+impl Budget {
+    pub(super) fn new(limits: Limits) -> Arc<Budget> {
+        Arc::new(Budget { limits, state: Mutex::default(), changed: Condvar::new() })
+    }
+
+    pub(super) fn share(self: &Arc<Budget>) -> Arc<Share> {
+        Arc::new(Share { budget: Arc::clone(self), used: Mutex::new(0) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Share {
+    /// Waits until so many bytes, at most [`Limits::own`], may be in flight.
+    pub(super) fn acquire(self: &Arc<Share>, bytes: u64) -> Permit {
+        let limits = self.budget.limits;
+        let mut state = self.budget.lock();
+        loop {
+            let mut used = self.used();
+            let after = *used + bytes;
+            let more = after.saturating_sub(limits.own) - used.saturating_sub(limits.own);
+            if *used == 0 || (after <= limits.each && (more == 0 || state.common + more <= limits.common)) {
+                *used = after;
+                state.common += more;
+                return Permit { share: Arc::clone(self), bytes };
+            }
+            drop(used);
+            state.waiting += 1;
+            state = self.budget.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.waiting -= 1;
+        }
+    }
+
+    fn used(&self) -> MutexGuard<'_, u64> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let budget = &self.share.budget;
+        let mut state = budget.lock();
+        let mut used = self.share.used();
+        let after = used.saturating_sub(self.bytes);
+        state.common -= used.saturating_sub(budget.limits.own) - after.saturating_sub(budget.limits.own);
+        *used = after;
+        if state.waiting > 0 {
+            budget.changed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::mpsc::{Receiver, channel};
+    use std::time::Duration;
+
+    const LIMITS: Limits = Limits { own: 10, each: 25, common: 20 };
+
+    fn later(share: &Arc<Share>, bytes: u64) -> Receiver<Permit> {
+        let (sender, receiver) = channel();
+        let share = Arc::clone(share);
+        std::thread::spawn(move || sender.send(share.acquire(bytes)));
+        receiver
+    }
+
+    #[test]
+    fn a_greedy_connection_stops_at_its_limit_and_leaves_the_others_their_share() {
+        let budget = Budget::new(LIMITS);
+        let (greedy, other, third) = (budget.share(), budget.share(), budget.share());
+        let held = [10, 10, 5].map(|bytes| greedy.acquire(bytes));
+        let waiting = later(&greedy, 1);
+        assert!(waiting.recv_timeout(Duration::from_millis(50)).is_err());
+        // 15 of the pool are gone: 10 of its own and 5 are left for another, and the third has its own.
+        let also = [10, 5].map(|bytes| other.acquire(bytes));
+        let more = later(&other, 1);
+        assert!(more.recv_timeout(Duration::from_millis(50)).is_err());
+        drop(third.acquire(10));
+        drop(held);
+        assert!(waiting.recv_timeout(Duration::from_secs(5)).is_ok());
+        assert!(more.recv_timeout(Duration::from_secs(5)).is_ok());
+        drop(also);
+        assert_eq!(budget.lock().common, 0);
+    }
+
+    proptest! {
+        /// Whatever is taken and given back: the pool's count is what the shares have beyond their own.
+        #[test]
+        fn the_pool_counts_right(steps in prop::collection::vec((0..3_usize, 1..=10_u64, any::<bool>()), 1..60)) {
+            let budget = Budget::new(Limits { own: 10, each: u64::MAX, common: u64::MAX });
+            let shares = [budget.share(), budget.share(), budget.share()];
+            let mut permits = Vec::new();
+            for (which, bytes, give_back) in steps {
+                permits.push(shares[which].acquire(bytes));
+                if give_back {
+                    permits.swap_remove(permits.len() / 2);
+                }
+                let beyond: u64 = shares.iter().map(|share| share.used().saturating_sub(10)).sum();
+                prop_assert_eq!(budget.lock().common, beyond);
+            }
+        }
+    }
+}

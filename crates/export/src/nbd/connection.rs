@@ -1,0 +1,229 @@
+//! One client: its requests go to the device as they come, any number at a time, and its replies come back as they are ready.
+
+use super::answer::{Answer, Form, Pieces, Reply};
+use super::budget::Share;
+use super::haggle::Agreed;
+use super::link::Input;
+use super::wire::{self, Command, Flags, REQUEST_BYTES};
+use crate::aligned::Aligned;
+use crate::{BLOCK_SIZE, Request};
+use rustix::io::Errno;
+use std::io::{self, BufReader, Read};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+/// Most bytes of a read or write. Clients that do not ask for the limit send more than a megabyte: the kernel's does.
+pub(super) const MAX_REQUEST: u32 = 4 << 20;
+
+/// Most bytes of a request to the device; larger ones go in pieces.
+const PIECE: u32 = 1 << 20;
+
+/// Most bytes that are looked at for one question about block status. A client asks again from where the answer ends.
+const MAX_STATUS: u64 = 64 << 20;
+
+/// What a request without data counts in the budget, and what a question about block status does.
+const SMALL: u64 = 4096;
+const STATUS: u64 = 512 << 10;
+
+/// A client that uses the export.
+pub(super) struct Connection {
+    pub(super) device: Aligned,
+    pub(super) read_only: bool,
+    pub(super) agreed: Agreed,
+    pub(super) share: Arc<Share>,
+    pub(super) replies: Sender<Reply>,
+}
+
+impl Connection {
+    /// Serves until the client says goodbye.
+    ///
+    /// # Errors
+    /// When the connection breaks, or the client does not keep to the protocol.
+    pub(super) fn serve(self, input: Input) -> io::Result<()> {
+        let mut input = BufReader::with_capacity(32 << 10, input);
+        loop {
+            let mut header = [0; REQUEST_BYTES];
+            input.read_exact(&mut header)?;
+            let request = wire::Request::decode(&header)
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            if request.command == Command::Disconnect {
+                return Ok(());
+            }
+            self.take(&request, &mut input)?;
+        }
+    }
+
+    fn take(&self, request: &wire::Request, input: &mut impl Read) -> io::Result<()> {
+        let is_write = request.command == Command::Write;
+        if is_write && request.length > MAX_REQUEST {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a write is too large"));
+        }
+        let answer = self.answer(request);
+        if let Err(errno) = self.check(request) {
+            if is_write {
+                io::copy(&mut input.take(request.length.into()), &mut io::sink())?;
+            }
+            answer.send(Err(errno));
+            return Ok(());
+        }
+        let wire::Request { offset, length, flags, .. } = *request;
+        let fua = flags.has(Flags::FUA);
+        match request.command {
+            Command::Read => self.read(offset, length, answer),
+            Command::Write => return self.write(offset, length, fua, answer, input),
+            Command::WriteZeroes if flags.has(Flags::NO_HOLE) => {
+                self.write_zeroes(offset, length, fua, answer)
+            }
+            Command::Trim | Command::WriteZeroes => {
+                self.device.submit(
+                    Request::Discard { offset, length: length.into() },
+                    self.durable(fua, answer).next(),
+                );
+            }
+            Command::BlockStatus => self.status(offset, length, answer),
+            // A check has refused what is unknown.
+            _ => self.device.submit(Request::Flush, Pieces::new(|result| answer.send(result)).next()),
+        }
+        Ok(())
+    }
+
+    /// The duty to reply, once there is room for what the request takes.
+    fn answer(&self, request: &wire::Request) -> Answer {
+        let wire::Request { command, offset, length, flags, .. } = *request;
+        let (bytes, form) = match command {
+            Command::Read if self.agreed.structured => {
+                (length.min(MAX_REQUEST).into(), Form::Data { offset, length })
+            }
+            Command::Read => (length.min(MAX_REQUEST).into(), Form::Simple),
+            Command::Write => (length.into(), Form::Simple),
+            Command::BlockStatus if self.agreed.structured => {
+                let one = flags.has(Flags::ONE_EXTENT);
+                (STATUS, Form::Status { skip: offset % BLOCK_SIZE, length, one })
+            }
+            _ => (0, Form::Simple),
+        };
+        Answer::new(request.cookie, form, self.replies.clone(), self.share.acquire(bytes.max(SMALL)))
+    }
+
+    /// What is wrong with a request, in the protocol's words.
+    fn check(&self, request: &wire::Request) -> Result<(), Errno> {
+        let wire::Request { command, offset, length, flags, .. } = *request;
+        let changes = matches!(command, Command::Write | Command::Trim | Command::WriteZeroes);
+        let beyond = match command {
+            Command::Unknown(_) => return Err(Errno::INVAL),
+            Command::Flush => return if flags.fit(command, false) { Ok(()) } else { Err(Errno::INVAL) },
+            Command::BlockStatus if !self.agreed.allocation => return Err(Errno::INVAL),
+            Command::Write | Command::WriteZeroes => Errno::NOSPC,
+            _ => Errno::INVAL,
+        };
+        if changes && self.read_only {
+            return Err(Errno::PERM);
+        }
+        let too_large = command == Command::Read && length > MAX_REQUEST;
+        if length == 0 || too_large || !flags.fit(command, self.agreed.structured) {
+            return Err(Errno::INVAL);
+        }
+        match offset.checked_add(length.into()) {
+            Some(end) if end <= self.device.size() => {}
+            _ => return Err(beyond),
+        }
+        // Zeros that take up space are as slow as any other data.
+        if flags.has(Flags::FAST_ZERO) && flags.has(Flags::NO_HOLE) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        Ok(())
+    }
+
+    fn read(&self, offset: u64, length: u32, answer: Answer) {
+        let pieces = Pieces::new(|result| answer.send(result));
+        for (offset, length) in cut(offset, length) {
+            self.device.submit(Request::Read { offset, length }, pieces.next());
+        }
+    }
+
+    fn write(
+        &self,
+        offset: u64,
+        length: u32,
+        fua: bool,
+        answer: Answer,
+        input: &mut impl Read,
+    ) -> io::Result<()> {
+        // All pieces of one write become durable together.
+        let whole = length <= PIECE;
+        let pieces = self.durable(fua && !whole, answer);
+        for (offset, length) in cut(offset, length) {
+            // Taken first: who leaves in the middle has not written this.
+            let done = pieces.next();
+            let wanted = usize::try_from(length).map_err(io::Error::other)?;
+            let mut data = Vec::with_capacity(wanted);
+            if input.take(length.into()).read_to_end(&mut data)? != wanted {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.device.submit(Request::Write { offset, data, fua: fua && whole }, done);
+        }
+        Ok(())
+    }
+
+    /// Zeros that keep their space, as data: piece by piece, as there is room for them.
+    fn write_zeroes(&self, offset: u64, length: u32, fua: bool, answer: Answer) {
+        let pieces = self.durable(fua, answer);
+        for (offset, length) in cut(offset, length) {
+            let permit = self.share.acquire(length.into());
+            let done = pieces.next();
+            let data = vec![0; usize::try_from(length).unwrap_or(0)];
+            let end = move |result| {
+                drop(permit);
+                done(result);
+            };
+            self.device.submit(Request::Write { offset, data, fua: false }, Box::new(end));
+        }
+    }
+
+    /// What must be durable is flushed when all of it has ended.
+    fn durable(&self, fua: bool, answer: Answer) -> Arc<Pieces> {
+        let device = self.device.clone();
+        Pieces::new(move |result| match result {
+            Ok(_) if fua => device.submit(Request::Flush, Pieces::new(|result| answer.send(result)).next()),
+            result => answer.send(result),
+        })
+    }
+
+    fn status(&self, offset: u64, length: u32, answer: Answer) {
+        let start = offset - offset % BLOCK_SIZE;
+        let end = (offset + u64::from(length)).next_multiple_of(BLOCK_SIZE);
+        self.device.allocated(start, (end - start).min(MAX_STATUS), answer.found());
+    }
+}
+
+/// The pieces of a stretch: where they begin, and how long they are. All but the first begin at a whole block.
+fn cut(offset: u64, length: u32) -> impl Iterator<Item = (u64, u32)> {
+    let end = offset + u64::from(length);
+    let mut at = offset;
+    std::iter::from_fn(move || {
+        let stop = (at - at % u64::from(PIECE)).saturating_add(PIECE.into()).min(end);
+        let piece = (at, u32::try_from(stop - at).ok().filter(|length| *length > 0)?);
+        at = stop;
+        Some(piece)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn pieces_are_whole_and_small_and_leave_nothing_out(offset in 0..1_u64 << 40, length in 1..=16_u32 << 20) {
+            let mut at = offset;
+            for (begin, piece) in cut(offset, length) {
+                prop_assert_eq!(begin, at);
+                prop_assert!(piece > 0 && piece <= PIECE);
+                prop_assert!(begin == offset || begin.is_multiple_of(u64::from(PIECE)));
+                at += u64::from(piece);
+            }
+            prop_assert_eq!(at, offset + u64::from(length));
+        }
+    }
+}
