@@ -38,7 +38,7 @@ pub struct Cli {
 pub enum Command {
     /// Create, attach and look after volumes
     #[command(subcommand)]
-    Volume(VolumeCommand),
+    Volume(Box<VolumeCommand>),
     /// Measure what protection costs on this machine
     #[command(subcommand)]
     Bench(crate::bench::BenchCommand),

@@ -31,7 +31,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> Result<(), Failure> {
     match command {
-        Command::Volume(volume) => commands::volume(volume),
+        Command::Volume(volume) => commands::volume(*volume),
         Command::Bench(command) => Ok(bench::run(&command)?),
         Command::Demo(args) => demo::run(&args),
     }

@@ -68,7 +68,7 @@ impl Share {
             let mut used = self.used();
             let after = *used + bytes;
             let more = after.saturating_sub(limits.own) - used.saturating_sub(limits.own);
-            if *used == 0 || (after <= limits.each && (more == 0 || state.common + more <= limits.common)) {
+            if after <= limits.each && (more == 0 || state.common + more <= limits.common) {
                 *used = after;
                 state.common += more;
                 return Permit { share: Arc::clone(self), bytes };

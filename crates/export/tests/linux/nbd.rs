@@ -80,6 +80,7 @@ fn the_old_way_to_choose_an_export_works_too() {
 fn requests_are_in_flight_together_and_replied_to_in_any_order() {
     let shown = ByNbd::new(true);
     let mut client = Client::connect(&shown.socket(), true);
+    assert_eq!(client.size, 8 << 20);
     shown.device.gather(32);
     let sent: Vec<u64> = (0..32_u8)
         .map(|number| {
