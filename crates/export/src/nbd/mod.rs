@@ -37,7 +37,7 @@ use std::time::{Duration, Instant};
 pub use clients::Peer;
 pub use tls::Tls;
 
-/// Clients that may be connected at once. Each takes two threads, and up to [`LIMITS`] of memory.
+/// Clients that may be connected at once. Each takes two threads.
 pub const MAX_CLIENTS: usize = 32;
 
 /// Memory in flight.

@@ -181,7 +181,7 @@ fn who_sends_garbage_loses_this_connection_and_no_other() {
 #[test]
 fn half_a_write_is_not_acknowledged() {
     let shown = ByNbd::new(true);
-    for length in [512, 2 * MIB] {
+    for length in [512, 2 * MIB].repeat(10) {
         let mut client = Client::connect(&shown.socket(), true);
         client.send(Command::Write, Flags::default(), 0, length, &vec![1; usize_of(length) - 1]);
         client.stream.shutdown(std::net::Shutdown::Write).unwrap();
@@ -275,6 +275,7 @@ fn a_device_that_forgets_a_request_or_ends_is_an_error_to_the_client() {
                 done(Err(rustix::io::Errno::SHUTDOWN));
             }
         }
+        fn allocated(&self, _: u64, _: u64, _: export::Found) {}
     }
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("nbd");
@@ -285,6 +286,8 @@ fn a_device_that_forgets_a_request_or_ends_is_an_error_to_the_client() {
         let mut client = Client::connect(&socket, structured);
         assert_eq!(client.read(0, 4096), Err(5));
         assert_eq!(client.call(Command::Flush, Flags::default(), 0, 0, &[]), Err(108));
+        let status = client.call(Command::BlockStatus, Flags::default(), 0, 4096, &[]);
+        assert_eq!(status, Err(if structured { 5 } else { 22 }));
         assert_eq!(client.write(0, &[1; 512]), Err(1), "it is read only");
         assert_eq!(client.flags & 2, 2);
     }
