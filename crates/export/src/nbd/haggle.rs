@@ -123,6 +123,10 @@ impl Offer<'_> {
 
     /// The answers to a question that may be asked now.
     fn answer(&self, ask: &Ask, agreed: &mut Agreed) -> Vec<OptionReply> {
+        if matches!(ask, Ask::MetaContexts { set: true, .. }) {
+            // What was chosen before is void, whatever comes of it.
+            agreed.allocation = false;
+        }
         match ask {
             Ask::List => vec![OptionReply::Server(self.name.into()), OptionReply::Ack],
             Ask::StructuredReplies => {

@@ -5,7 +5,7 @@ use rustix::net::{Shutdown, sockopt};
 use rustls::{ServerConfig, ServerConnection};
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -37,10 +37,7 @@ impl Socket {
     /// Who is at the other end.
     pub(super) fn peer(&self) -> Peer {
         match self {
-            Socket::Unix(stream) => sockopt::socket_peercred(stream)
-                .ok()
-                .and_then(|credentials| u32::try_from(credentials.pid.as_raw_nonzero().get()).ok())
-                .map_or(Peer::Unknown, Peer::Process),
+            Socket::Unix(stream) => process_of(stream).map_or(Peer::Unknown, Peer::Process),
             Socket::Tcp(stream) => stream.peer_addr().map_or(Peer::Unknown, Peer::Address),
         }
     }
@@ -62,6 +59,25 @@ impl Socket {
             }
         }
     }
+}
+
+/// The process that connected. For one of another pid namespace the kernel says 0, a number that `rustix` takes for impossible.
+fn process_of(stream: &UnixStream) -> Option<u32> {
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = libc::socklen_t::try_from(size_of_val(&credentials)).ok()?;
+    // SAFETY: both pointers lead to locals that outlive the call, `length` is the size of what the first leads to, and whatever numbers the
+    // kernel writes there are a `ucred`.
+    let result = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut length,
+        )
+    };
+    let process = u32::try_from(credentials.pid).ok().filter(|&process| process > 0);
+    process.filter(|_| result == 0)
 }
 
 impl AsFd for Socket {

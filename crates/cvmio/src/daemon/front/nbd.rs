@@ -49,11 +49,11 @@ impl Where {
     /// What whoever chose this should know.
     pub fn warning(&self) -> Option<String> {
         let open = self.tls.as_ref().is_none_or(|files| files.clients.is_none());
-        let address = self.listen.filter(|_| open)?;
-        Some(format!(
-            "every user of this machine may connect to {address} and has all of the volume; the unix socket, which is the default, \
-             is for its owner only"
-        ))
+        (open && self.listen.is_some()).then(|| {
+            "every user of this machine may connect over TCP, and then has all of the volume; the unix socket, which is the default, is \
+             for its owner only"
+                .into()
+        })
     }
 }
 
