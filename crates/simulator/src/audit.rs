@@ -31,7 +31,7 @@ pub(crate) struct Book {
 
 /// A block that a guest wrote.
 struct Written {
-    content: Arc<[u8]>,
+    content: Arc<Vec<u8>>,
     offset: usize,
     /// Which of the guest's stores it was, once the guest knows that it happened.
     stored: Option<u64>,
@@ -207,25 +207,26 @@ impl Queue for AuditedQueue {
 impl Inner {
     /// Notes a write; how many blocks it has.
     fn write(&mut self, desk: usize, block: u64, buffer: &Buffer) -> u64 {
-        let mut bytes = vec![0; buffer.len()];
-        buffer.copy_to(0, &mut bytes);
-        let blocks = (bytes.len() / BLOCK_SIZE) as u64;
+        let blocks = (buffer.len() / BLOCK_SIZE) as u64;
         self.desks[desk].writes += blocks;
         let Some(book) = &self.book else { return blocks };
         let (journal, data) = (
             book.geometry.journal_start()..book.geometry.bitmap_start(),
             book.geometry.data_start()..book.geometry.physical_blocks,
         );
+        if !data.contains(&block) && !journal.contains(&block) {
+            return blocks;
+        }
+        let mut bytes = vec![0; buffer.len()];
+        buffer.copy_to(0, &mut bytes);
         if data.contains(&block) {
-            let content: Arc<[u8]> = bytes.into();
+            let content = Arc::new(bytes);
             for at in 0..blocks {
                 let offset = usize::try_from(at).unwrap_or(0) * BLOCK_SIZE;
                 let written = Written { content: Arc::clone(&content), offset, stored: None };
                 self.desks[desk].blocks.insert(block + at, written);
             }
-        } else if journal.contains(&block)
-            && let Err(what) = self.record(desk, &bytes)
-        {
+        } else if let Err(what) = self.record(desk, &bytes) {
             self.complaint.get_or_insert(format!("the record at block {block}: {what}"));
         }
         blocks

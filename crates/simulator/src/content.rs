@@ -20,40 +20,49 @@ pub(crate) enum Content {
 
 const MAGIC: u64 = 0x6376_6d69_6f73_696d;
 
-/// Word `at` of the filling, so that a torn or mixed block is told from a whole one.
-fn filling(block: u64, version: u64, at: u64) -> u64 {
-    let mixed = (block ^ version.rotate_left(32)).wrapping_add(at).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed ^ (mixed >> 29)
+/// Words before the filling: magic, block, version.
+const HEAD: usize = 3;
+
+static ZERO: [u8; BLOCK_SIZE] = [0; BLOCK_SIZE];
+
+/// The words of the filling, so that a torn or mixed block is told from a whole one. Half of a run's time was once spent here: each word is
+/// a sum on, which the compiler turns into vectors.
+fn filling(block: u64, version: u64) -> impl Fn(u64) -> u64 {
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+    let start = (block ^ version.rotate_left(32)).wrapping_mul(STEP);
+    move |at| {
+        let mixed = start.wrapping_add(at.wrapping_mul(STEP));
+        mixed ^ (mixed >> 29)
+    }
 }
 
 /// Stamps a page.
 pub(crate) fn stamp(page: &mut [u8], block: u64, version: u64) {
-    for (at, word) in (0u64..).zip(page.chunks_exact_mut(8)) {
-        let value = match at {
-            0 => MAGIC,
-            1 => block,
-            2 => version,
-            _ => filling(block, version, at),
-        };
-        word.copy_from_slice(&value.to_le_bytes());
+    let (words, _) = page.as_chunks_mut::<8>();
+    let filling = filling(block, version);
+    for (at, word) in (0u64..).zip(words.iter_mut()) {
+        *word = filling(at).to_le_bytes();
+    }
+    for (word, value) in words.iter_mut().zip([MAGIC, block, version]) {
+        *word = value.to_le_bytes();
     }
 }
 
 /// Reads a page's stamp.
 pub(crate) fn parse(page: &[u8]) -> Content {
     debug_assert_eq!(page.len(), BLOCK_SIZE);
-    let word = |at: usize| {
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(&page[at * 8..at * 8 + 8]);
-        u64::from_le_bytes(bytes)
-    };
-    if word(0) == 0 {
-        return if page.iter().all(|byte| *byte == 0) { Content::Zero } else { Content::Garbage };
+    if *page == ZERO {
+        return Content::Zero;
     }
+    let (words, _) = page.as_chunks::<8>();
+    let word = |at: usize| u64::from_le_bytes(words[at]);
     let (block, version) = (word(1), word(2));
-    let whole =
-        word(0) == MAGIC && (3..512usize).zip(3u64..).all(|(at, n)| word(at) == filling(block, version, n));
-    if whole { Content::Written { block, version } } else { Content::Garbage }
+    let filling = filling(block, version);
+    // All of them, without looking for the first that differs: that is what makes it fast.
+    let differs = (HEAD as u64..)
+        .zip(&words[HEAD..])
+        .fold(0, |differs, (at, word)| differs | (u64::from_le_bytes(*word) ^ filling(at)));
+    if word(0) == MAGIC && differs == 0 { Content::Written { block, version } } else { Content::Garbage }
 }
 
 #[cfg(test)]

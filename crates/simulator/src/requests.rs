@@ -337,7 +337,7 @@ impl Simulation {
         let Some(Guest { queues, .. }) = &mut self.guest else {
             return Err(Failure("nobody is attached".into()));
         };
-        let buffer = Buffer::private_zeroed(usize::try_from(blocks).unwrap_or(1));
+        let buffer = spoilt(self.scratch.take(), usize::try_from(blocks).unwrap_or(1));
         queues[0].submit(token, Request::Read { block, buffer });
         let mut completions = Vec::new();
         for _ in 0..1000 {
@@ -354,7 +354,8 @@ impl Simulation {
                         Ok(Err(error.kind()))
                     }
                     Ok(()) => {
-                        let bytes = completion.buffer.as_ref().and_then(Buffer::private).unwrap_or_default();
+                        self.scratch = completion.buffer;
+                        let bytes = self.scratch.as_ref().and_then(Buffer::private).unwrap_or_default();
                         let pages = (block..).zip(bytes.chunks_exact(BLOCK_SIZE));
                         let count = self.contents_count();
                         let versions: Result<Vec<u64>, String> = pages
@@ -368,6 +369,16 @@ impl Simulation {
         }
         Err(Failure(format!("reading blocks {block}..{} after recovery does not end", block + blocks)))
     }
+}
+
+/// A buffer of this size in which each page is garbage until it is read: the one before, if it fits.
+fn spoilt(before: Option<Buffer>, blocks: usize) -> Buffer {
+    let fits = |buffer: &Buffer| buffer.blocks() == blocks && !buffer.is_shared();
+    let mut buffer = before.filter(fits).unwrap_or_else(|| Buffer::private_zeroed(blocks));
+    for page in buffer.private_mut().unwrap_or_default().chunks_exact_mut(BLOCK_SIZE) {
+        page[..8].fill(0xee);
+    }
+    buffer
 }
 
 fn version_of(block: u64, page: &[u8]) -> Result<u64, String> {

@@ -7,6 +7,7 @@ use anchor::{Outcome, ScriptedAnchor};
 use fastrand::Rng;
 use seal::SecretBytes;
 use seal::slot::Credential;
+use store::Buffer;
 use store::hostile::{Faults, HostileStore, Image, Session};
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::Geometry;
@@ -76,6 +77,8 @@ pub(crate) struct Simulation {
     pub(crate) trace: Trace,
     pub(crate) watch: Arc<Mutex<Watch>>,
     pub(crate) coverage: Coverage,
+    /// What a recovery reads into, from one stretch to the next.
+    pub(crate) scratch: Option<Buffer>,
     pub(crate) next_token: u64,
     pub(crate) next_version: u64,
     pub(crate) guests: u64,
@@ -149,6 +152,7 @@ impl Simulation {
             trace,
             watch,
             coverage: Coverage::default(),
+            scratch: None,
             next_token: 1,
             next_version: 1,
             guests: 0,

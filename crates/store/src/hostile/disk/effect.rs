@@ -144,9 +144,11 @@ impl Disk {
 /// The blocks of a write, copied out of its buffer.
 pub(super) fn blocks_of(block: u64, buffer: &Buffer) -> Vec<Pending> {
     let copy = |(block, offset)| {
-        let mut content = [0; BLOCK_SIZE];
-        buffer.copy_to(offset, &mut content);
-        Pending { number: 0, block, content: Some(Arc::new(content)) }
+        let mut content = Arc::new([0; BLOCK_SIZE]);
+        if let Some(content) = Arc::get_mut(&mut content) {
+            buffer.copy_to(offset, content);
+        }
+        Pending { number: 0, block, content: Some(content) }
     };
     (block..).zip((0..buffer.len()).step_by(BLOCK_SIZE)).map(copy).collect()
 }
