@@ -5,12 +5,12 @@ use std::io;
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit};
 
-use crate::memory;
+use crate::{Random, SystemRandom, memory};
 
 /// Whether the memory of secrets is locked against swapping.
 ///
-/// This covers [`crate::Secret`] and [`crate::SecretBytes`]. Prepared key schedules lie in aws-lc's heap,
-/// which is zeroised but not locked; a machine that keeps secrets has no swap, or an encrypted one.
+/// This covers [`crate::Secret`], [`crate::SecretBytes`] and aws-lc's heap, with prepared keys and the state of
+/// its random generator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Locking {
     /// All of it.
@@ -62,8 +62,9 @@ pub fn protect_process() -> io::Result<Locking> {
     let maximum = getrlimit(Resource::Memlock).maximum;
     // Up to the maximum anybody may raise it. Should that fail all the same, `locking` tells what it led to.
     let _ = setrlimit(Resource::Memlock, Rlimit { current: maximum, maximum });
-    // The first key maps the first chunk, so that the answer is known now.
+    // The first key maps the first chunk, and random bytes most of what aws-lc needs, so that the answer is known now.
     drop(memory::Locked::zeroed(1));
+    SystemRandom.fill(&mut [0]);
     Ok(locking())
 }
 

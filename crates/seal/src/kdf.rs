@@ -2,10 +2,11 @@
 
 use aws_lc_rs::{constant_time, digest, hkdf, hmac};
 
-use crate::{Secret, Suite};
+use crate::{Secret, Suite, heap};
 
 /// SHA-256 of the parts, one after the other as if they were one.
 pub fn sha256(parts: &[&[u8]]) -> [u8; 32] {
+    heap::take_over();
     let mut context = digest::Context::new(&digest::SHA256);
     for part in parts {
         context.update(part);
@@ -22,6 +23,7 @@ pub(crate) fn hkdf_sha256<const N: usize>(salt: &[u8], secret: &[u8], info: &[&[
         }
     }
     const { assert!(N <= 255 * 32, "the most that RFC 5869 allows") };
+    heap::take_over();
     let extracted = hkdf::Salt::new(hkdf::HKDF_SHA256, salt).extract(secret);
     Secret::build(|key| {
         let expanded = extracted.expand(info, Length(N)).expect("N is within RFC 5869's limit");
@@ -48,6 +50,7 @@ pub struct MacKey(hmac::Key);
 
 impl MacKey {
     pub(crate) fn new(key: &Secret<32>) -> MacKey {
+        heap::take_over();
         MacKey(hmac::Key::new(hmac::HMAC_SHA256, key.expose()))
     }
 

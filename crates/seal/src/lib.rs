@@ -12,6 +12,7 @@ compile_error!("seal needs a 64-bit target");
 
 mod block;
 mod cipher;
+mod heap;
 pub mod hygiene;
 mod kdf;
 mod key;

@@ -2,8 +2,8 @@
 //! core dumps, zeroised when it is given back.
 //!
 //! RLIMIT_MEMLOCK may be as small as 64 KiB, so keys share locked chunks, cut into slots of 64 bytes.
-//! Only longer secrets have a mapping of their own. If locking fails, the secret still works; the
-//! failure is counted, and [`crate::hygiene::locking`] reports it.
+//! Only longer secrets have a mapping of their own, and aws-lc has chunks for itself (`heap.rs`). If locking
+//! fails, the secret still works; the failure is counted, and [`crate::hygiene::locking`] reports it.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,9 +25,10 @@ pub(crate) fn unlocked() -> u64 {
     UNLOCKED.load(Ordering::Relaxed)
 }
 
-struct Slot(NonNull<u8>);
+/// A piece of a mapping that stays for good.
+pub(crate) struct Slot(pub(crate) NonNull<u8>);
 
-// SAFETY: a Slot owns its 64 bytes alone; nothing in it depends on the thread.
+// SAFETY: a Slot owns its bytes alone; nothing in it depends on the thread.
 unsafe impl Send for Slot {}
 
 /// `len` private bytes, zero at first and zeroised on drop.
@@ -48,7 +49,7 @@ impl Locked {
     /// If the system has no memory left for a few pages.
     pub(crate) fn zeroed(len: usize) -> Locked {
         if len > SLOT_SIZE {
-            let mapping = Mapping::new(len);
+            let mapping = Mapping::new(len).expect("the system has memory for a few pages of secrets");
             return Locked { start: mapping.start, len, mapping: Some(mapping) };
         }
         Locked { start: take_slot().0, len, mapping: None }
@@ -85,30 +86,32 @@ impl Drop for Locked {
 fn take_slot() -> Slot {
     let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
     if free.is_empty() {
-        let chunk = std::mem::ManuallyDrop::new(Mapping::new(CHUNK_SIZE));
-        for offset in (0..CHUNK_SIZE).step_by(SLOT_SIZE) {
-            // SAFETY: offset < CHUNK_SIZE, so the sum stays inside the mapping, which is never unmapped.
-            free.push(Slot(unsafe { chunk.start.add(offset) }));
-        }
+        let chunk = Mapping::new(CHUNK_SIZE).expect("the system has memory for a few pages of keys");
+        free.extend(std::mem::ManuallyDrop::new(chunk).slots(SLOT_SIZE));
     }
     free.pop().expect("a chunk has just been added")
 }
 
 /// An anonymous mapping, zero at first, locked if the system allows.
-struct Mapping {
+pub(crate) struct Mapping {
     start: NonNull<u8>,
     size: usize,
     locked: bool,
 }
 
+// SAFETY: the address of memory that belongs to no thread.
+unsafe impl Send for Mapping {}
+
 impl Mapping {
-    fn new(len: usize) -> Mapping {
-        let size = len.next_multiple_of(rustix::param::page_size());
+    /// At least `len` bytes; `None` if the system has no memory left.
+    pub(crate) fn new(len: usize) -> Option<Mapping> {
+        let size = len.checked_next_multiple_of(rustix::param::page_size())?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new private mapping at an address of the kernel's choice overlaps nothing.
-        let address = unsafe { mmap_anonymous(std::ptr::null_mut(), size, access, MapFlags::PRIVATE) }
-            .expect("the system has memory for a few pages of keys");
-        let start = NonNull::new(address).expect("the kernel never maps address 0 unasked");
+        let address =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), size, access, MapFlags::PRIVATE) }.ok()?;
+        // The kernel never maps address 0 unasked.
+        let start = NonNull::new(address)?;
         // SAFETY: both calls name exactly the mapping made above, and change none of its content.
         let locked = unsafe {
             // Refused only by kernels older than 3.4; hygiene::protect_process turns dumps off too.
@@ -118,7 +121,23 @@ impl Mapping {
         if !locked {
             UNLOCKED.fetch_add(size as u64, Ordering::Relaxed);
         }
-        Mapping { start: start.cast(), size, locked }
+        Some(Mapping { start: start.cast(), size, locked })
+    }
+
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Bytes.
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Cut into pieces of `size` bytes, for somebody who never unmaps it.
+    pub(crate) fn slots(&self, size: usize) -> impl Iterator<Item = Slot> {
+        let start = self.start;
+        // SAFETY: each piece ends inside the mapping.
+        (0..self.size / size).map(move |at| Slot(unsafe { start.add(at * size) }))
     }
 }
 

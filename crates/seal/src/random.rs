@@ -1,5 +1,7 @@
 //! Where random bytes come from: handed in, so that a seed can replay a run.
 
+use crate::heap;
+
 /// A source of random bytes.
 pub trait Random: Send + Sync {
     /// Overwrites all of `bytes`. A source that can't do so must not return.
@@ -14,6 +16,7 @@ impl Random for SystemRandom {
     /// # Panics
     /// If the system's generator fails, which getrandom(2) does only where it does not exist.
     fn fill(&self, bytes: &mut [u8]) {
+        heap::take_over();
         aws_lc_rs::rand::fill(bytes).expect("the system's random generator works");
     }
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod database;
+pub mod derived;
 pub mod fio;
 pub mod machine;
 pub mod memory;

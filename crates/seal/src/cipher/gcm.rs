@@ -3,17 +3,18 @@
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 
 use crate::stage::with_stage;
-use crate::{Corrupt, Secret, TAG_SIZE};
+use crate::{Corrupt, Secret, TAG_SIZE, heap};
 
 /// Bytes of a nonce.
 pub(crate) const NONCE_SIZE: usize = 12;
 
-/// A prepared key. Its key schedule lies in aws-lc's heap, which zeroises what it frees.
+/// A prepared key. Its key schedule lies in aws-lc's heap, which is ours.
 #[derive(Debug)]
 pub(crate) struct Gcm(LessSafeKey);
 
 impl Gcm {
     pub(crate) fn new(key: &Secret<32>) -> Gcm {
+        heap::take_over();
         let key = UnboundKey::new(&AES_256_GCM, key.expose()).expect("AES-256 takes 32 bytes");
         Gcm(LessSafeKey::new(key))
     }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use aws_lc_sys as sys;
 
-use crate::Secret;
+use crate::{Secret, heap};
 
 /// The shortest input: one AES block.
 pub(crate) const MIN_SIZE: usize = 16;
@@ -78,7 +78,7 @@ fn thread_number() -> usize {
     NUMBER.get()
 }
 
-/// An EVP context with its key set. aws-lc zeroises it when it is freed.
+/// An EVP context with its key set, in the heap of aws-lc, which is ours.
 #[derive(Debug)]
 struct Context(NonNull<sys::EVP_CIPHER_CTX>);
 
@@ -88,6 +88,7 @@ unsafe impl Send for Context {}
 
 impl Context {
     fn new(key: &Secret<64>, direction: Direction) -> Context {
+        heap::take_over();
         // SAFETY: takes nothing, returns a context that is ours or null.
         let context = unsafe { sys::EVP_CIPHER_CTX_new() };
         let context = Context(NonNull::new(context).expect("the system has memory for a key schedule"));
