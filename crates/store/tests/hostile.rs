@@ -154,6 +154,28 @@ fn operations_end_in_any_order_and_number() {
 }
 
 #[test]
+fn a_read_that_succeeds_may_bring_less_than_was_asked() {
+    let mut lengths = BTreeSet::new();
+    for seed in 0..SEEDS {
+        let store = honest(seed);
+        let mut queue = store.queue(1).unwrap();
+        for block in [3, 4] {
+            finish(&store, &mut *queue, write(block, 7));
+        }
+        store.set_faults(Faults { short_read: 1.0, ..Faults::default() });
+        let done = finish(&store, &mut *queue, Operation::Read { block: 3, buffer: filled(2, 0xee) });
+        done.result.unwrap();
+        let buffer = done.buffer.unwrap();
+        let bytes = buffer.private().unwrap();
+        let length = bytes.iter().take_while(|byte| **byte == 7).count();
+        assert!(bytes[length..].iter().all(|byte| *byte == 0xee), "the rest is as it was");
+        lengths.insert(length);
+    }
+    let expected: BTreeSet<usize> = (0..16).map(|sector| sector * 512).collect();
+    assert_eq!(lengths, expected, "none at all up to all but one sector");
+}
+
+#[test]
 fn the_dead_are_silent() {
     let store = honest(1);
     let session = store.attach();

@@ -26,6 +26,9 @@ pub struct Faults {
     pub misdirected_write: f64,
     /// A block reads as something else, this once: as what it was before, or with a bit flipped.
     pub unstable_read: f64,
+    /// A read succeeds, and brings only some of its first sectors; the rest of its buffer stays as it was. (A write of which only a part
+    /// is stored is `torn_write`.)
+    pub short_read: f64,
     /// The buffer of a write comes back changed, if it is memory that the host can write.
     pub scribble: f64,
     /// A write of a guest that is killed by `crash_session` stays in flight, to happen long after.

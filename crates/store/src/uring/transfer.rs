@@ -260,6 +260,44 @@ mod tests {
     }
 
     proptest! {
+        /// Whatever the kernel says, a transfer succeeds only when each of its bytes was said to be done, and comes to an end.
+        #[test]
+        fn done_is_what_was_done(
+            blocks in 1_usize..20,
+            results in prop::collection::vec(
+                prop_oneof![
+                    4 => 0..9000_i32,
+                    2 => (0..20_i32).prop_map(|blocks| blocks * 4096),
+                    1 => any::<i32>(),
+                    1 => Just(-libc::EAGAIN),
+                ],
+                60,
+            ),
+        ) {
+            let mut transfer = Transfer::new(part(Direction::Read, 0, blocks));
+            let mut left = i64::try_from(blocks).unwrap() * 4096;
+            let mut rounds = 0;
+            let outcome = loop {
+                let result = results[rounds];
+                rounds += 1;
+                transfer.entry(Fixed(0), None);
+                match transfer.settle(result) {
+                    Outcome::More => {}
+                    outcome => break (outcome, i64::from(result)),
+                }
+                prop_assert!(i64::from(result) < left, "what was left has come");
+                left -= i64::from(result.max(0) / 4096) * 4096;
+            };
+            match outcome {
+                (Outcome::Done, result) => prop_assert_eq!(result, left),
+                (Outcome::Impossible(_), result) => prop_assert!(result > left),
+                (Outcome::Short(_), result) => prop_assert!((0..4096).contains(&result)),
+                (Outcome::Refused(_), result) => prop_assert!(result < 0),
+                (Outcome::More, _) => unreachable!(),
+            }
+            prop_assert!(rounds <= blocks + 16);
+        }
+
         /// However the kernel cuts a transfer, the vector names just the memory that is left, in order.
         #[test]
         fn the_rest_is_what_is_left(sizes in prop::collection::vec(1_usize..9, 2..9), cut in 1_usize..9) {

@@ -66,6 +66,11 @@ pub fn options(logical_blocks: u64, shape: Shape) -> CreateOptions {
     }
 }
 
+/// The same at another level, for 4096 blocks.
+pub fn options_at(freshness: Freshness) -> CreateOptions {
+    CreateOptions { freshness, ..options(4096, Shape::STANDARD) }
+}
+
 impl Bench {
     pub fn new(options: CreateOptions, store_blocks: u64) -> Self {
         let anchor =
@@ -166,6 +171,11 @@ impl Session {
         if self.maintenance.as_mut().is_some_and(|maintenance| maintenance.poll().is_some()) {
             self.maintenance = None;
         }
+    }
+
+    /// Whether the maintenance job has not ended.
+    pub fn is_maintained(&self) -> bool {
+        self.maintenance.is_some()
     }
 
     /// Gives the maintenance job time.

@@ -8,6 +8,9 @@ use super::super::image::Block;
 use super::{Disk, Pending, length_of};
 use crate::{BLOCK_SIZE, Buffer, Error};
 
+/// What a transfer is cut in.
+const SECTOR: usize = 512;
+
 impl Disk {
     pub(super) fn strikes(&mut self, name: &'static str, probability: f64, block: u64) -> bool {
         let strikes = self.chance.strikes(probability);
@@ -37,6 +40,11 @@ impl Disk {
         if self.strikes("read_error", self.faults.read_error, block) {
             return Err(Error::from_errno(libc::EIO, "read", NAME).at(block));
         }
+        let mut rest = Vec::new();
+        if self.strikes("short_read", self.faults.short_read, block) {
+            rest = vec![0; buffer.len() - self.chance.below(buffer.len() / SECTOR) * SECTOR];
+            buffer.copy_to(buffer.len() - rest.len(), &mut rest);
+        }
         for (at, offset) in (block..).zip((0..buffer.len()).step_by(BLOCK_SIZE)) {
             if self.strikes("unstable_read", self.faults.unstable_read, at) {
                 let previous = self.previous.get(&at).filter(|_| self.chance.coin()).cloned();
@@ -46,6 +54,7 @@ impl Disk {
                 buffer.copy_from(offset, self.visible.block(at));
             }
         }
+        buffer.copy_from(buffer.len() - rest.len(), &rest);
         Ok(())
     }
 
