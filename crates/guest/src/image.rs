@@ -1,0 +1,134 @@
+//! What is in a guest.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::Bed;
+use crate::archive::Archive;
+use crate::machine::{self, Machine, Outcome, Trouble};
+
+/// A guest that is yet to be booted: two processors, 1 GiB, no network.
+#[derive(Debug)]
+pub struct Guest<'a> {
+    bed: &'a Bed,
+    programs: Vec<String>,
+    modules: Vec<String>,
+    disks: Vec<PathBuf>,
+    limit: Duration,
+}
+
+impl<'a> Guest<'a> {
+    pub(crate) fn new(bed: &'a Bed) -> Self {
+        Self {
+            bed,
+            programs: Vec::new(),
+            modules: Vec::new(),
+            disks: Vec::new(),
+            limit: Duration::from_secs(120),
+        }
+    }
+
+    /// Takes programs of Debian's packages along, by their paths (`usr/sbin/mke2fs`), with their libraries.
+    #[must_use]
+    pub fn programs(mut self, paths: &[&str]) -> Self {
+        self.programs.extend(paths.iter().map(|&path| path.into()));
+        self
+    }
+
+    /// Loads kernel modules, with those that they need.
+    #[must_use]
+    pub fn modules(mut self, names: &[&str]) -> Self {
+        self.modules.extend(names.iter().map(|&name| name.into()));
+        self
+    }
+
+    /// Attaches a file as a disk: the first is `/dev/vda`. What the guest writes is in the file afterwards.
+    #[must_use]
+    pub fn disk(mut self, file: &Path) -> Self {
+        self.disks.push(file.into());
+        self
+    }
+
+    /// How long the guest may live, from power on to power off. Two minutes, unless something else is said.
+    #[must_use]
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Boots, runs `script` as root in `sh`, and powers off.
+    ///
+    /// # Errors
+    /// When the script's end is not known: the guest crashed, or was not done in time.
+    ///
+    /// # Panics
+    /// When there is no such program or module, or QEMU does not run.
+    pub fn run(mut self, script: &str) -> Result<Outcome, Trouble> {
+        if !self.disks.is_empty() {
+            self.modules.push("virtio_blk".into());
+        }
+        let image = self.pack(script);
+        let Bed { debian, running, .. } = self.bed;
+        let machine = Machine { debian, directory: running, image, disks: self.disks, limit: self.limit };
+        machine::run(&machine)
+    }
+
+    /// As [`run`](Self::run), for a script that must succeed; each of its commands must, unless it asks how they ended. What it printed.
+    ///
+    /// # Panics
+    /// When it does not, with all that is known.
+    #[must_use]
+    pub fn succeed(self, script: &str) -> String {
+        match self.run(&format!("set -eu\n{script}")) {
+            Ok(Outcome { code: 0, output, .. }) => output,
+            Ok(outcome) => panic!("{outcome}"),
+            Err(trouble) => panic!("{trouble}"),
+        }
+    }
+
+    fn pack(&self, script: &str) -> Vec<u8> {
+        let debian = &self.bed.debian;
+        let mut archive = Archive::default();
+        for directory in ["dev", "proc", "sys", "run", "tmp", "root", "mnt", "modules", "bin", "etc"] {
+            archive.directory(directory);
+        }
+        archive.link("lib64", "usr/lib64");
+        archive.link("etc/mtab", "/proc/self/mounts");
+        archive.file("init", include_bytes!("init.sh"));
+        archive.file("script", script.as_bytes());
+        archive.file("bin/busybox", &read(&debian.path("usr/bin/busybox")));
+        archive.file("usr/bin/cvmio", &read(&self.bed.cvmio));
+        for program in &self.programs {
+            archive.file(program, &read(&debian.path(program)));
+            for (path, file) in debian.libraries(program) {
+                archive.file(&path, &read(&file));
+            }
+        }
+        // They are loaded in the order of their names.
+        let mut modules: Vec<PathBuf> = Vec::new();
+        for module in self.modules.iter().flat_map(|name| debian.module(name)) {
+            if !modules.contains(&module) {
+                modules.push(module);
+            }
+        }
+        for (number, module) in modules.iter().enumerate() {
+            let name = module.file_stem().unwrap_or_default().display();
+            archive.file(&format!("modules/{number:03}-{name}"), &self.unpack(module));
+        }
+        archive.finish()
+    }
+
+    /// A module as busybox can load it.
+    fn unpack(&self, module: &Path) -> Vec<u8> {
+        let mut command = self.bed.debian.program("usr/bin/xz");
+        let output = command.arg("-dc").arg(module).output();
+        let output = output.unwrap_or_else(|error| panic!("{}: {error}", module.display()));
+        assert!(output.status.success(), "{} cannot be unpacked", module.display());
+        output.stdout
+    }
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}

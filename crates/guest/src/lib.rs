@@ -1,0 +1,96 @@
+//! Virtual machines for tests: Debian's cloud kernel under QEMU's emulation, with `cvmio` and little else in them.
+//!
+//! A test asks for a [`Bed`], describes a [`Guest`], and hands it a script for a shell that is root there:
+//!
+//! ```no_run
+//! let Some(bed) = guest::bed() else { return };
+//! let said = bed.guest().modules(&["loop"]).succeed("cvmio --version");
+//! ```
+//!
+//! Nothing is installed on this machine, and nothing needs root: packages are fetched once, checked by apt against the distribution's key, and unpacked under
+//! `target/guest`; their programs run there with their own libraries ([decision 15](../../../docs/decisions/0015-guests.md)).
+
+#![forbid(unsafe_code)]
+
+mod archive;
+mod debian;
+mod image;
+mod machine;
+mod program;
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+pub use image::Guest;
+pub use machine::{Outcome, Trouble};
+
+use debian::Debian;
+
+/// All that guests are made of, and this test's turn: there is one bed at a time, since a guest fills the processors.
+#[derive(Debug)]
+pub struct Bed {
+    debian: Debian,
+    cvmio: PathBuf,
+    running: PathBuf,
+    /// Locked as long as the bed lives.
+    _turn: File,
+}
+
+impl Bed {
+    /// A new file of `size` bytes, all zeros, for [`Guest::disk`]. It is there until the next bed.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    pub fn disk(&self, name: &str, size: u64) -> PathBuf {
+        let path = self.running.join(name);
+        let made = File::create_new(&path).and_then(|file| file.set_len(size));
+        made.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        path
+    }
+
+    /// A guest that can be booted, with `cvmio` and busybox in it.
+    #[must_use]
+    pub fn guest(&self) -> Guest<'_> {
+        Guest::new(self)
+    }
+}
+
+/// Waits for this test's turn. `None` where no guest can be made, and says why in a line that `scripts/test` counts.
+///
+/// # Panics
+/// If the directory for guests cannot be used, or `cvmio` does not build.
+#[must_use]
+pub fn bed() -> Option<Bed> {
+    let directory = target().join("guest");
+    fs::create_dir_all(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
+    let turn = File::create(directory.join("lock")).expect("the lock of guests can be made");
+    turn.lock().expect("the lock of guests can be taken");
+    // What a test that was killed has left.
+    let running = directory.join("running");
+    let _ = fs::remove_dir_all(&running);
+    fs::create_dir_all(&running).expect("the directory of running guests can be made");
+    match Debian::get(&directory.join("debian")) {
+        Ok(debian) => {
+            Some(Bed { debian, cvmio: program::cvmio(&target(), &directory), running, _turn: turn })
+        }
+        Err(reason) => {
+            let thread = std::thread::current();
+            // Straight to the stream: what `eprintln!` says is shown only when a test fails.
+            let _ = writeln!(std::io::stderr(), "\nSKIPPED {}: {reason}", thread.name().unwrap_or("a test"));
+            None
+        }
+    }
+}
+
+fn workspace() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// Cargo's directory for what it makes.
+fn target() -> PathBuf {
+    let chosen = std::env::var_os("CARGO_TARGET_DIR").map(|path| workspace().join(path));
+    let path = chosen.unwrap_or_else(|| workspace().join("target"));
+    fs::create_dir_all(&path).and_then(|()| path.canonicalize()).expect("cargo's directory can be made")
+}

@@ -1,0 +1,162 @@
+//! QEMU, from power on to power off.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::debian::Debian;
+
+/// How a script ended.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Its exit code.
+    pub code: i32,
+    /// What it printed, errors included.
+    pub output: String,
+    /// What the kernel said.
+    pub console: String,
+    /// From power on to power off.
+    pub time: Duration,
+}
+
+/// Why it is not known how a script ended.
+#[derive(Debug)]
+pub struct Trouble {
+    /// What went wrong.
+    pub reason: String,
+    /// What the script had printed.
+    pub output: String,
+    /// What the kernel said.
+    pub console: String,
+}
+
+pub(crate) struct Machine<'a> {
+    pub(crate) debian: &'a Debian,
+    /// For what it writes while it runs.
+    pub(crate) directory: &'a Path,
+    pub(crate) image: Vec<u8>,
+    pub(crate) disks: Vec<PathBuf>,
+    pub(crate) limit: Duration,
+}
+
+/// Where the script's output and its exit code arrive (see `init.sh`).
+const PORTS: [&str; 2] = ["output", "code"];
+/// How often QEMU is looked at.
+const PAUSE: Duration = Duration::from_millis(20);
+
+pub(crate) fn run(machine: &Machine<'_>) -> Result<Outcome, Trouble> {
+    let directory = tempfile::tempdir_in(machine.directory).expect("a temporary directory can be made");
+    let at = |name: &str| directory.path().join(name);
+    fs::write(at("image"), &machine.image).expect("a guest's image can be written");
+    let begun = Instant::now();
+    let child = command(machine, directory.path())
+        .stderr(fs::File::create(at("qemu")).expect("a log can be made"))
+        .spawn();
+    let mut running = Running(child.unwrap_or_else(|error| panic!("QEMU cannot be started: {error}")));
+    let ended = running.wait(machine.limit);
+    let time = begun.elapsed();
+    let read = |name: &str| String::from_utf8_lossy(&fs::read(at(name)).unwrap_or_default()).into_owned();
+    let (console, output, complaints) = (read("console"), read("output"), read("qemu"));
+    let code = read("code").strip_suffix('\n').and_then(|code| code.parse().ok());
+    match (ended, code) {
+        (true, Some(code)) => Ok(Outcome { code, output, console, time }),
+        (true, None) => Err(Trouble {
+            reason: format!("the guest ended before its script did. {complaints}"),
+            output,
+            console,
+        }),
+        (false, _) => Err(Trouble {
+            reason: format!("the guest was not done in {} s", machine.limit.as_secs()),
+            output,
+            console,
+        }),
+    }
+}
+
+fn command(machine: &Machine<'_>, directory: &Path) -> Command {
+    let debian = machine.debian;
+    let mut command = debian.program("usr/bin/qemu-system-x86_64");
+    command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null());
+    for firmware in ["usr/share/qemu", "usr/share/seabios"] {
+        command.arg("-L").arg(debian.path(firmware));
+    }
+    command.env("QEMU_MODULE_DIR", debian.path("usr/lib/x86_64-linux-gnu/qemu"));
+    // Protection keys and five levels of pages only make the emulation slower.
+    command.args([
+        "-M",
+        "q35",
+        "-accel",
+        "tcg,thread=multi",
+        "-cpu",
+        "max,pku=off,la57=off",
+        "-m",
+        "1G",
+        "-smp",
+        "2",
+    ]);
+    command.args([
+        "-nodefaults",
+        "-display",
+        "none",
+        "-nic",
+        "none",
+        "-no-reboot",
+        "-initrd",
+        "image",
+        "-kernel",
+    ]);
+    command.arg(debian.kernel()).args(["-append", "console=ttyS0 quiet oops=panic panic=-1"]);
+    command.args(["-serial", "file:console", "-device", "virtio-serial-pci"]);
+    for port in PORTS {
+        command.args(["-chardev", &format!("file,id={port},path={port}")]);
+        command.args(["-device", &format!("virtserialport,chardev={port}")]);
+    }
+    for disk in &machine.disks {
+        // A comma in a path is written twice.
+        let path = disk.display().to_string().replace(',', ",,");
+        command.args(["-drive", &format!("if=virtio,format=raw,discard=unmap,file={path}")]);
+    }
+    command
+}
+
+/// QEMU; whatever happens to who waits for it, it does not stay.
+struct Running(Child);
+
+impl Running {
+    /// Whether it ended within `limit`.
+    fn wait(&mut self, limit: Duration) -> bool {
+        let begun = Instant::now();
+        while begun.elapsed() < limit {
+            if self.0.try_wait().expect("a child can be waited for").is_some() {
+                return true;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        false
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the script ended with code {}\n--- output\n{}\n--- console\n{}",
+            self.code, self.output, self.console
+        )
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}\n--- output\n{}\n--- console\n{}", self.reason, self.output, self.console)
+    }
+}
