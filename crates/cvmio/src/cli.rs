@@ -225,6 +225,10 @@ pub enum FrontEnd {
     Fuse,
     /// An NBD server, for QEMU, nbdkit's tools or the kernel's nbd driver
     Nbd,
+    /// A block device, /dev/ublkbN, of the kernel's ublk driver (Linux 6.5 or later, as root)
+    Ublk,
+    /// A block device: ublk where the kernel has it, else a loop device on a file
+    Auto,
 }
 
 /// Where NBD clients connect, and who may.

@@ -82,6 +82,7 @@ pub fn run(
     credential: Credential,
     announce: impl FnOnce(&Ready) -> std::io::Result<()>,
 ) -> Result<(), Failure> {
+    order.show.prepare()?;
     let mut warnings = Vec::from_iter(system::protect()?);
     let claim = Place::new(&order.runtime, &order.name).claim()?;
     let listener = claim.listen()?;

@@ -1,7 +1,7 @@
 //! The directory of the running volumes: where each has its socket, its device and its log.
 //!
-//! `DIR/NAME/` holds `lock` (held by the daemon as long as it lives), `control` (socket), `mnt/` (FUSE), `disk` (link into it), `nbd.sock` (NBD)
-//! and `log`.
+//! `DIR/NAME/` holds `lock` (held by the daemon as long as it lives), `control` (socket), `mnt/` (FUSE), `disk` (link to the device), `ublk` (what
+//! outlives the daemon of a ublk device), `nbd.sock` (NBD) and `log`.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -65,6 +65,11 @@ impl Place {
         self.0.join("nbd.sock")
     }
 
+    /// What a ublk device needs to outlive its daemon. It is there as long as the device is.
+    pub fn ublk(&self) -> PathBuf {
+        self.0.join("ublk")
+    }
+
     /// What the daemon has to say.
     pub fn log(&self) -> PathBuf {
         self.0.join("log")
@@ -118,6 +123,12 @@ impl Place {
             let _ = fs::remove_file(file);
         }
         Ok(Claim { place: self.clone(), _lock: file })
+    }
+
+    /// Whether no daemon has the name.
+    pub fn is_free(&self) -> bool {
+        let lock = File::open(self.0.join("lock"));
+        lock.map_or(true, |file| flock(&file, FlockOperation::NonBlockingLockShared).is_ok())
     }
 
     fn taken(&self) -> Failure {
@@ -193,7 +204,7 @@ impl Claim {
         Ok(listener)
     }
 
-    /// Makes the mount point, and the link to the file in it.
+    /// Makes the link to the device.
     pub fn link(&self, file: &Path) -> Result<(), Failure> {
         std::os::unix::fs::symlink(file, self.place.disk())
             .map_err(|error| Failure::io(format!("{}: {error}", self.place.disk().display())))

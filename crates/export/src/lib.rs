@@ -2,7 +2,7 @@
 //!
 //! Every front end serves a [`Device`], which is what a volume looks like from outside.
 //! [`fuse::Mount`] shows it as one regular file, on any kernel with FUSE; [`loopdev`] makes that file a
-//! block device.
+//! block device. [`ublk::Ublk`] shows it as a block device, on kernels with the ublk driver.
 //!
 //! A daemon must not do I/O to what it exports: it would wait for itself.
 
@@ -13,6 +13,7 @@ pub mod fuse;
 pub mod loopdev;
 pub mod nbd;
 mod range_lock;
+pub mod ublk;
 
 pub use device::{BLOCK_SIZE, Device, Done, Extent, Found, MAX_TRANSFER, Request};
 pub use error::Error;

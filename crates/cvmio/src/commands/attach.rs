@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use seal::slot::Credential;
 use serde::{Deserialize, Serialize};
+use volume::policy::Policy;
 
 use crate::cli::{Attach, FrontEnd};
 use crate::daemon::front::Show;
@@ -52,6 +53,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
         Failure::usage(format!("the store {} cannot be opened: {error}", args.store.display()))
     })?;
     let policy = input::read_policy(&policy_path)?;
+    let show = show(args, &policy)?;
     let store = whole(&args.store)?;
     let name = match &args.name {
         Some(name) => name.clone(),
@@ -68,24 +70,36 @@ fn order(args: &Attach) -> Result<Order, Failure> {
         policy,
         memory: args.memory,
         queues: args.queues,
-        show: show(args)?,
+        show,
         interval: args.interval,
         buffered: args.buffered,
     })
 }
 
 /// The front end, and what is for it alone.
-fn show(args: &Attach) -> Result<Show, Failure> {
+fn show(args: &Attach, policy: &Policy) -> Result<Show, Failure> {
     let nbd = &args.nbd;
     let for_fuse = [("--loop", args.use_loop), ("--mount", args.mount.is_some())];
     let for_nbd = [("--listen", nbd.listen.is_some()), ("--tls-cert", nbd.tls_cert.is_some())];
+    if args.front_end != FrontEnd::Fuse {
+        refuse_any(&for_fuse, "fuse")?;
+    }
+    if args.front_end != FrontEnd::Nbd {
+        refuse_any(&for_nbd, "nbd")?;
+    }
+    let fuse = |use_loop| Ok(Show::Fuse { use_loop, mount: args.mount.as_deref().map(whole).transpose()? });
+    let ublk = Show::Ublk { queues: args.queues, owner: policy.volume };
     match args.front_end {
-        FrontEnd::Fuse => {
-            refuse_any(&for_nbd, "nbd")?;
-            Ok(Show::Fuse { use_loop: args.use_loop, mount: args.mount.as_deref().map(whole).transpose()? })
-        }
+        FrontEnd::Fuse => fuse(args.use_loop),
+        FrontEnd::Ublk => Ok(ublk),
+        FrontEnd::Auto => match export::ublk::available().map_err(Failure::from) {
+            Ok(()) => Ok(ublk),
+            Err(failure) => {
+                output::warning(&format!("a loop device on a file, and no ublk device: {failure}"));
+                fuse(true)
+            }
+        },
         FrontEnd::Nbd => {
-            refuse_any(&for_fuse, "fuse")?;
             let tls = match (&nbd.tls_cert, &nbd.tls_key) {
                 (Some(certificate), Some(key)) => Some(Files {
                     certificate: whole(certificate)?,

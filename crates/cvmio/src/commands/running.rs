@@ -22,7 +22,14 @@ fn done(args: &Named, what: &str) -> Result<(), Failure> {
 
 pub fn detach(args: &Named) -> Result<(), Failure> {
     let spinner = output::spinner(format!("detaching {}", args.name));
-    ask(args, &Request::Detach)?;
+    let place = Place::new(&runtime::directory(&args.runtime)?, &args.name);
+    if place.ublk().exists() && place.is_free() {
+        // Its daemon was killed, and nobody has gone on with the device.
+        let _claim = place.claim()?;
+        export::ublk::remove_left(&place.ublk())?;
+    } else {
+        place.ask(&Request::Detach)?;
+    }
     drop(spinner);
     done(args, "detached")
 }

@@ -12,6 +12,7 @@ use export::{Device, Done, Found};
 use rustix::io::Errno;
 use slab::Slab;
 use store::BLOCK_SIZE;
+use volume::format::protections::Freshness;
 use volume::{Clock, Completion, Queue, Volume};
 
 use super::latency::{Kind, Latency};
@@ -28,6 +29,8 @@ const NAP: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Disk {
     size: u64,
+    /// At freshness `transaction` a flush is not the last word.
+    transactions: bool,
     clock: SystemClock,
     lanes: Arc<[Arc<Lane>]>,
 }
@@ -103,7 +106,13 @@ impl Disk {
             lanes.push(lane?);
         }
         let size = volume.blocks() * BLOCK_SIZE as u64;
-        Ok((Self { size, clock, lanes: lanes.into() }, threads))
+        let transactions = volume.status().freshness == Freshness::Transaction.to_string();
+        Ok((Self { size, transactions, clock, lanes: lanes.into() }, threads))
+    }
+
+    /// Whether the next session has all that was flushed in this one, however this one ends.
+    pub fn keeps_what_is_flushed(&self) -> bool {
+        !self.transactions
     }
 
     /// Ends the transaction, and calls `done` when all is durable and anchored.

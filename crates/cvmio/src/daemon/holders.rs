@@ -1,5 +1,6 @@
 //! Who uses the device: asked of the kernel, never of the file, which this process serves.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +12,54 @@ pub fn of(file: &Path) -> Vec<String> {
     targets.push(file.to_path_buf());
     users.extend(processes(&targets));
     users
+}
+
+/// The same for a block device and its partitions: also who has mounted it in another mount namespace than ours, and what the kernel has put on it.
+pub fn of_block_device(device: &Path) -> Vec<String> {
+    let name = device.file_name().unwrap_or_default();
+    let block = Path::new("/sys/class/block").join(name);
+    let names =
+        |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let parts = names(block.clone()).filter(|part| block.join(part).join("partition").exists());
+    let mut devices = vec![device.to_path_buf()];
+    devices.extend(parts.map(|part| Path::new("/dev").join(part)));
+    let mut users = Vec::new();
+    for device in &devices {
+        let block = Path::new("/sys/class/block").join(device.file_name().unwrap_or_default());
+        users.extend(
+            names(block.join("holders"))
+                .map(|holder| format!("{} lies on {}", holder.display(), device.display())),
+        );
+    }
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let swaps = swaps.lines().filter_map(|line| line.split_whitespace().next());
+    users.extend(
+        swaps
+            .filter(|swap| devices.iter().any(|device| device == Path::new(swap)))
+            .map(|swap| format!("{swap} is swap")),
+    );
+    users.extend(mounts_anywhere(&devices));
+    users.extend(processes(&devices));
+    users
+}
+
+/// Mounts of the devices in the mount namespaces of all processes.
+fn mounts_anywhere(devices: &[PathBuf]) -> Vec<String> {
+    let mut seen = BTreeSet::new();
+    let mut found = BTreeSet::new();
+    for process in process_ids() {
+        let Ok(namespace) = fs::read_link(format!("/proc/{process}/ns/mnt")) else { continue };
+        if seen.insert(namespace) {
+            let table = fs::read_to_string(format!("/proc/{process}/mounts")).unwrap_or_default();
+            found.extend(mounts_in(&table, devices));
+        }
+    }
+    found.into_iter().collect()
+}
+
+fn process_ids() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
 fn mounts(devices: &[PathBuf]) -> Vec<String> {
@@ -30,9 +79,8 @@ fn mounts_in(table: &str, devices: &[PathBuf]) -> Vec<String> {
 }
 
 fn processes(targets: &[PathBuf]) -> Vec<String> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-    let mut found: Vec<u32> = ids.filter(|&id| id != std::process::id() && has_open(id, targets)).collect();
+    let mut found: Vec<u32> =
+        process_ids().filter(|&id| id != std::process::id() && has_open(id, targets)).collect();
     found.sort_unstable();
     found.into_iter().map(describe).collect()
 }

@@ -2,6 +2,7 @@
 
 mod fuse;
 pub mod nbd;
+mod ublk;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -30,6 +31,14 @@ pub enum Show {
     },
     /// To clients of the NBD protocol.
     Nbd(nbd::Where),
+    /// As a block device of the kernel's ublk driver.
+    Ublk {
+        /// Its queues.
+        queues: u8,
+        /// The volume.
+        #[serde(with = "hex::serde")]
+        owner: [u8; 16],
+    },
 }
 
 /// Which front end shows the volume, and where.
@@ -47,6 +56,11 @@ pub enum Shown {
     Nbd {
         /// What they are to be told.
         uri: String,
+    },
+    /// As a block device of the kernel's ublk driver.
+    Ublk {
+        /// The device.
+        device: PathBuf,
     },
 }
 
@@ -87,14 +101,26 @@ impl Show {
         match self {
             Self::Fuse { mount, .. } => fuse::check(mount.as_deref()),
             Self::Nbd(wanted) => wanted.check(place),
+            Self::Ublk { .. } => Ok(export::ublk::available()?),
         }
     }
 
     /// What whoever chose this should know.
     pub fn warning(&self) -> Option<String> {
         match self {
-            Self::Fuse { .. } => None,
+            Self::Fuse { .. } | Self::Ublk { .. } => None,
             Self::Nbd(wanted) => wanted.warning(),
+        }
+    }
+
+    /// What has to be done before this process starts its first thread.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn prepare(&self) -> Result<(), Failure> {
+        match self {
+            Self::Fuse { .. } | Self::Nbd(_) => Ok(()),
+            Self::Ublk { .. } => Ok(export::ublk::leave_mounts()?),
         }
     }
 
@@ -105,9 +131,14 @@ impl Show {
     pub fn show(&self, claim: &Claim, disk: Disk) -> Result<Box<dyn Front>, Failure> {
         match self {
             Self::Fuse { use_loop, mount } => {
+                ublk::nothing_left(&claim.place().ublk())?;
                 Ok(Box::new(fuse::Fuse::show(*use_loop, mount.as_deref(), claim, disk)?))
             }
-            Self::Nbd(wanted) => Ok(Box::new(nbd::Nbd::show(wanted, claim.place(), disk)?)),
+            Self::Nbd(wanted) => {
+                ublk::nothing_left(&claim.place().ublk())?;
+                Ok(Box::new(nbd::Nbd::show(wanted, claim.place(), disk)?))
+            }
+            Self::Ublk { queues, owner } => Ok(Box::new(ublk::show(*queues, *owner, claim, disk)?)),
         }
     }
 }
@@ -122,6 +153,7 @@ impl Shown {
                 places
             }
             Self::Nbd { uri } => vec![("nbd", uri.clone())],
+            Self::Ublk { device } => vec![("block device", device.display().to_string())],
         }
     }
 }

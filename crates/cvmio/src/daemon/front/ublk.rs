@@ -1,0 +1,69 @@
+//! A block device by the kernel's ublk driver.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use export::ublk::{Options, Recovery, Ublk};
+
+use super::{Disk, Front, Shown, holders, in_use, log};
+use crate::failure::Failure;
+use crate::runtime::{Claim, Place};
+
+/// Requests in flight for each queue.
+const DEPTH: u16 = 128;
+
+/// Shows the volume `owner`.
+///
+/// # Errors
+/// When the kernel refuses. Nothing is left then; but a device whose daemon was killed stays as it is.
+pub fn show(queues: u8, owner: [u8; 16], claim: &Claim, disk: Disk) -> Result<Ublk, Failure> {
+    // What a commit has not anchored yet is gone when the daemon is: a file system must not go on as if it were there.
+    let recovery = if disk.keeps_what_is_flushed() {
+        in_memory(claim.place()).then(|| Recovery { path: claim.place().ublk(), owner })
+    } else {
+        log("with freshness transaction, the device does not outlive its daemon");
+        None
+    };
+    let shown = Ublk::show(Arc::new(disk), &Options { queues: queues.into(), depth: DEPTH, recovery })?;
+    if shown.recovered() {
+        log(&format!("{} goes on: its daemon had been killed", shown.path().display()));
+    }
+    claim.link(shown.path())?;
+    Ok(shown)
+}
+
+/// Whether the last changes can be kept in the runtime directory.
+fn in_memory(place: &Place) -> bool {
+    let found = export::ublk::is_in_memory(&place.ublk());
+    if !found {
+        log("the runtime directory is not in memory (tmpfs), so the device does not outlive its daemon");
+    }
+    found
+}
+
+/// What a killed daemon has left, for a front end that cannot go on with it.
+///
+/// # Errors
+/// If there is such a device.
+pub fn nothing_left(place: &Path) -> Result<(), Failure> {
+    if place.exists() {
+        return Err(Failure::usage(
+            "the ublk device of this volume's daemon, which was killed, is there still: attach with --as ublk to go on with it, or detach the volume first",
+        ));
+    }
+    Ok(())
+}
+
+impl Front for Ublk {
+    fn shown(&self) -> Shown {
+        Shown::Ublk { device: self.path().to_path_buf() }
+    }
+
+    fn hide(&self) -> Result<(), Failure> {
+        let users = holders::of_block_device(self.path());
+        if !users.is_empty() {
+            return Err(in_use(&users));
+        }
+        Ok(self.stop()?)
+    }
+}

@@ -1,0 +1,188 @@
+use super::*;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A disk with a volatile cache: what was written counts at once, and is lost at a cut unless it was flushed.
+#[derive(Default)]
+struct Disk {
+    content: Mutex<[Vec<u8>; 2]>,
+    flushes: AtomicU64,
+    held: Mutex<Vec<(Request, Done)>>,
+    holding: AtomicBool,
+}
+
+const SIZE: usize = 8 << 20;
+
+impl Disk {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { content: Mutex::new([vec![0; SIZE], vec![0; SIZE]]), ..Self::default() })
+    }
+
+    /// What its server's death does to it.
+    fn cut(&self) {
+        let [now, durable] = &mut *self.content.lock().unwrap();
+        now.clone_from(durable);
+    }
+
+    fn block(&self, number: usize) -> u8 {
+        self.content.lock().unwrap()[0][number * 4096]
+    }
+
+    fn execute(&self, request: Request) {
+        let [now, durable] = &mut *self.content.lock().unwrap();
+        let at = |offset: u64, length: usize| {
+            usize::try_from(offset).unwrap()..usize::try_from(offset).unwrap() + length
+        };
+        match request {
+            Request::Write { offset, data, .. } => now[at(offset, data.len())].copy_from_slice(&data),
+            Request::Discard { offset, length } | Request::WriteZeroes { offset, length } => {
+                now[at(offset, usize::try_from(length).unwrap())].fill(0);
+            }
+            Request::Flush => {
+                self.flushes.fetch_add(1, Ordering::Relaxed);
+                durable.clone_from(now);
+            }
+            Request::Read { .. } => {}
+        }
+    }
+
+    /// Executes what was held back.
+    fn let_go(&self) {
+        self.holding.store(false, Ordering::Relaxed);
+        let held = std::mem::take(&mut *self.held.lock().unwrap());
+        for (request, done) in held {
+            self.execute(request);
+            done(Ok(Vec::new()));
+        }
+    }
+}
+
+impl Device for Disk {
+    fn size(&self) -> u64 {
+        SIZE as u64
+    }
+
+    fn submit(&self, request: Request, done: Done) {
+        if self.holding.load(Ordering::Relaxed) && request != Request::Flush {
+            return self.held.lock().unwrap().push((request, done));
+        }
+        self.execute(request);
+        done(Ok(Vec::new()));
+    }
+}
+
+const RECORD: Record = Record { number: 3, servers: [1, 2], owner: [9; 16] };
+
+/// A log in memory.
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap()
+}
+
+fn begin(disk: &Arc<Disk>, directory: &tempfile::TempDir) -> Kept {
+    let log = Log::create(&directory.path().join("log"), &RECORD).unwrap();
+    Kept::new(Arc::clone(disk) as Arc<dyn Device>, log).unwrap()
+}
+
+/// What the next server does.
+fn go_on(disk: &Arc<Disk>, directory: &tempfile::TempDir) -> Kept {
+    let (log, record) = Log::open(&directory.path().join("log")).unwrap().unwrap();
+    assert_eq!(record, RECORD);
+    Kept::new(Arc::clone(disk) as Arc<dyn Device>, log).unwrap()
+}
+
+fn write(kept: &Kept, block: u64, value: u8) {
+    let request = Request::Write { offset: block * 4096, data: vec![value; 4096], fua: false };
+    finish(&(Arc::new(kept.clone()) as Arc<dyn Device>), request).unwrap();
+}
+
+fn flush(kept: &Kept) {
+    finish(&(Arc::new(kept.clone()) as Arc<dyn Device>), Request::Flush).unwrap();
+}
+
+#[test]
+fn what_had_ended_is_there_again() {
+    let (disk, directory) = (Disk::new(), directory());
+    let kept = begin(&disk, &directory);
+    write(&kept, 0, 1);
+    write(&kept, 1, 1);
+    write(&kept, 0, 2);
+    kept.submit(Request::WriteZeroes { offset: 4096, length: 4096 }, Box::new(|_| ()));
+    disk.cut();
+    assert_eq!(disk.block(0), 0, "the disk has forgotten it");
+    let kept = go_on(&disk, &directory);
+    assert_eq!((disk.block(0), disk.block(1)), (2, 0));
+    // And so it stays, also if that server dies as well.
+    write(&kept, 5, 5);
+    disk.cut();
+    let kept = go_on(&disk, &directory);
+    assert_eq!((disk.block(0), disk.block(5)), (2, 5));
+    kept.remove();
+    assert!(Log::open(&directory.path().join("log")).unwrap().is_none());
+}
+
+#[test]
+fn what_was_flushed_is_not_repeated() {
+    let (disk, directory) = (Disk::new(), directory());
+    let kept = begin(&disk, &directory);
+    write(&kept, 0, 1);
+    flush(&kept);
+    // Behind our back, to see whether the write comes again.
+    disk.execute(Request::Write { offset: 0, data: vec![7; 4096], fua: false });
+    go_on(&disk, &directory);
+    assert_eq!(disk.block(0), 7);
+}
+
+#[test]
+fn a_write_that_ends_during_a_flush_is_kept() {
+    let (disk, directory) = (Disk::new(), directory());
+    let kept = begin(&disk, &directory);
+    disk.holding.store(true, Ordering::Relaxed);
+    kept.submit(Request::Write { offset: 0, data: vec![4; 4096], fua: false }, Box::new(|_| ()));
+    flush(&kept);
+    disk.let_go();
+    disk.cut();
+    go_on(&disk, &directory);
+    assert_eq!(disk.block(0), 4);
+}
+
+#[test]
+fn more_is_written_than_the_log_holds() {
+    let (disk, directory) = (Disk::new(), directory());
+    let kept = begin(&disk, &directory);
+    let begun = disk.flushes.load(Ordering::Relaxed);
+    let done = Arc::new(AtomicU64::new(0));
+    let submit = |number: u64| {
+        let done = Arc::clone(&done);
+        let data = vec![u8::try_from(number % 251).unwrap(); 1 << 20];
+        let end = move |result: Result<Vec<u8>, Errno>| {
+            result.unwrap();
+            done.fetch_add(1, Ordering::Relaxed);
+        };
+        kept.submit(Request::Write { offset: (number % 8) << 20, data, fua: false }, Box::new(end));
+    };
+    (0..200).for_each(submit);
+    assert_eq!(done.load(Ordering::Relaxed), 200);
+    let flushes = disk.flushes.load(Ordering::Relaxed) - begun;
+    assert!((3..=10).contains(&flushes), "{flushes} flushes for three times the log");
+    // All of them at once, which have to wait for room.
+    disk.holding.store(true, Ordering::Relaxed);
+    (200..400).for_each(submit);
+    assert_eq!(done.load(Ordering::Relaxed), 200);
+    disk.let_go();
+    assert_eq!(done.load(Ordering::Relaxed), 400);
+    disk.cut();
+    go_on(&disk, &directory);
+    for number in 392..400_u64 {
+        let place = usize::try_from(number % 8).unwrap() * 256;
+        assert_eq!(u64::from(disk.block(place)), number % 251);
+    }
+}
+
+#[test]
+fn nothing_is_kept_on_a_disk() {
+    let directory = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let path = directory.path().join("log");
+    if rustix::fs::statfs(directory.path()).unwrap().f_type != TMPFS {
+        assert!(matches!(Log::create(&path, &RECORD), Err(Error::Usage(_))));
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,309 @@
+//! A device as `/dev/ublkbN`, by the kernel's ublk driver.
+//!
+//! Each queue of the device has a thread here, which takes requests from the kernel through io_uring and is woken when the device has ended one.
+//! Data is copied once, between the pages of who asked and the request's own memory, by reading and writing the driver's character device.
+//!
+//! A device with a [`Recovery`] outlives a server that is killed: its users wait until the next server goes on where the last one ended, and
+//! nothing that they were told is done is lost (see `kept.rs`).
+//!
+//! **A server must not share its mount namespace with the users of its device**: see [`leave_mounts`].
+//!
+//! Source: the kernel's `Documentation/block/ublk.rst`.
+
+mod abi;
+mod control;
+mod kept;
+mod mounts;
+mod queue;
+
+use crate::{Device, Error};
+pub use mounts::leave as leave_mounts;
+
+use abi::{Command, Info, State};
+use control::Control;
+use kept::{Kept, Log, Record};
+use queue::Queue;
+use rustix::io::Errno;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How to show the device.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Queues of the device, each with a thread. At least 1.
+    pub queues: u16,
+    /// Requests that each queue may have in flight. At least 1.
+    pub depth: u16,
+    /// Whether the device outlives this process.
+    pub recovery: Option<Recovery>,
+}
+
+/// What the next server needs, should this one be killed.
+#[derive(Debug, Clone)]
+pub struct Recovery {
+    /// A file in memory (tmpfs) that others cannot read. It has the last changes in it, in plaintext, as long as the device is there.
+    pub path: PathBuf,
+    /// What the device shows. Who comes with another name does not get it.
+    pub owner: [u8; 16],
+}
+
+/// How long the kernel may take to notice that a server has died, and the system to make a device's node.
+const PATIENCE: Duration = Duration::from_secs(10);
+const GLANCE: Duration = Duration::from_millis(20);
+
+/// A device that is shown. Dropping it takes it away, whoever uses it.
+pub struct Ublk {
+    path: PathBuf,
+    number: u32,
+    recovered: bool,
+    kept: Option<Kept>,
+    running: Mutex<Option<Running>>,
+}
+
+struct Running {
+    control: Control,
+    queues: Vec<JoinHandle<()>>,
+}
+
+/// Whether devices can be shown here.
+///
+/// # Errors
+/// [`Error::Usage`] says why not, and what to do.
+pub fn available() -> Result<(), Error> {
+    Control::open().map(drop)
+}
+
+/// Whether a file at `path` would be in memory, as [`Recovery`] needs it.
+#[must_use]
+pub fn is_in_memory(path: &Path) -> bool {
+    path.parent()
+        .is_some_and(|directory| rustix::fs::statfs(directory).is_ok_and(|found| kept::is_memory(&found)))
+}
+
+/// Takes away the device that a killed server has left, by what it left at `path`. Its users get errors. Whether there was one.
+///
+/// # Errors
+/// [`Error::Busy`] if it is served, [`Error::System`] if the kernel refuses.
+pub fn remove_left(path: &Path) -> Result<bool, Error> {
+    let Some((log, record)) = Log::open(path)? else { return Ok(false) };
+    let mut control = Control::open()?;
+    let found = left(&mut control, &record)?;
+    if let Some(info) = found {
+        control.stop(info.number)?;
+        control.delete(info.number)?;
+    }
+    log.remove();
+    Ok(found.is_some())
+}
+
+impl Ublk {
+    /// Shows `device`, or goes on with the device that a killed server of it has left.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if there can be no such device here, or what was left is of another; [`Error::System`] if the kernel refuses.
+    pub fn show(device: Arc<dyn Device>, options: &Options) -> Result<Self, Error> {
+        let mut control = Control::open()?;
+        let left = match &options.recovery {
+            Some(recovery) => claim(&mut control, recovery, device.size())?,
+            None => None,
+        };
+        match left {
+            Some((info, log)) => Self::go_on(control, info, log, device),
+            None => Self::begin(control, device, options),
+        }
+    }
+
+    fn begin(mut control: Control, device: Arc<dyn Device>, options: &Options) -> Result<Self, Error> {
+        let recoverable = options.recovery.is_some();
+        let info = control.add(options.queues.max(1), options.depth.max(1), recoverable)?;
+        let mut kept = None;
+        let shown = (|| {
+            let device: Arc<dyn Device> = match &options.recovery {
+                Some(Recovery { path, owner }) => {
+                    let record =
+                        Record { number: info.number, servers: [std::process::id(); 2], owner: *owner };
+                    Arc::new(kept.insert(Kept::new(device, Log::create(path, &record)?)?).clone())
+                }
+                None => device,
+            };
+            control.set_size(info.number, device.size())?;
+            serve(&mut control, info, &device, Command::Start)
+        })();
+        match shown {
+            Ok(queues) => Ok(Self::new(control, queues, info.number, false, kept)),
+            Err(error) => {
+                // The reason counts; that there was nothing to stop would only hide it.
+                let _ = control.stop(info.number);
+                let _ = control.delete(info.number);
+                kept.iter().for_each(Kept::remove);
+                Err(error)
+            }
+        }
+    }
+
+    /// On errors, all stays as it was left.
+    fn go_on(mut control: Control, info: Info, log: Log, device: Arc<dyn Device>) -> Result<Self, Error> {
+        control.start_recovery(info.number)?;
+        let kept = Kept::new(device, log)?;
+        let device: Arc<dyn Device> = Arc::new(kept.clone());
+        let queues = serve(&mut control, info, &device, Command::EndRecovery)?;
+        Ok(Self::new(control, queues, info.number, true, Some(kept)))
+    }
+
+    fn new(
+        control: Control,
+        queues: Vec<JoinHandle<()>>,
+        number: u32,
+        recovered: bool,
+        kept: Option<Kept>,
+    ) -> Self {
+        let path = PathBuf::from(format!("/dev/ublkb{number}"));
+        Self { path, number, recovered, kept, running: Mutex::new(Some(Running { control, queues })) }
+    }
+
+    /// The block device.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it was there before, and goes on.
+    #[must_use]
+    pub fn recovered(&self) -> bool {
+        self.recovered
+    }
+
+    /// Takes the device away, whoever uses it; what is in flight ends before. Does nothing if that was done before.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn stop(&self) -> Result<(), Error> {
+        let mut running = self.running();
+        let Some(Running { control, .. }) = running.as_mut() else { return Ok(()) };
+        control.stop(self.number)?;
+        let Some(Running { mut control, queues }) = running.take() else { return Ok(()) };
+        // The kernel has ended all requests, so the threads end.
+        let defect = queues.into_iter().map(JoinHandle::join).any(|end| end.is_err());
+        let deleted = control.delete(self.number);
+        self.kept.iter().for_each(Kept::remove);
+        if defect {
+            return Err(Error::system(format!("serving {}", self.path.display()), Errno::IO));
+        }
+        deleted
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Ublk {
+    fn drop(&mut self) {
+        let _ = self.stop();
+    }
+}
+
+/// What a killed server of this very device has left, ready to go on. `None` if there is nothing, or nothing that could.
+fn claim(control: &mut Control, recovery: &Recovery, size: u64) -> Result<Option<(Info, Log)>, Error> {
+    let Some((log, mut record)) = Log::open(&recovery.path)? else { return Ok(None) };
+    let Some(info) = left(control, &record)? else { return Ok(None) };
+    if info.state != State::Quiesced {
+        // It was never shown.
+        control.delete(info.number)?;
+        return Ok(None);
+    }
+    if record.owner != recovery.owner || control.size(info.number)? != size {
+        return Err(Error::Usage(format!(
+            "/dev/ublkb{} is there still, of another volume whose daemon was killed: attach that one again, or detach it",
+            info.number
+        )));
+    }
+    // Both, until the kernel knows us: this process may be killed before, or right behind.
+    record.servers = [info.server, std::process::id()];
+    let noted = log.set_record(&record);
+    noted.map_err(|error| Error::io(format!("writing {}", recovery.path.display()), &error))?;
+    Ok(Some((info, log)))
+}
+
+/// The device of a server that has died. `None` if there is none, or one that somebody else has made since.
+fn left(control: &mut Control, record: &Record) -> Result<Option<Info>, Error> {
+    let begun = Instant::now();
+    loop {
+        let info = match control.info(record.number) {
+            Ok(info) => info,
+            Err(Errno::NODEV) => return Ok(None),
+            Err(errno) => {
+                return Err(Error::system(format!("asking for ublk device {}", record.number), errno));
+            }
+        };
+        if !record.servers.contains(&info.server) {
+            return Ok(None);
+        }
+        // It takes the kernel a moment to see that the server is gone.
+        if info.state != State::Live {
+            return Ok(Some(info));
+        }
+        if begun.elapsed() > PATIENCE {
+            return Err(Error::Busy(format!(
+                "/dev/ublkb{} is served by process {}",
+                info.number, info.server
+            )));
+        }
+        std::thread::sleep(GLANCE);
+    }
+}
+
+/// Starts the threads, and then the device.
+fn serve(
+    control: &mut Control,
+    info: Info,
+    device: &Arc<dyn Device>,
+    start: Command,
+) -> Result<Vec<JoinHandle<()>>, Error> {
+    let file = Arc::new(open_character_device(info.number)?);
+    let mut threads = Vec::new();
+    for number in 0..info.queues {
+        let (sender, fetched) = channel();
+        let (file, device) = (Arc::clone(&file), Arc::clone(device));
+        let serve = move || {
+            // Without the right to do this the device still works; see `set_io_flusher`.
+            let _ = crate::set_io_flusher();
+            let mut queue = match Queue::new(number, info.depth, file, device) {
+                Ok(queue) => queue,
+                Err(error) => return drop(sender.send(Err(error))),
+            };
+            let fetched = queue.fetch();
+            let failed = fetched.is_err();
+            if sender.send(fetched).is_ok() && !failed {
+                queue.run();
+            }
+        };
+        let thread = std::thread::Builder::new().name(format!("ublk-{number}")).spawn(serve);
+        threads.push(thread.map_err(|error| Error::io("starting a thread for a ublk device", &error))?);
+        let gone = |_| Error::system("starting a thread for a ublk device", Errno::IO);
+        fetched.recv().map_err(gone)??;
+    }
+    control.start(info.number, start)?;
+    Ok(threads)
+}
+
+fn open_character_device(number: u32) -> Result<File, Error> {
+    let path = PathBuf::from(format!("/dev/ublkc{number}"));
+    let begun = Instant::now();
+    loop {
+        match File::options().read(true).write(true).open(&path) {
+            Ok(file) => return Ok(file),
+            // The node may not be there yet; and the one who served it may not be quite gone.
+            Err(error)
+                if begun.elapsed() < PATIENCE
+                    && (error.kind() == std::io::ErrorKind::NotFound
+                        || error.kind() == std::io::ErrorKind::ResourceBusy) => {}
+            Err(error) => return Err(Error::io(format!("opening {}", path.display()), &error)),
+        }
+        std::thread::sleep(GLANCE);
+    }
+}

@@ -1,0 +1,165 @@
+//! Volumes as ublk devices.
+
+use guest::{Bed, Guest};
+use std::fs;
+use std::time::Duration;
+
+/// For the scripts: a volume on the first disk, and what is done with it.
+const PRELUDE: &str = r#"
+    head -c 32 /dev/urandom > key
+    create() { cvmio volume create /dev/vda --key-file key --policy policy.toml --anchor file:/root/anchor --force "$@"; }
+    attach() { cvmio volume attach /dev/vda --name day --key-file key --policy policy.toml --json "$@" > ready; }
+    kill_daemon() {
+        daemon=$(sed -n 's/.*"process": *\([0-9]*\).*/\1/p' ready)
+        kill -9 "$daemon"
+        while [ -e "/proc/$daemon" ]; do sleep 0.05; done
+    }
+    must_fail() { if "$@"; then echo "this succeeded: $*"; exit 1; fi; }
+    device=/dev/ublkb0
+"#;
+
+fn with_ublk(bed: &Bed) -> Guest<'_> {
+    let programs =
+        ["usr/sbin/mkfs.ext4", "usr/sbin/e2fsck", "usr/sbin/mkfs.xfs", "usr/bin/sqlite3", "usr/bin/dd"];
+    let disk = bed.disk("volume", 512 << 20);
+    let guest = bed.guest().modules(&["ublk_drv", "ext4", "xfs"]).programs(&programs).disk(&disk);
+    guest.limit(Duration::from_secs(300))
+}
+
+fn run(guest: Guest<'_>, script: &str) -> String {
+    guest.succeed(&format!("{PRELUDE}{script}"))
+}
+
+#[test]
+fn file_systems_live_on_it_and_other_disks_see_nothing_of_it() {
+    let Some(bed) = guest::bed() else { return };
+    let other = bed.disk("other", 0);
+    let content: Vec<u8> =
+        (0..4_000_000_u32).flat_map(|number| number.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    fs::write(&other, &content).unwrap();
+    let said = run(
+        with_ublk(&bed).disk(&other),
+        r#"
+    create
+    sum=$(sha256sum < /dev/vdb)
+    attach --as auto
+    cd /sys/block/ublkb0
+    for what in queue/logical_block_size queue/fua queue/write_cache queue/max_sectors_kb; do echo "$what: $(cat $what)"; done
+    [ "$(cat queue/discard_max_bytes)" -gt 0 ] && [ "$(cat queue/write_zeroes_max_bytes)" -gt 0 ]
+    [ "$(ls mq | wc -l)" = 2 ]
+    cd /root
+    dd if=/dev/urandom of=content bs=1M count=6 2>/dev/null
+    for kind in ext4 xfs; do
+        mkfs.$kind $([ $kind = ext4 ] && echo -q -F || echo -q -f) $device
+        mount -t $kind $device /mnt
+        for number in $(seq 20); do dd if=content of=/mnt/$number bs=64k count=$number conv=fsync 2>/dev/null; done
+        sqlite3 /mnt/database 'pragma synchronous=full; create table t (n); insert into t values (1); insert into t values (2);'
+        cp content /mnt/content
+        must_fail cvmio volume detach day
+        umount /mnt
+        cvmio volume detach day
+        [ ! -e $device ]
+        attach --as ublk
+        mount -t $kind $device /mnt
+        cmp content /mnt/content
+        for number in $(seq 20); do head -c $((number * 65536)) content | cmp - /mnt/$number; done
+        echo "rows: $(sqlite3 /mnt/database 'select count(*) from t')"
+        rm /mnt/content && fstrim /mnt
+        umount /mnt
+    done
+    exec 5<$device
+    must_fail cvmio volume detach day
+    exec 5<&-
+    cvmio volume status day
+    cvmio volume detach day
+    cvmio volume check /dev/vda --key-file key --policy policy.toml
+    [ "$sum" = "$(sha256sum < /dev/vdb)" ]
+    [ "$(dmesg | grep -c 'I/O error')" = 0 ]
+"#,
+    );
+    for expected in [
+        "logical_block_size: 4096",
+        "queue/fua: 1",
+        "write_cache: write back",
+        "max_sectors_kb: 1024",
+        "/dev/ublkb0 is mounted on /mnt",
+        "(sh) has it open",
+    ] {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    assert_eq!(said.matches("rows: 2").count(), 2, "{said}");
+    assert!(fs::read(&other).unwrap() == content, "the other disk was written to");
+}
+
+#[test]
+fn it_goes_on_when_its_daemon_was_killed() {
+    let Some(bed) = guest::bed() else { return };
+    run(
+        with_ublk(&bed),
+        r#"
+    create
+    attach --as ublk
+    # Writes that have ended, and were never flushed.
+    dd if=/dev/urandom of=content bs=1M count=4 2>/dev/null
+    dd if=content of=$device bs=64k oflag=direct 2>/dev/null
+    kill_daemon
+    must_fail attach --as fuse
+    attach --as ublk
+    dd if=$device of=back bs=64k count=64 iflag=direct 2>/dev/null
+    cmp content back
+
+    mkfs.ext4 -q -F $device
+    mount -t ext4 $device /mnt
+    sqlite3 /mnt/database 'create table t (n);'
+    records() {
+        number=0
+        while [ ! -e stop ]; do
+            number=$((number + 1))
+            echo "record $number" | dd of=/mnt/record-$((number % 8)) conv=fsync 2>/dev/null || exit 1
+            echo $number > acknowledged.new && mv acknowledged.new acknowledged
+        done
+    }
+    rows() {
+        number=0
+        while [ ! -e stop ]; do
+            number=$((number + 1))
+            sqlite3 /mnt/database "pragma synchronous=full; insert into t values ($number);" || exit 1
+            echo $number > inserted.new && mv inserted.new inserted
+        done
+    }
+    # Writes without a sync, which go to the device when the kernel likes.
+    bulk() { while [ ! -e stop ]; do cat content > /mnt/bulk || exit 1; done; }
+    records & records=$!
+    rows & rows=$!
+    bulk & bulk=$!
+    for round in 1 2 3 4; do
+        before=$(cat acknowledged 2>/dev/null || echo 0)
+        sleep 0.$((round * 2 + 1))
+        kill_daemon
+        attach --as ublk
+        # Until it has gone on.
+        while [ "$(cat acknowledged)" -lt $((before + 3)) ]; do sleep 0.1; done
+    done
+    touch stop
+    wait $records; wait $rows; wait $bulk
+    number=$(cat acknowledged)
+    echo "$number records, $(cat inserted) rows"
+    for one in $(seq $((number - 7)) $number); do [ "$(cat /mnt/record-$((one % 8)))" = "record $one" ]; done
+    umount /mnt
+    kill_daemon
+    attach --as ublk
+    mount -t ext4 $device /mnt
+    for one in $(seq $((number - 7)) $number); do [ "$(cat /mnt/record-$((one % 8)))" = "record $one" ]; done
+    [ "$(sqlite3 /mnt/database 'pragma integrity_check; select count(*) from t' | tr '\n' ' ')" = "ok $(cat inserted) " ]
+    cmp content /mnt/bulk
+    umount /mnt
+    e2fsck -fn $device
+    [ "$(dmesg | grep -c 'I/O error')" = 0 ]
+
+    # Nobody goes on with it.
+    kill_daemon
+    cvmio volume detach day
+    [ ! -e $device ] && [ ! -e /run/cvmio/day ]
+"#,
+    );
+}
