@@ -160,6 +160,16 @@ fn it_goes_on_when_its_daemon_was_killed() {
     kill_daemon
     cvmio volume detach day
     [ ! -e $device ] && [ ! -e /run/cvmio/day ]
+
+    # What was flushed is not the last word there, so the device goes with its daemon.
+    rm policy.toml anchor
+    create --freshness transaction
+    attach --as ublk
+    kill_daemon
+    for glance in $(seq 200); do [ ! -e $device ] || sleep 0.05; done
+    [ ! -e $device ]
+    attach --as ublk
+    cvmio volume detach day
 "#,
     );
 }

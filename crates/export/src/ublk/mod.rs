@@ -23,6 +23,7 @@ use abi::{Command, Info, State};
 use control::Control;
 use kept::{Kept, Log, Record};
 use queue::Queue;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -147,7 +148,7 @@ impl Ublk {
 
     /// On errors, all stays as it was left.
     fn go_on(mut control: Control, info: Info, log: Log, device: Arc<dyn Device>) -> Result<Self, Error> {
-        control.start_recovery(info.number)?;
+        wait_while_busy(|| control.start_recovery(info.number))?;
         let kept = Kept::new(device, log)?;
         let device: Arc<dyn Device> = Arc::new(kept.clone());
         let queues = serve(&mut control, info, &device, Command::EndRecovery)?;
@@ -293,17 +294,22 @@ fn serve(
 
 fn open_character_device(number: u32) -> Result<File, Error> {
     let path = PathBuf::from(format!("/dev/ublkc{number}"));
+    wait_while_busy(|| {
+        rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            .map(File::from)
+            .map_err(|errno| Error::at("opening", &path, errno))
+    })
+}
+
+/// Tries again for a while: a device's node may not be there yet, and the server before us not quite gone.
+fn wait_while_busy<T>(mut attempt: impl FnMut() -> Result<T, Error>) -> Result<T, Error> {
     let begun = Instant::now();
     loop {
-        match File::options().read(true).write(true).open(&path) {
-            Ok(file) => return Ok(file),
-            // The node may not be there yet; and the one who served it may not be quite gone.
-            Err(error)
-                if begun.elapsed() < PATIENCE
-                    && (error.kind() == std::io::ErrorKind::NotFound
-                        || error.kind() == std::io::ErrorKind::ResourceBusy) => {}
-            Err(error) => return Err(Error::io(format!("opening {}", path.display()), &error)),
+        match attempt() {
+            Err(Error::System { errno: Errno::BUSY | Errno::NOENT, .. }) if begun.elapsed() < PATIENCE => {
+                std::thread::sleep(GLANCE);
+            }
+            result => return result,
         }
-        std::thread::sleep(GLANCE);
     }
 }

@@ -129,9 +129,11 @@ impl Show {
     /// # Errors
     /// When the front end refuses; nothing is left then.
     pub fn show(&self, claim: &Claim, disk: Disk) -> Result<Box<dyn Front>, Failure> {
+        if !matches!(self, Self::Ublk { .. }) {
+            ublk::nothing_left(&claim.place().ublk())?;
+        }
         match self {
             Self::Fuse { use_loop, mount } => {
-                ublk::nothing_left(&claim.place().ublk())?;
                 Ok(Box::new(fuse::Fuse::show(*use_loop, mount.as_deref(), claim, disk)?))
             }
             Self::Nbd(wanted) => {
