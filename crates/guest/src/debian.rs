@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What is unpacked, with all that it depends on. The release is of its own: the machine's may be older than its QEMU has to be (7.2 crashes this kernel).
+/// What is unpacked, with all that it depends on. The machine's own release may be older than a QEMU that works (7.2 crashes this kernel).
 const RELEASE: &str = "trixie";
 const PACKAGES: &[&str] = &[
     // The machine.
@@ -118,7 +118,7 @@ impl Debian {
     }
 }
 
-/// Has apt download, in a world of its own: the machine's packages, lists and sources are neither looked at nor changed. Its settings for proxies hold.
+/// Has apt download, in a world of its own: the machine's packages, lists and sources are neither looked at nor changed. Its proxies are used.
 fn fetch(directory: &Path) -> Result<Vec<PathBuf>, String> {
     for part in ["lists/partial", "archives/partial"] {
         make(&directory.join(part))?;

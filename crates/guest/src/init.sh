@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# The first process of a guest. What the script prints goes to a port of its own, how it ends to another: neither is a terminal, and who writes to one waits until
-# the host has it.
+# The first process of a guest. What the script prints goes to a port of its own, how it ends to another: neither is a terminal, and who
+# writes to one waits until the host has it.
 /bin/busybox --install -s /bin
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 mount -t devtmpfs dev /dev

@@ -43,6 +43,8 @@ pub(crate) struct Machine<'a> {
 
 /// Where the script's output and its exit code arrive (see `init.sh`).
 const PORTS: [&str; 2] = ["output", "code"];
+/// Without protection keys and five levels of pages, which only make the emulation slower.
+const HARDWARE: &str = "-M q35 -accel tcg,thread=multi -cpu max,pku=off,la57=off -m 1G -smp 2 -nodefaults -display none -nic none";
 /// How often QEMU is looked at.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -83,30 +85,7 @@ fn command(machine: &Machine<'_>, directory: &Path) -> Command {
         command.arg("-L").arg(debian.path(firmware));
     }
     command.env("QEMU_MODULE_DIR", debian.path("usr/lib/x86_64-linux-gnu/qemu"));
-    // Protection keys and five levels of pages only make the emulation slower.
-    command.args([
-        "-M",
-        "q35",
-        "-accel",
-        "tcg,thread=multi",
-        "-cpu",
-        "max,pku=off,la57=off",
-        "-m",
-        "1G",
-        "-smp",
-        "2",
-    ]);
-    command.args([
-        "-nodefaults",
-        "-display",
-        "none",
-        "-nic",
-        "none",
-        "-no-reboot",
-        "-initrd",
-        "image",
-        "-kernel",
-    ]);
+    command.args(HARDWARE.split(' ')).args(["-no-reboot", "-initrd", "image", "-kernel"]);
     command.arg(debian.kernel()).args(["-append", "console=ttyS0 quiet oops=panic panic=-1"]);
     command.args(["-serial", "file:console", "-device", "virtio-serial-pci"]);
     for port in PORTS {

@@ -8,7 +8,7 @@ use crate::workspace;
 
 /// Builds `cvmio` with all its libraries in it, and puts it into `directory`.
 ///
-/// Only its last step differs from the ordinary build (`cargo rustc` hands the flag to no other crate), so that nothing that it depends on is compiled again.
+/// Only its last step differs from the ordinary build: `cargo rustc` hands the flag to no other crate, so no dependency is compiled again.
 pub(crate) fn cvmio(target: &Path, directory: &Path) -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);

@@ -14,7 +14,7 @@ pub fn of(file: &Path) -> Vec<String> {
     users
 }
 
-/// The same for a block device and its partitions: also who has mounted it in another mount namespace than ours, and what the kernel has put on it.
+/// The same for a block device and its partitions: also who has mounted it in another mount namespace than ours, and what lies on it.
 pub fn of_block_device(device: &Path) -> Vec<String> {
     let name = device.file_name().unwrap_or_default();
     let block = Path::new("/sys/class/block").join(name);

@@ -14,6 +14,11 @@ const PATH: &str = "/dev/ublk-control";
 const NEEDED: u64 = feature::ENCODED | feature::USER_COPY;
 const RECOVERABLE: u64 = feature::RECOVERY | feature::REISSUE;
 
+/// Whether this kernel has the driver.
+pub(super) fn is_there() -> bool {
+    Path::new(PATH).exists()
+}
+
 /// The control device. Its commands wait for their end, so they must not be given by a thread that serves a device.
 pub(super) struct Control {
     device: OwnedFd,

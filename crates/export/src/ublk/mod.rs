@@ -88,16 +88,20 @@ pub fn is_in_memory(path: &Path) -> bool {
 /// Takes away the device that a killed server has left, by what it left at `path`. Its users get errors. Whether there was one.
 ///
 /// # Errors
-/// [`Error::Busy`] if it is served, [`Error::System`] if the kernel refuses.
+/// [`Error::Busy`] if it is served, [`Error::System`] if the kernel refuses, or nobody has left anything at `path`.
 pub fn remove_left(path: &Path) -> Result<bool, Error> {
-    let Some((log, record)) = Log::open(path)? else { return Ok(false) };
-    let mut control = Control::open()?;
-    let found = left(&mut control, &record)?;
-    if let Some(info) = found {
-        control.stop(info.number)?;
-        control.delete(info.number)?;
+    let mut found = None;
+    // Without the driver there is no device either.
+    if let (Some((_, record)), true) = (Log::open(path)?, control::is_there()) {
+        let mut control = Control::open()?;
+        found = left(&mut control, &record)?;
+        if let Some(info) = found {
+            control.stop(info.number)?;
+            control.delete(info.number)?;
+        }
     }
-    log.remove();
+    let removed = std::fs::remove_file(path);
+    removed.map_err(|error| Error::io(format!("removing {}", path.display()), &error))?;
     Ok(found.is_some())
 }
 

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 /// once, before any other thread is started.
 ///
 /// A process that holds the last mount of a file system unmounts it as it ends, also when it is killed. If that lies on the device that the process
-/// serves, it waits for itself, and nobody can end it. The last mount may be a copy in a namespace that the process shares, or one that it got when it
-/// left one. What is unmounted elsewhere later is unmounted here too, where mounts are shared (as systemd has them).
+/// serves, it waits for itself, and nobody can end it. The last mount may be in a namespace that the process shares, or a copy that it got when
+/// it left one. What is unmounted elsewhere later is unmounted here too, where mounts are shared (as systemd has them).
 ///
 /// # Errors
 /// `EPERM` without `CAP_SYS_ADMIN`.

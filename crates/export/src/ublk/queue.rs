@@ -257,8 +257,8 @@ impl Descriptors {
         if tag >= self.depth {
             return [0; DESCRIPTOR];
         }
-        // SAFETY: the mapping has a descriptor for each tag below the depth, aligned to eight bytes as the page is, and lives as long as `self`. Nobody
-        // forms a reference to it; the kernel wrote this one before it handed us the request, and leaves it alone until we are done.
+        // SAFETY: the mapping has a descriptor for each tag below the depth, aligned to eight bytes as the page is, and lives as long as `self`.
+        // Nobody forms a reference to it; the kernel wrote this one before it handed us the request, and leaves it alone until we are done.
         let words: [u64; DESCRIPTOR / 8] =
             unsafe { self.base.cast::<[u64; DESCRIPTOR / 8]>().add(usize::from(tag)).read_volatile() };
         let mut bytes = [0; DESCRIPTOR];

@@ -48,7 +48,8 @@ fn in_memory(place: &Place) -> bool {
 pub fn nothing_left(place: &Path) -> Result<(), Failure> {
     if place.exists() {
         return Err(Failure::usage(
-            "the ublk device of this volume's daemon, which was killed, is there still: attach with --as ublk to go on with it, or detach the volume first",
+            "the daemon of this name was killed, and its ublk device is there still: attach with --as ublk to go on with it, or detach it \
+             (`cvmio volume detach`)",
         ));
     }
     Ok(())
