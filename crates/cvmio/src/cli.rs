@@ -52,6 +52,7 @@ pub enum VolumeCommand {
     /// Put a volume away
     ///
     /// Refuses while the device is mounted or open, and says by whom. Everything that was written is durable and anchored when it returns.
+    /// A ublk device whose daemon was killed, and that nobody has attached again, is taken away whoever uses it.
     #[command(after_help = "Example:\n  umount /srv/ledger && cvmio volume detach ledger")]
     Detach(Named),
     List(List),
