@@ -25,6 +25,7 @@ use crate::failure::Failure;
 use crate::runtime::{Claim, Place};
 use crate::system;
 use control::{Reply, Request};
+pub use front::fuse::clear_left;
 use front::{Front, Show, Shown};
 use service::Service;
 
@@ -93,6 +94,7 @@ pub fn run(
     warnings.extend(order.show.warning());
     watch_signals(sender.clone())?;
     let service = Service::start(attach(order, credential)?, order.queues, sender.clone())?;
+    warnings.extend(clear_left(&claim).err().map(|failure| failure.to_string()));
     let front = match order.show.show(&claim, service.disk()) {
         Ok(front) => front,
         Err(failure) => {

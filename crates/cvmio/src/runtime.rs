@@ -1,7 +1,7 @@
 //! The directory of the running volumes: where each has its socket, its device and its log.
 //!
-//! `DIR/NAME/` holds `lock` (held by the daemon as long as it lives), `control` (socket), `mnt/` (FUSE), `disk` (link to the device), `ublk` (what
-//! outlives the daemon of a ublk device), `nbd.sock` (NBD) and `log`.
+//! `DIR/NAME/` holds `lock` (held by the daemon as long as it lives), `control` (socket), `mnt/` (FUSE), `disk` (link to the device), `loop` (which loop
+//! device was made), `ublk` (what outlives the daemon of a ublk device), `nbd.sock` (NBD) and `log`.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -75,6 +75,10 @@ impl Place {
         self.0.join("log")
     }
 
+    fn noted_loop(&self) -> PathBuf {
+        self.0.join("loop")
+    }
+
     fn control(&self) -> PathBuf {
         self.0.join("control")
     }
@@ -125,10 +129,9 @@ impl Place {
         Ok(Claim { place: self.clone(), _lock: file })
     }
 
-    /// Whether no daemon has the name.
-    pub fn is_free(&self) -> bool {
-        let lock = File::open(self.0.join("lock"));
-        lock.map_or(true, |file| flock(&file, FlockOperation::NonBlockingLockShared).is_ok())
+    /// Takes the name for this process if a daemon had it that was killed.
+    pub fn claim_left(&self) -> Option<Claim> {
+        self.0.join("lock").exists().then(|| self.claim().ok()).flatten()
     }
 
     fn taken(&self) -> Failure {
@@ -193,6 +196,24 @@ impl Claim {
         &self.place
     }
 
+    /// Notes which loop device was made (its [`export::loopdev::identity`]), for who comes after a daemon that is killed.
+    pub fn note_loop(&self, identity: &str) -> Result<(), Failure> {
+        let path = self.place.noted_loop();
+        fs::write(&path, identity).map_err(|error| Failure::io(format!("{}: {error}", path.display())))
+    }
+
+    /// The loop device that was noted, by a daemon that was killed, and has not been used otherwise since.
+    pub fn left_loop(&self) -> Option<PathBuf> {
+        let noted = fs::read_to_string(self.place.noted_loop()).ok()?;
+        let device = PathBuf::from(noted.split(' ').next()?);
+        (export::loopdev::identity(&device)? == noted).then_some(device)
+    }
+
+    /// Leaves the directory as it is.
+    pub fn keep(self) {
+        std::mem::forget(self);
+    }
+
     /// Makes the control socket.
     pub fn listen(&self) -> Result<UnixListener, Failure> {
         let path = self.place.control();
@@ -213,7 +234,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        for file in [self.place.control(), self.place.disk(), self.place.nbd()] {
+        for file in [self.place.control(), self.place.disk(), self.place.nbd(), self.place.noted_loop()] {
             let _ = fs::remove_file(file);
         }
         if !std::thread::panicking() {

@@ -160,6 +160,16 @@ pub fn holders(file: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
+/// What tells this use of a loop device from every other one, before and after it: the kernel numbers them from boot to boot. `None` if
+/// nothing is attached to it, or the kernel does not number them (before Linux 5.15).
+#[must_use]
+pub fn identity(path: &Path) -> Option<String> {
+    let number = number_of(path).ok().filter(|number| is_attached(*number))?;
+    let sequence = fs::read_to_string(format!("/sys/block/loop{number}/diskseq")).ok()?;
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(format!("{} {} {}", path.display(), sequence.trim(), boot.trim()))
+}
+
 fn configuration(backing: &OwnedFd, file: &Path, read_only: bool) -> Result<Config, Error> {
     let invalid = |_| Error::at("attaching a loop device to", file, Errno::INVAL);
     let mut file_name = [0; 64];

@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 use crate::cli::{List, Named};
-use crate::daemon::control::Request;
+use crate::daemon::{self, control::Request};
 use crate::failure::Failure;
 use crate::output;
-use crate::runtime::{self, Place};
+use crate::runtime::{self, Claim, Place};
 
 fn ask(args: &Named, request: &Request) -> Result<Value, Failure> {
     Place::new(&runtime::directory(&args.runtime)?, &args.name).ask(request)
@@ -21,17 +21,30 @@ fn done(args: &Named, what: &str) -> Result<(), Failure> {
 }
 
 pub fn detach(args: &Named) -> Result<(), Failure> {
-    let spinner = output::spinner(format!("detaching {}", args.name));
     let place = Place::new(&runtime::directory(&args.runtime)?, &args.name);
-    if place.ublk().exists() && place.is_free() {
-        // Its daemon was killed, and nobody has gone on with the device.
-        let _claim = place.claim()?;
-        export::ublk::remove_left(&place.ublk())?;
-    } else {
-        place.ask(&Request::Detach)?;
+    if let Some(claim) = place.claim_left() {
+        return match clear_left(&claim) {
+            Ok(()) => done(args, "cleared away what a killed daemon left of"),
+            Err(failure) => {
+                claim.keep();
+                Err(failure)
+            }
+        };
     }
+    let spinner = output::spinner(format!("detaching {}", args.name));
+    place.ask(&Request::Detach)?;
     drop(spinner);
     done(args, "detached")
+}
+
+/// The devices of a daemon that was killed, with which nobody has gone on.
+fn clear_left(claim: &Claim) -> Result<(), Failure> {
+    daemon::clear_left(claim)?;
+    let ublk = claim.place().ublk();
+    if ublk.exists() {
+        export::ublk::remove_left(&ublk)?;
+    }
+    Ok(())
 }
 
 pub fn commit(args: &Named) -> Result<(), Failure> {

@@ -106,7 +106,7 @@ fn helpers(directory: &Path) -> usize {
 
 /// The loop devices on files below `directory`, by the name that they were made with: when a daemon has died, its mount is taken away, and
 /// the kernel's own name for the file has no directory any more.
-fn loop_devices(directory: &Path) -> Vec<PathBuf> {
+pub fn loop_devices(directory: &Path) -> Vec<PathBuf> {
     let attached = fs::read_dir("/sys/block").unwrap().flatten().filter(|entry| {
         let backing = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
         backing == "/disk\n" || Path::new(&backing).starts_with(directory)

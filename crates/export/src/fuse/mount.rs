@@ -138,6 +138,9 @@ fn mount_directly(path: &Path, options: &Options) -> Result<OwnedFd, Error> {
             Errno::NOENT | Errno::NODEV | Errno::NXIO => {
                 Error::Usage("this kernel has no FUSE: load its module (modprobe fuse)".into())
             }
+            Errno::ACCESS => Error::Usage(
+                "this user may not open /dev/fuse: let everybody read and write it (chmod 666 /dev/fuse), as most systems do".into(),
+            ),
             errno => Error::at("opening", device, errno),
         },
     )?;

@@ -1,5 +1,6 @@
 //! A file under FUSE, and a loop device on it.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -18,7 +19,7 @@ pub struct Fuse {
 }
 
 /// See [`super::Show::check`].
-pub fn check(mount: Option<&Path>) -> Result<(), Failure> {
+pub fn check(mount: Option<&Path>, use_loop: bool) -> Result<(), Failure> {
     if let Some(path) = mount.filter(|path| !path.is_dir()) {
         return Err(Failure::usage(format!(
             "{} is not a directory; make one, or leave --mount out",
@@ -27,6 +28,14 @@ pub fn check(mount: Option<&Path>) -> Result<(), Failure> {
     }
     if !Path::new("/dev/fuse").exists() {
         return Err(Failure::usage("this kernel has no FUSE; load its module (modprobe fuse)"));
+    }
+    let control = use_loop.then(|| File::options().read(true).write(true).open("/dev/loop-control"));
+    if let Some(Err(error)) = control
+        && error.kind() == std::io::ErrorKind::PermissionDenied
+    {
+        return Err(Failure::usage(
+            "a loop device needs root; without --loop the volume is a file of this user",
+        ));
     }
     Ok(())
 }
@@ -49,6 +58,9 @@ impl Fuse {
         claim.link(mounted.file())?;
         let device = if mount.is_some() { mounted.file().to_path_buf() } else { claim.place().disk() };
         let loop_device = if use_loop { Some(loop_attach(mounted.file())?) } else { None };
+        if let Some(identity) = loop_device.as_deref().and_then(export::loopdev::identity) {
+            claim.note_loop(&identity)?;
+        }
         Ok(Self { mount: mounted, loop_device, device })
     }
 }
@@ -68,6 +80,21 @@ impl Front for Fuse {
         }
         Ok(self.mount.unmount()?)
     }
+}
+
+/// Takes away the loop device that a daemon of this name left which was killed. (Its mount goes by itself.)
+///
+/// # Errors
+/// Says that the device is still in use.
+pub fn clear_left(claim: &Claim) -> Result<(), Failure> {
+    let Some(device) = claim.left_loop() else { return Ok(()) };
+    loop_detach(&device).map_err(|failure| {
+        let device = device.display();
+        Failure::usage(format!(
+            "{device} is left from a daemon that was killed, and shows nothing but errors ({failure}). Unmount what is mounted from it, then \
+             `losetup -d {device}`"
+        ))
+    })
 }
 
 fn make_directory(path: &Path) -> Result<(), Failure> {

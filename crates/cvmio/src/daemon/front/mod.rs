@@ -1,6 +1,6 @@
 //! The front ends: each shows an attached volume in its own way. One file for each.
 
-mod fuse;
+pub mod fuse;
 pub mod nbd;
 mod ublk;
 
@@ -99,7 +99,7 @@ impl Show {
     /// Says what to do about it.
     pub fn check(&self, place: &Place) -> Result<(), Failure> {
         match self {
-            Self::Fuse { mount, .. } => fuse::check(mount.as_deref()),
+            Self::Fuse { mount, use_loop } => fuse::check(mount.as_deref(), *use_loop),
             Self::Nbd(wanted) => wanted.check(place),
             Self::Ublk { .. } => Ok(export::ublk::available()?),
         }
@@ -136,10 +136,7 @@ impl Show {
             Self::Fuse { use_loop, mount } => {
                 Ok(Box::new(fuse::Fuse::show(*use_loop, mount.as_deref(), claim, disk)?))
             }
-            Self::Nbd(wanted) => {
-                ublk::nothing_left(&claim.place().ublk())?;
-                Ok(Box::new(nbd::Nbd::show(wanted, claim.place(), disk)?))
-            }
+            Self::Nbd(wanted) => Ok(Box::new(nbd::Nbd::show(wanted, claim.place(), disk)?)),
             Self::Ublk { queues, owner } => Ok(Box::new(ublk::show(*queues, *owner, claim, disk)?)),
         }
     }
