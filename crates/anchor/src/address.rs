@@ -58,6 +58,16 @@ pub fn open_address(address: &str) -> Result<Arc<dyn Anchor>, Error> {
     }
 }
 
+/// The same for reading only: the anchor never moves through it.
+///
+/// # Errors
+/// As [`open_address`].
+pub fn open_address_read_only(address: &str) -> Result<Arc<dyn Anchor>, Error> {
+    match address.parse()? {
+        Address::File(path) => Ok(Arc::new(FileAnchor::open_read_only(&path)?)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

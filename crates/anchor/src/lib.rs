@@ -10,11 +10,11 @@ mod memory;
 mod scripted;
 mod stamp;
 
-pub use address::{Address, open_address};
+pub use address::{Address, open_address, open_address_read_only};
 pub use file::FileAnchor;
 pub use memory::MemoryAnchor;
 pub use scripted::{Outcome, ScriptedAnchor};
-pub use stamp::{AUTHENTICATED_SIZE, STAMP_VERSION, StampError};
+pub use stamp::{AUTHENTICATED_SIZE, MOVED_TO_SIZE, STAMP_VERSION, StampError};
 
 use std::fmt;
 use std::future::Future;
@@ -54,6 +54,8 @@ pub struct Stamp {
     pub header_digest: [u8; 32],
     /// Claimed, released or terminal.
     pub state: State,
+    /// In state terminal, where the volume went: see [`Stamp::moved_to`]. Else zeros.
+    pub moved_to: [u8; MOVED_TO_SIZE],
     /// HMAC-SHA-256 over all of the above, under a key that only holders of the volume key have.
     pub mac: [u8; 32],
 }

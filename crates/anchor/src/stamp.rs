@@ -12,7 +12,7 @@
 //! | 48 | 16 | session |
 //! | 64 | 32 | head of the journal's chain |
 //! | 96 | 32 | digest of header and key slots |
-//! | 128 | 32 | zero |
+//! | 128 | 32 | state terminal: the end of the new anchor's address (UTF-8, zero-padded); else zero |
 //! | 160 | 32 | MAC over bytes 0 to 159 |
 
 use crate::{STAMP_SIZE, Stamp, State};
@@ -25,6 +25,9 @@ pub const STAMP_VERSION: u16 = 1;
 
 /// Bytes of an encoded stamp that the MAC covers: all but the MAC itself.
 pub const AUTHENTICATED_SIZE: usize = 160;
+
+/// Bytes of an address that a terminal stamp has room for.
+pub const MOVED_TO_SIZE: usize = 32;
 
 /// Why bytes are not a stamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,7 +103,31 @@ impl Stamp {
         out[48..64].copy_from_slice(&self.session);
         out[64..96].copy_from_slice(&self.head);
         out[96..128].copy_from_slice(&self.header_digest);
+        out[128..160].copy_from_slice(&self.moved_to);
         out
+    }
+
+    /// What a terminal stamp says of the anchor at `address`, which the volume has moved to: as much of the address' end as it has
+    /// room for, which of a path tells most.
+    #[must_use]
+    pub fn hint_of(address: &str) -> [u8; MOVED_TO_SIZE] {
+        let mut from = address.len().saturating_sub(MOVED_TO_SIZE);
+        while !address.is_char_boundary(from) {
+            from += 1;
+        }
+        let end = &address.as_bytes()[from..];
+        let mut hint = [0; MOVED_TO_SIZE];
+        hint[..end.len()].copy_from_slice(end);
+        hint
+    }
+
+    /// Where a terminal stamp says that the volume went, for people to read and for nobody to open. `None` if it says nothing
+    /// that is fit for a terminal.
+    #[must_use]
+    pub fn moved_to(&self) -> Option<String> {
+        let end = self.moved_to.iter().rposition(|&byte| byte != 0)? + 1;
+        let text = std::str::from_utf8(self.moved_to.get(..end)?).ok()?;
+        (!text.chars().any(char::is_control)).then(|| text.to_owned())
     }
 
     /// Reads what [`Stamp::encode`] wrote. Whether the MAC is good is the caller's to check: the
@@ -117,11 +144,15 @@ impl Stamp {
         if version != STAMP_VERSION {
             return Err(StampError::Version(version));
         }
-        if bytes[11..16].iter().chain(&bytes[128..160]).any(|&byte| byte != 0) {
+        let state = State::from_byte(bytes[10])?;
+        let moved_to: [u8; MOVED_TO_SIZE] = array(bytes, 128);
+        let no_move = state != State::Terminal && moved_to != [0; MOVED_TO_SIZE];
+        if no_move || bytes[11..16].iter().any(|&byte| byte != 0) {
             return Err(StampError::Reserved);
         }
         Ok(Stamp {
-            state: State::from_byte(bytes[10])?,
+            state,
+            moved_to,
             volume: array(bytes, 16),
             generation: u64::from_le_bytes(array(bytes, 32)),
             claims: u64::from_le_bytes(array(bytes, 40)),
@@ -154,6 +185,7 @@ pub(crate) mod tests {
             claims: 5,
             header_digest: [0x44; 32],
             state: State::Claimed,
+            moved_to: [0; MOVED_TO_SIZE],
             mac: [0x55; 32],
         }
     }
@@ -169,6 +201,7 @@ pub(crate) mod tests {
                 claims,
                 header_digest,
                 state,
+                moved_to: if state == State::Terminal { header_digest } else { [0; MOVED_TO_SIZE] },
                 mac,
             },
         )
@@ -185,6 +218,7 @@ pub(crate) mod tests {
             claims: 0x1112_1314_1516_1718,
             header_digest: [0xb2; 32],
             state: State::Released,
+            moved_to: [0; MOVED_TO_SIZE],
             mac: [0xc3; 32],
         };
         let golden = [
@@ -222,6 +256,27 @@ pub(crate) mod tests {
         for reserved in (11..16).chain(128..160) {
             assert_eq!(with(reserved, 1), Err(StampError::Reserved), "byte {reserved}");
         }
+    }
+
+    #[test]
+    fn only_a_terminal_stamp_says_where_the_volume_went() {
+        let moved =
+            |address: &str| Stamp { state: State::Terminal, moved_to: Stamp::hint_of(address), ..sample(7) };
+        let long = format!("file:/var/lib/cvmio/{}/new.anchor", "x".repeat(40));
+        for (address, hint) in [
+            ("file:/a", Some("file:/a")),
+            (long.as_str(), Some(&long[long.len() - 32..])),
+            // A character is not cut in two.
+            ("file:/\u{e4}aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", Some("aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa")),
+            ("file:/a\u{1b}[2J", None),
+            ("", None),
+        ] {
+            let stamp = moved(address);
+            assert_eq!(stamp.moved_to().as_deref(), hint, "{address}");
+            assert_eq!(Stamp::decode(&stamp.encode()), Ok(stamp));
+        }
+        let claimed = Stamp { state: State::Claimed, ..moved("file:/a") };
+        assert_eq!(Stamp::decode(&claimed.encode()), Err(StampError::Reserved));
     }
 
     proptest! {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 
+use crate::daemon::tamper::OnTamper;
 use crate::input::{parse_duration, parse_name, parse_size};
 
 const EXIT_CODES: &str = "\
@@ -64,10 +65,14 @@ pub enum VolumeCommand {
     /// With freshness `transaction` this ends the transaction; at the other levels it moves the anchor at once.
     #[command(after_help = "Example:\n  sync /srv/ledger && cvmio volume commit ledger")]
     Commit(Named),
+    Scrub(Scrub),
     Check(Check),
     Dump(Dump),
     #[command(subcommand)]
     Key(Key),
+    #[command(subcommand)]
+    Header(Header),
+    Reanchor(Reanchor),
     /// Serves one volume; started by `attach`
     #[command(hide = true)]
     Serve {
@@ -77,6 +82,8 @@ pub enum VolumeCommand {
     /// Makes a loop device of a file; started by the daemon, which must not wait for itself
     #[command(hide = true)]
     LoopAttach {
+        #[arg(long)]
+        read_only: bool,
         file: PathBuf,
     },
     /// Detaches a loop device; started by the daemon
@@ -173,7 +180,12 @@ Example: a file system on a volume
 Example: for programs that speak NBD
   cvmio volume attach /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
       --key-file ledger.key --as nbd
-  nbdinfo 'nbd+unix:///?socket=/run/cvmio/ledger/nbd.sock'")]
+  nbdinfo 'nbd+unix:///?socket=/run/cvmio/ledger/nbd.sock'
+
+Example: one image for many guests
+  cvmio volume attach /mnt/host/image.img --policy /etc/cvmio/image.toml \\
+      --key-file image.key --loop --read-only
+  mount -o ro,noload /dev/loop0 /srv/image")]
 pub struct Attach {
     /// File or block device with a volume on it
     #[arg(value_hint = ValueHint::AnyPath)]
@@ -196,6 +208,12 @@ pub struct Attach {
     /// Make a block device, /dev/loopN, of the volume's file (only with --as fuse)
     #[arg(long = "loop")]
     pub use_loop: bool,
+    /// Show the state that the anchor vouches for now, and claim and write nothing; any number of guests may do so at once
+    #[arg(long)]
+    pub read_only: bool,
+    /// With --read-only: go on although a session may be writing. Blocks that it uses again then fail as corrupt
+    #[arg(long, requires = "read_only")]
+    pub force: bool,
     /// Show the volume as the file `disk` in DIR (an empty directory) instead of in the runtime directory (only with --as fuse)
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub mount: Option<PathBuf>,
@@ -204,6 +222,13 @@ pub struct Attach {
     /// Stay in the foreground until SIGTERM or SIGINT
     #[arg(long)]
     pub foreground: bool,
+    /// What the device does once a block is not what was written there, or another session has claimed the volume
+    #[arg(long, value_name = "WHAT", default_value = "continue")]
+    pub on_tamper: OnTamper,
+    /// Then also run PROGRAM, without a shell, with CVMIO_NAME, _STORE, _KIND, _OPERATION, _BLOCKS, _COUNT and _MESSAGE in its
+    /// environment; at most one every 10 seconds
+    #[arg(long, value_name = "PROGRAM", value_hint = ValueHint::ExecutablePath)]
+    pub tamper_hook: Option<PathBuf>,
     /// With freshness `interval`: how far the anchor may lag behind
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "1s")]
     pub interval: Duration,
@@ -260,6 +285,25 @@ pub struct Named {
     /// Print the result as JSON
     #[arg(long, action = ArgAction::SetTrue)]
     pub json: bool,
+}
+
+/// Read and verify every block of an attached volume in the background
+///
+/// Returns at once; `status` shows how far it is, and what is damaged. What it finds counts for `attach --on-tamper` and the tamper hook.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  cvmio volume scrub ledger --rate 50M
+  cvmio volume status ledger")]
+pub struct Scrub {
+    #[command(flatten)]
+    pub named: Named,
+    /// Bytes a second that it may read
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "100M", conflicts_with = "stop")]
+    pub rate: u64,
+    /// End the one that is under way
+    #[arg(long)]
+    pub stop: bool,
 }
 
 /// List the attached volumes
@@ -392,6 +436,83 @@ pub struct KeyList {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Save header and key slots of a volume, and put them back
+#[derive(Subcommand, Debug)]
+pub enum Header {
+    Backup(HeaderBackup),
+    Restore(HeaderRestore),
+}
+
+/// Save the header and the key slots of a volume to a file
+///
+/// Without them the volume key is lost, and all data with it. The file holds no secret in the clear, but who has it may guess at its
+/// passphrases. Make a new one after each change of the keys: an older one cannot be put back, unless freshness is off.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  cvmio volume header backup /mnt/host/ledger.img /root/ledger.header \\
+      --policy /etc/cvmio/ledger.toml --key-file ledger.key")]
+pub struct HeaderBackup {
+    #[command(flatten)]
+    pub offline: Offline,
+    /// File to be made
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+}
+
+/// Put the header and the key slots of a volume back from a file
+///
+/// For a store whose first blocks were damaged. Refuses a header of another volume, one that contradicts the policy, and one that the
+/// anchor does not vouch for. Data is not touched. If it is cut short, do it again.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  cvmio volume header restore /mnt/host/ledger.img /root/ledger.header \\
+      --policy /etc/cvmio/ledger.toml --key-file ledger.key")]
+pub struct HeaderRestore {
+    #[command(flatten)]
+    pub offline: Offline,
+    /// File that `header backup` made
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+}
+
+/// Say which state of a volume counts, when store and anchor no longer agree
+///
+/// For honest trouble: a backup was put back, the anchor was lost or is to move, a disk has lied. Shows the states that STORE offers and
+/// what the anchor says, and checks the chosen state; with --confirm that state counts from now on, what came after it is given up, and a
+/// session that is still alive is fenced. Whoever serves STORE decides what it offers: confirm only what you expected to find.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example: look first, then accept what was shown
+  cvmio volume reanchor /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
+      --key-file ledger.key --to latest
+  cvmio volume reanchor /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
+      --key-file ledger.key --to latest --confirm 41:9f3ac2d17be0a455
+
+Example: the anchor is lost
+  cvmio volume reanchor /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
+      --key-file ledger.key --lost-anchor --anchor file:/var/lib/cvmio/ledger-2.anchor")]
+pub struct Reanchor {
+    #[command(flatten)]
+    pub offline: Offline,
+    /// The state: `latest`, a generation such as 41, or generation and head such as 41:9f3ac2d17be0a455
+    #[arg(long, value_name = "STATE", default_value = "latest")]
+    pub to: volume::Choice,
+    /// Accept the state, named by generation and head as it was shown
+    #[arg(long, value_name = "GENERATION:HEAD")]
+    pub confirm: Option<volume::StateName>,
+    /// Move to this anchor; the file is made. The old one ends, and the policy file is written anew
+    #[arg(long, value_name = "file:/PATH")]
+    pub anchor: Option<String>,
+    /// Go on although the old anchor cannot be read; a session that it keeps alive somewhere is not fenced
+    #[arg(long, requires = "anchor")]
+    pub lost_anchor: bool,
+    /// Accept a state with damaged blocks; they stay unreadable until they are written again
+    #[arg(long)]
+    pub accept_damage: bool,
 }
 
 #[cfg(test)]

@@ -3,7 +3,9 @@
 mod attach;
 pub mod check;
 mod create;
+mod header;
 mod offline;
+mod reanchor;
 mod running;
 
 use crate::cli::VolumeCommand;
@@ -22,14 +24,17 @@ pub fn volume(command: VolumeCommand) -> Result<(), Failure> {
         VolumeCommand::List(list) => running::list(&list),
         VolumeCommand::Status(named) => running::status(&named),
         VolumeCommand::Commit(named) => running::commit(&named),
+        VolumeCommand::Scrub(args) => running::scrub(&args),
         VolumeCommand::Check(args) => check::run(&args),
         VolumeCommand::Dump(dump) => offline::dump(&dump),
         VolumeCommand::Key(key) => offline::key(&key),
+        VolumeCommand::Reanchor(args) => reanchor::run(&args),
+        VolumeCommand::Header(header) => header::run(&header),
         VolumeCommand::Serve { .. } => attach::serve(),
-        VolumeCommand::LoopAttach { file } => {
+        VolumeCommand::LoopAttach { file, read_only } => {
             // Without the daemon that serves the file nobody would ever take the device away again.
             let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-            output::print(&export::loopdev::attach(&file, false)?.display().to_string());
+            output::print(&export::loopdev::attach(&file, read_only)?.display().to_string());
             Ok(())
         }
         VolumeCommand::LoopDetach { device } => Ok(export::loopdev::detach(&device)?),

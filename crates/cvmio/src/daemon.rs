@@ -6,8 +6,10 @@ pub mod front;
 mod holders;
 mod latency;
 mod pool;
+mod scrub;
 mod service;
 mod status;
+pub mod tamper;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use seal::slot::Credential;
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use volume::policy::Policy;
-use volume::{AttachOptions, Window};
+use volume::{AttachOptions, Reading, Window};
 
 use crate::failure::Failure;
 use crate::runtime::{Claim, Place};
@@ -28,6 +30,7 @@ use control::{Reply, Request};
 pub use front::fuse::clear_left;
 use front::{Front, Show, Shown};
 use service::Service;
+use tamper::Tamper;
 
 /// What to attach, and how.
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,8 +42,11 @@ pub struct Order {
     pub memory: u64,
     pub queues: u8,
     pub show: Show,
+    /// Only for reading, and how.
+    pub reading: Option<Reading>,
     pub interval: Duration,
     pub buffered: bool,
+    pub tamper: tamper::Orders,
 }
 
 /// Where the volume is, when it is there.
@@ -93,9 +99,11 @@ pub fn run(
     let (sender, events) = channel();
     warnings.extend(order.show.warning());
     watch_signals(sender.clone())?;
-    let service = Service::start(attach(order, credential)?, order.queues, sender.clone())?;
+    let tamper = Arc::new(Tamper::new(&order.tamper, &order.name, &order.store.to_string_lossy())?);
+    let service = attach(order, credential)?;
+    let service = Service::start(service, order.queues, sender.clone(), Arc::clone(&tamper))?;
     warnings.extend(clear_left(&claim).err().map(|failure| failure.to_string()));
-    let front = match order.show.show(&claim, service.disk()) {
+    let front = match order.show.show(&claim, service.disk(), order.reading.is_some()) {
         Ok(front) => front,
         Err(failure) => {
             // The reason counts; that the volume could not be put away either would only hide it.
@@ -116,19 +124,27 @@ pub fn run(
     if let Err(error) = &told {
         log(&format!("nobody waits for this volume any more ({error}); putting it away"));
     }
-    stay(&service, front, claim, &events, told.is_ok())
+    let ended = stay(&service, front, claim, &events, told.is_ok());
+    tamper.finish();
+    ended
 }
 
 fn attach(order: &Order, credential: Credential) -> Result<volume::Volume, Failure> {
-    let store = system::open_store(&order.store, order.buffered)?;
-    let anchor = system::open_anchor(&order.policy)?;
     let options = AttachOptions {
         memory: order.memory,
         window: Window { time: order.interval, ..Window::default() },
+        reading: order.reading.unwrap_or_default(),
         ..AttachOptions::default()
     };
-    let environment = system::environment(store, anchor);
-    Ok(volume::attach(environment, order.policy.clone(), credential, options)?.block()?)
+    let policy = order.policy.clone();
+    if order.reading.is_some() {
+        let store = system::open_store_read_only(&order.store, order.buffered)?;
+        let environment = system::environment(store, system::open_anchor_read_only(&policy)?);
+        return Ok(volume::attach_read_only(environment, policy, credential, options)?.block()?);
+    }
+    let store = system::open_store(&order.store, order.buffered)?;
+    let environment = system::environment(store, system::open_anchor(&policy)?);
+    Ok(volume::attach(environment, policy, credential, options)?.block()?)
 }
 
 fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
@@ -158,6 +174,8 @@ fn answer(
         Request::Check => send(reply(service.check().and_then(|report| {
             serde_json::to_value(report).map_err(|error| Failure::internal(error.to_string()))
         }))),
+        Request::Scrub { rate } => send(reply(service.scrub(rate).map(|()| serde_json::Value::Null))),
+        Request::StopScrub => send(reply(service.stop_scrub().map(|()| serde_json::Value::Null))),
         Request::Detach => {
             let (result, ended) = channel();
             let (said, heard) = channel();

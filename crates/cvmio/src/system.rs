@@ -52,6 +52,11 @@ pub fn open_anchor(policy: &volume::policy::Policy) -> Result<Option<Arc<dyn Anc
     Ok(policy.anchor.as_deref().map(anchor::open_address).transpose()?)
 }
 
+/// The same for reading only: one that cannot be written to will do.
+pub fn open_anchor_read_only(policy: &volume::policy::Policy) -> Result<Option<Arc<dyn Anchor>>, Failure> {
+    Ok(policy.anchor.as_deref().map(anchor::open_address_read_only).transpose()?)
+}
+
 /// Keeps secrets inside this process, and gives the warning that there may be.
 pub fn protect() -> Result<Option<String>, Failure> {
     match seal::hygiene::protect_process() {

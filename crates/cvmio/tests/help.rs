@@ -17,12 +17,17 @@ fn help_texts() {
         "volume list",
         "volume status",
         "volume commit",
+        "volume scrub",
         "volume check",
         "volume dump",
         "volume key",
         "volume key add",
         "volume key remove",
         "volume key list",
+        "volume header",
+        "volume header backup",
+        "volume header restore",
+        "volume reanchor",
     ] {
         let text = desk.done(&format!("{command} --help"));
         // What takes arguments shows how.

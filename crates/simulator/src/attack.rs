@@ -12,7 +12,7 @@ use crate::simulation::{Failure, Outcomes, Simulation, Snapshot, say};
 pub(crate) struct Attack {
     what: &'static str,
     /// What the disk held before.
-    genuine: Image,
+    pub(crate) genuine: Image,
     /// The attach must be refused.
     must_refuse: bool,
     /// How it may be refused; not at all, if there is no kind.
@@ -35,6 +35,11 @@ impl Attack {
 
     fn that_may_fail(what: &'static str, genuine: Image, kinds: &'static [Kind]) -> Self {
         Self { must_refuse: false, ..Self::that_must_fail(what, genuine, kinds) }
+    }
+
+    /// Whether it put another state of the same volume in place.
+    pub(crate) fn is_old_image(&self) -> bool {
+        self.kinds == OLD_IMAGE
     }
 
     /// Whether this is how such an attack is refused.
@@ -64,7 +69,8 @@ impl Simulation {
         }
         let digest = self.anchor.held().map(|stamp| stamp.header_digest);
         let anchored = self.anchored();
-        self.snapshots.push(Snapshot { image: self.store.snapshot(), generation, anchored, digest });
+        let image = self.store.snapshot();
+        self.snapshots.push(Snapshot { image, generation, anchored, digest, given_up: false });
     }
 
     /// From now on what is on the disk may be wrong.
@@ -213,7 +219,10 @@ impl Simulation {
             snapshot.generation
         );
         // Without an anchor it has the key slots of its time.
-        let kinds = if digest.is_some() { OLD_IMAGE } else { OLD_SLOTS };
+        let mut kinds = if digest.is_some() { OLD_IMAGE } else { OLD_SLOTS };
+        if snapshot.given_up && !must_refuse {
+            kinds = ANY_DAMAGE;
+        }
         let made_at = Some(snapshot.anchored);
         Attack { must_refuse, made_at, ..Attack::that_must_fail("an old image", genuine, kinds) }
     }
@@ -279,7 +288,7 @@ impl Simulation {
             self.hasty = true;
             let digest = self.anchor.held().map(|stamp| stamp.header_digest);
             let image = attack.genuine.clone();
-            self.snapshots.push(Snapshot { image, generation: u64::MAX, anchored, digest });
+            self.snapshots.push(Snapshot { image, generation: u64::MAX, anchored, digest, given_up: false });
         }
         match attack.kinds {
             OLD_IMAGE | OLD_SLOTS => self.coverage.rollbacks_accepted += 1,

@@ -57,6 +57,10 @@ coverage! {
     rollbacks: "rollbacks",
     /// Those that were accepted, lawfully.
     rollbacks_accepted: "rollbacks lawfully accepted",
+    /// States that the owner chose after a refusal.
+    reanchors: "reanchored",
+    /// Choices that came to nothing.
+    cut_reanchors: "reanchoring cut short",
     /// Attacks that need more than blocks of the disk: other volumes, changed headers, forged stamps, old key slots.
     forgeries: "forgeries",
     /// Journals without what the anchor does not cover.

@@ -41,7 +41,7 @@ impl Keys {
         certain.is_subset(labels) && labels.difference(&certain).all(|label| doubtful.contains(label))
     }
 
-    fn believe(&mut self, labels: &BTreeSet<String>) {
+    pub(crate) fn believe(&mut self, labels: &BTreeSet<String>) {
         let known = (1..=self.last).filter(|key| labels.contains(&label(*key)));
         self.certain = known.collect();
         self.doubtful.clear();

@@ -20,6 +20,7 @@ mod model;
 #[cfg(feature = "mutations")]
 pub mod mutants;
 mod plan;
+mod reanchoring;
 mod recovery;
 mod requests;
 mod running;

@@ -158,6 +158,8 @@ impl Simulation {
         let slept = self.zombie.is_some();
         // What may be lost because of an attack that a guest accepted before it died.
         let mut agreed = None;
+        // The generation that the owner has chosen, until somebody who may have written has died.
+        let mut chosen = None;
         let mut deaths = 0;
         for attempt in 0..ATTEMPTS {
             // Only the predecessor can be alive: whoever came before is known to be gone when the next one takes over.
@@ -172,6 +174,7 @@ impl Simulation {
             let promise = agreed.unwrap_or(self.promise(honest && !slept));
             match self.attach(attempt)? {
                 Attached::Crashed => {
+                    chosen = None;
                     self.coverage.crashes_in_recovery_of_recovery += u64::from(deaths > 0);
                     deaths += 1;
                     match attack {
@@ -187,7 +190,10 @@ impl Simulation {
                 Attached::Refused(error) => {
                     say!(self, "the attach is refused: {:?}: {error}", error.kind());
                     self.coverage.refusals += 1;
-                    self.judge_refusal(attack, &error)?;
+                    chosen = self.judge_refusal(attack, &error)?.or(chosen);
+                    if chosen.is_some() {
+                        agreed = Some(crate::model::Promise::Whatever);
+                    }
                     if self.lost {
                         return Ok(());
                     }
@@ -195,6 +201,12 @@ impl Simulation {
                 Attached::Up(volume, session) => {
                     if let Some(attack) = &attack {
                         self.judge_success(attack, anchored)?;
+                    }
+                    let found = volume.status().generation;
+                    if let Some(chosen) = chosen.filter(|chosen| *chosen != found) {
+                        return Err(Failure(format!(
+                            "generation {chosen} was chosen, and {found} was found"
+                        )));
                     }
                     self.stand_up(volume, session)?;
                     return self.compare_all(promise);
@@ -359,22 +371,29 @@ impl Simulation {
         result.map_err(Failure)
     }
 
-    fn judge_refusal(&mut self, attack: Option<Attack>, error: &Error) -> Outcomes {
+    /// The generation that the owner has chosen because of it, if it came to that.
+    fn judge_refusal(&mut self, attack: Option<Attack>, error: &Error) -> Result<Option<u64>, Failure> {
         let Some(attack) = attack else {
             if self.excused.contains(&error.kind()) {
                 // It may be over with the volume; once the faults end, only tampering is an excuse.
                 self.lost = self.tainted;
-                return Ok(());
+                return Ok(None);
             }
             if self.tainted && error.kind() == Kind::Usage {
                 // Nothing is left by which it could be told that this was a volume.
                 self.lost = true;
-                return Ok(());
+                return Ok(None);
             }
             return Err(Failure(format!("the attach fails for no reason: {:?}: {error}", error.kind())));
         };
         attack.judge(error)?;
+        if attack.is_old_image()
+            && self.once_in(3)
+            && let Some(chosen) = self.reanchor(&attack)?
+        {
+            return Ok(Some(chosen));
+        }
         self.undo(attack);
-        Ok(())
+        Ok(None)
     }
 }

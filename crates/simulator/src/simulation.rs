@@ -51,6 +51,8 @@ pub(crate) struct Snapshot {
     pub(crate) anchored: u64,
     /// Of the header and key slots that the anchor vouched for.
     pub(crate) digest: Option<[u8; 32]>,
+    /// The owner has taken another state: what of it still counts may be overwritten in this image.
+    pub(crate) given_up: bool,
 }
 
 pub(crate) struct Simulation {

@@ -15,7 +15,7 @@ use anchor::{Stamp, State};
 use event_listener::Event;
 use futures::FutureExt;
 use seal::slot::{Credential, SlotLimits};
-use seal::{DataMode, MacKey};
+use seal::{DataMode, MacKey, VolumeKey};
 
 use crate::cache::{Cache, NodeKey};
 use crate::commit::{Commit, advance, sign_stamp};
@@ -24,14 +24,13 @@ use crate::error::{Error, Kind, Result};
 use crate::format::ad::Tree;
 use crate::format::entry::{Entry, entry_at};
 use crate::format::header::Header;
-use crate::format::protections::Freshness;
 use crate::format::superblock::{Leg, MAX_LEGS, Superblock};
 use crate::geometry::{Geometry, Shape};
 use crate::io::{Driven, Io};
 use crate::journal::Journal;
 use crate::keys::Keyring;
 use crate::mutation::{Mutation, mutated};
-use crate::open_header::{Opened, open_header, suite_of};
+use crate::open_header::{Opened, check_anchored, open_header, suite_of};
 use crate::pace::Pace;
 use crate::policy::Policy;
 use crate::readers::Readers;
@@ -58,6 +57,20 @@ impl Default for Window {
     }
 }
 
+/// What an attach for reading takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reading {
+    /// What the next session would start from: the state that the anchor vouches for, and what continues it.
+    #[default]
+    Latest,
+    /// The state that the anchor vouches for and nothing behind it: the same for everybody who attaches before it moves. Refused while a
+    /// session may be writing, which would take away what is being read.
+    Pinned,
+    /// The same beside a session that may be writing. A block that it gives up and uses again is `Corrupt` from then on.
+    PinnedBesideWriter,
+}
+
 /// How to attach.
 #[derive(Debug, Clone, Copy)]
 pub struct AttachOptions {
@@ -67,6 +80,8 @@ pub struct AttachOptions {
     pub window: Window,
     /// What a key slot may cost to open.
     pub slot_limits: SlotLimits,
+    /// For an attach for reading: which state it shows.
+    pub reading: Reading,
     /// The shape that the volume must have; only the simulator has another than the standard.
     pub shape: Shape,
 }
@@ -78,6 +93,7 @@ impl Default for AttachOptions {
             memory: 256 << 20,
             window: Window::default(),
             slot_limits: SlotLimits::default(),
+            reading: Reading::default(),
             shape: Shape::STANDARD,
         }
     }
@@ -96,11 +112,11 @@ pub fn attach(
     begin(environment, policy, credential, options, false)
 }
 
-/// Opens a volume for reading only: nothing is claimed and nothing written, so it needs no maintenance. It shows the state that the anchor
-/// vouches for now (and what continues it), and must not be in use by a writer.
+/// Opens a volume for reading only: nothing is claimed and nothing written, to the store or to the anchor, so it needs no maintenance and
+/// any number may have it so at once. [`AttachOptions::reading`] says which state it shows.
 ///
 /// # Errors
-/// As [`attach`].
+/// As [`attach`]; [`Kind::Usage`] when it is to be [`Reading::Pinned`], and a session may be writing.
 pub fn attach_read_only(
     environment: Environment,
     policy: Policy,
@@ -131,12 +147,12 @@ const PATIENCE: u32 = 2;
 /// How often it tries to be faster than that session, which has a journal to write between its moves.
 const OVERTAKES: u32 = 64;
 
-struct Attaching {
-    environment: Environment,
-    policy: Policy,
-    options: AttachOptions,
-    read_only: bool,
-    io: Io,
+pub(crate) struct Attaching {
+    pub(crate) environment: Environment,
+    pub(crate) policy: Policy,
+    pub(crate) options: AttachOptions,
+    pub(crate) read_only: bool,
+    pub(crate) io: Io,
 }
 
 impl Attaching {
@@ -154,26 +170,24 @@ impl Attaching {
     async fn attempt(&self, credential: &Credential, insist: bool) -> Result<Volume> {
         let opened =
             open_header(&self.io, &self.environment, &self.policy, credential, &self.options).await?;
-        let suite = suite_of(&opened.header);
-        let mode = DataMode::new(suite, opened.header.confidentiality, opened.header.integrity)
-            .map_err(|error| Error::new(Kind::Policy, error.to_string()))?;
-        if opened.header.freshness != Freshness::Off && self.environment.anchor.is_none() {
-            return Err(Error::new(
-                Kind::Anchor,
-                format!(
-                    "this volume is at freshness level {}, and no anchor was given; nothing was written",
-                    opened.header.freshness
-                ),
-            ));
+        check_anchored(&self.environment, &opened.header)?;
+        if self.read_only {
+            self.check_unclaimed(opened.stamp.as_ref())?;
         }
         let Opened { header, key, stamp, stamp_key, .. } = opened;
-        let keys = Keyring::new(key, suite, mode);
+        let keys = keyring(&header, key)?;
         let superblocks = self.superblocks(&header, &keys).await?;
-        let replayed = self.find(&header, &keys, stamp.as_ref(), superblocks.clone()).await?;
+        let replayed = match self.find(&header, &keys, stamp.as_ref(), superblocks.clone()).await {
+            // A writer went on between our looks at the anchor and at the store.
+            Err(_) if self.read_only && self.has_moved(stamp.as_ref()).await? => {
+                return Err(anchor::Error::Conflict(None).into());
+            }
+            found => found?,
+        };
         if self.read_only {
             return self.reading(header, keys, stamp, stamp_key, replayed);
         }
-        let session = self.draw()?;
+        let session = draw_session(&self.environment)?;
         // Everything that was accepted becomes durable before anything vouches for it.
         if !mutated(Mutation::AcceptedNotFlushed) {
             self.io.flush().await?;
@@ -199,8 +213,25 @@ impl Attaching {
         Ok(Volume::new(self.start(core, replayed).await?))
     }
 
+    /// Whether nobody can be writing beside a reader that asked for that.
+    fn check_unclaimed(&self, stamp: Option<&Stamp>) -> Result<()> {
+        if self.options.reading != Reading::Pinned || stamp.is_none_or(|stamp| stamp.state != State::Claimed)
+        {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::Usage,
+            "a session has claimed the volume and did not detach, so it may be writing, and would take away what is read; detach it, attach and detach it if that session crashed, or go on with --force: blocks that it uses again then fail as corrupt",
+        ))
+    }
+
+    async fn has_moved(&self, stamp: Option<&Stamp>) -> Result<bool> {
+        let Some(anchor) = &self.environment.anchor else { return Ok(false) };
+        Ok(anchor.read().await?.as_ref() != stamp)
+    }
+
     /// The superblocks that open and fit the volume, newest first.
-    async fn superblocks(&self, header: &Header, keys: &Keyring) -> Result<Vec<Superblock>> {
+    pub(crate) async fn superblocks(&self, header: &Header, keys: &Keyring) -> Result<Vec<Superblock>> {
         let read = read_superblocks(&self.io, &keys.key, keys.suite, &header.volume).await?;
         let mut superblocks: Vec<Superblock> = read.into_iter().map(|(_, superblock)| superblock).collect();
         superblocks.retain(|superblock| superblock.check(&header.geometry).is_ok());
@@ -220,7 +251,8 @@ impl Attaching {
     ) -> Result<Replayed> {
         let mut failed = Vec::new();
         for superblock in superblocks {
-            let replay = Replay { io: &self.io, header, keys, stamp };
+            let pinned = self.read_only && self.options.reading != Reading::Latest;
+            let replay = Replay { io: &self.io, header, keys, stamp, pinned };
             let replayed = replay.run(superblock).await?;
             if replayed.standing == Standing::Through {
                 return Ok(replayed);
@@ -235,6 +267,7 @@ impl Attaching {
             claims: 0,
             header_digest: [0; 32],
             state: State::Released,
+            moved_to: [0; 32],
             mac: [0; 32],
         };
         Err(standing_error(&failed, stamp.unwrap_or(&nowhere)))
@@ -248,23 +281,23 @@ impl Attaching {
         stamp_key: MacKey,
         replayed: Replayed,
     ) -> Result<Volume> {
+        Ok(Volume::new(Arc::new(self.reading_core(header, keys, stamp, stamp_key, replayed)?)))
+    }
+
+    /// For a volume that nobody writes through.
+    pub(crate) fn reading_core(
+        &self,
+        header: Header,
+        keys: Keyring,
+        stamp: Option<Stamp>,
+        stamp_key: MacKey,
+        replayed: Replayed,
+    ) -> Result<Core> {
         let claims = stamp.as_ref().map_or(replayed.superblock.claims, |stamp| stamp.claims);
         let pair = replayed.superblock.pair;
         let mut core = self.core(header, keys, [0; 16], claims, pair, stamp, stamp_key, &replayed)?;
         core.overlay = replayed.overlay;
-        Ok(Volume::new(Arc::new(core)))
-    }
-
-    fn draw(&self) -> Result<[u8; 16]> {
-        let mut session = [0; 16];
-        self.environment.random.fill(&mut session);
-        if session == [0; 16] {
-            return Err(Error::new(
-                Kind::Io,
-                "the source of randomness gives zeros; attach nothing on this machine",
-            ));
-        }
-        Ok(session)
+        Ok(core)
     }
 
     async fn claim(
@@ -420,6 +453,27 @@ impl Attaching {
         }
         Ok(Arc::new(core))
     }
+}
+
+/// A session's id.
+pub(crate) fn draw_session(environment: &Environment) -> Result<[u8; 16]> {
+    let mut session = [0; 16];
+    environment.random.fill(&mut session);
+    if session == [0; 16] {
+        return Err(Error::new(
+            Kind::Io,
+            "the source of randomness gives zeros; attach nothing on this machine",
+        ));
+    }
+    Ok(session)
+}
+
+/// The keys that a header's volume key gives.
+pub(crate) fn keyring(header: &Header, key: VolumeKey) -> Result<Keyring> {
+    let suite = suite_of(header);
+    let mode = DataMode::new(suite, header.confidentiality, header.integrity)
+        .map_err(|error| Error::new(Kind::Policy, error.to_string()))?;
+    Ok(Keyring::new(key, suite, mode))
 }
 
 /// Bytes that one change takes in overlay and pending list, with the maps' slack.

@@ -236,6 +236,7 @@ impl Creating {
             claims: 0,
             header_digest: digest,
             state: State::Released,
+            moved_to: [0; 32],
             mac: [0; 32],
         };
         advance(anchor.as_ref(), None, &sign_stamp(&key.mac("stamp"), stamp)).await

@@ -190,13 +190,21 @@ impl<T> Driven<T> {
         }
     }
 
+    /// Does what can be done now, and then sleeps until there is more to do, or for so long; the result, when the job has ended.
+    pub fn step(&mut self, timeout: Duration) -> Option<T> {
+        let ended = self.advance();
+        if ended.is_none() {
+            self.io.wait(Some(timeout));
+        }
+        ended
+    }
+
     /// Runs the job to its end on this thread.
     pub fn block(mut self) -> T {
         loop {
-            if let Some(result) = self.advance() {
+            if let Some(result) = self.step(Duration::from_millis(100)) {
                 return result;
             }
-            self.io.wait(Some(Duration::from_millis(100)));
         }
     }
 }

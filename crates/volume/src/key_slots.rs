@@ -8,7 +8,6 @@ use std::sync::Arc;
 use anchor::State;
 use futures::FutureExt;
 use seal::slot::{Argon2Params, Credential, SlotError, SlotInfo};
-use store::BLOCK_SIZE;
 
 use crate::attach::AttachOptions;
 use crate::commit::{advance, sign_stamp};
@@ -17,13 +16,8 @@ use crate::create::sign_header;
 use crate::error::{Error, Kind, Result};
 use crate::io::{Driven, Io};
 use crate::mutation::{Mutation, mutated};
-use crate::open_header::{Opened, open_header};
+use crate::open_header::{COPIES, Opened, Pair, open_header, read_pair, write_pair};
 use crate::policy::Policy;
-
-/// Where the two copies of the pair stand.
-const COPIES: [u64; 2] = [0, 2];
-
-type Pair = [u8; 2 * BLOCK_SIZE];
 
 /// What to do to the key slots.
 #[derive(Debug)]
@@ -82,12 +76,12 @@ impl Changing {
         self.equalize(&opened).await?;
         self.apply(&mut opened, change)?;
         let pair = sign_header(&opened.header, &opened.slots, &opened.key)?;
-        self.write(COPIES[1], &pair).await?;
+        write_pair(&self.io, COPIES[1], &pair).await?;
         if mutated(Mutation::BothCopiesFirst) {
-            self.write(COPIES[0], &pair).await?;
+            write_pair(&self.io, COPIES[0], &pair).await?;
         }
         self.move_anchor(&opened, seal::sha256(&[&pair])).await?;
-        self.write(COPIES[0], &pair).await?;
+        write_pair(&self.io, COPIES[0], &pair).await?;
         Ok(opened.slots.list())
     }
 
@@ -103,7 +97,7 @@ impl Changing {
 
     /// Makes both copies the one in force: an earlier change may have been cut short, and B is written next.
     async fn equalize(&self, opened: &Opened) -> Result<()> {
-        let copies = [self.read(COPIES[0]).await?, self.read(COPIES[1]).await?];
+        let copies = [read_pair(&self.io, COPIES[0]).await?, read_pair(&self.io, COPIES[1]).await?];
         let in_force = |pair: &Pair| seal::sha256(&[pair]) == opened.digest;
         let Some(current) = copies.iter().find(|pair| in_force(pair)) else {
             return Err(Error::new(
@@ -113,7 +107,7 @@ impl Changing {
         };
         for (at, pair) in COPIES.into_iter().zip(&copies) {
             if !in_force(pair) {
-                self.write(at, current).await?;
+                write_pair(&self.io, at, current).await?;
             }
         }
         Ok(())
@@ -141,20 +135,5 @@ impl Changing {
         new.header_digest = digest;
         let new = sign_stamp(&opened.stamp_key, new);
         advance(anchor.as_ref(), Some(old), &new).await
-    }
-
-    async fn read(&self, at: u64) -> Result<Pair> {
-        let buffer = self.io.read(at, 2).await?;
-        let mut pair = [0; 2 * BLOCK_SIZE];
-        buffer.copy_to(0, &mut pair);
-        Ok(pair)
-    }
-
-    /// Durably.
-    async fn write(&self, at: u64, pair: &Pair) -> Result<()> {
-        let mut buffer = self.io.buffer(2);
-        buffer.copy_from(0, pair);
-        self.io.write(at, buffer).await?;
-        self.io.flush().await
     }
 }

@@ -108,6 +108,12 @@ impl Keyring {
         self.known.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 
+    /// Forgets the keys of earlier epochs. What was learned from a history that turned out not to count must go: another may have given
+    /// the same numbers to other salts.
+    pub(crate) fn forget(&self) {
+        self.known.write().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     pub(crate) fn learn(&self, number: u32, salt: &[u8; 32]) -> Arc<EpochKeys> {
         let keys = Arc::new(self.derive(salt));
         self.known.write().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::clone(&keys));

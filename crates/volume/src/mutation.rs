@@ -52,6 +52,7 @@ mutations! {
     InFlightNotCounted, "in-flight-not-counted", "no more is admitted than the journal can take";
     // Freshness.
     HeadNotCompared, "head-not-compared", "the chain passes through the stamp's head, not only its generation";
+    LaterSuperblockCounts, "later-superblock-counts", "a superblock that covers more than the stamp vouches for does not count";
     AnySessionContinues, "any-session-continues", "behind the stamp only the session that claimed last counts";
     ReplayOutOfOrder, "replay-out-of-order", "changes are replayed in their order";
     AttachWithoutClaim, "attach-without-claim", "whoever attaches claims the volume first";

@@ -10,18 +10,35 @@ use crate::core::Environment;
 use crate::error::{Error, Kind, Result};
 use crate::format::header::{self, Header};
 use crate::format::probe::{PROBE_SIZE, Probe};
+use crate::format::protections::Freshness;
 use crate::io::Io;
 use crate::mutation::{Mutation, mutated};
 use crate::policy::Policy;
+
+/// Where the two copies of the pair (header, key slots) stand.
+pub(crate) const COPIES: [u64; 2] = [0, 2];
+
+/// Header and key slots, as they stand on the store.
+pub(crate) type Pair = [u8; 2 * BLOCK_SIZE];
 
 /// A header pair that was checked against the policy, and opened.
 pub(crate) struct Opened {
     pub(crate) header: Header,
     pub(crate) slots: KeySlots,
+    pub(crate) pair: Box<Pair>,
     pub(crate) digest: [u8; 32],
     pub(crate) key: VolumeKey,
     pub(crate) stamp: Option<Stamp>,
     pub(crate) stamp_key: MacKey,
+}
+
+/// What the stamp has to say about the pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Vouching {
+    /// Only the pair that it names is opened.
+    Demanded,
+    /// The one that it names comes first, but the owner may take another.
+    Preferred,
 }
 
 /// Reads both header pairs, chooses the one in force, checks it against policy and anchor, and opens it.
@@ -32,28 +49,30 @@ pub(crate) async fn open_header(
     credential: &Credential,
     options: &AttachOptions,
 ) -> Result<Opened> {
-    let stamp = match &environment.anchor {
-        Some(anchor) => Some(anchor.read().await?.ok_or_else(|| {
-            Error::new(Kind::Anchor, format!("the anchor {} was never claimed; either this is the wrong anchor, or the volume was never created to the end", anchor.address()))
-        })?),
-        None => None,
-    };
-    if let Some(stamp) = &stamp {
-        check_stamp(stamp, policy)?;
-    }
+    let stamp = read_stamp(environment, policy).await?;
+    open_pair(io, environment, policy, credential, options, stamp, Vouching::Demanded).await
+}
+
+/// The same for a stamp that has been read.
+pub(crate) async fn open_pair(
+    io: &Io,
+    environment: &Environment,
+    policy: &Policy,
+    credential: &Credential,
+    options: &AttachOptions,
+    stamp: Option<Stamp>,
+    vouching: Vouching,
+) -> Result<Opened> {
     let mut pairs = Vec::new();
     let mut refused = None;
-    for first in [0, 2] {
-        let buffer = io.read(first, 2).await?;
-        let mut bytes = [0; 2 * BLOCK_SIZE];
-        buffer.copy_to(0, &mut bytes);
+    for first in COPIES {
+        let bytes = read_pair(io, first).await?;
         match check_pair(&bytes, policy, options) {
             Ok((header, slots)) => {
-                let digest = seal::sha256(&[&bytes]);
-                if mutated(Mutation::DigestNotCompared)
-                    || stamp.as_ref().is_none_or(|stamp| stamp.header_digest == digest)
-                {
-                    pairs.push((header, slots, digest, bytes));
+                let digest = seal::sha256(&[&*bytes]);
+                let vouched = stamp.as_ref().is_none_or(|stamp| stamp.header_digest == digest);
+                if vouched || vouching == Vouching::Preferred || mutated(Mutation::DigestNotCompared) {
+                    pairs.push((header, slots, digest, bytes, vouched));
                 } else {
                     refused.get_or_insert_with(|| {
                         Error::new(
@@ -66,78 +85,150 @@ pub(crate) async fn open_header(
             Err(error) => drop(refused.get_or_insert(error)),
         }
     }
-    pairs.sort_by_key(|(header, ..)| std::cmp::Reverse(header.generation));
+    pairs.sort_by_key(|(header, .., vouched)| std::cmp::Reverse((*vouched, header.generation)));
     if pairs.is_empty() {
         return Err(match refused {
             Some(error) => blank_or(io, environment, error).await,
             None => Error::new(Kind::Corrupt, "this store has no header"),
         });
     }
-    if environment.store.blocks() < pairs[0].0.geometry.physical_blocks {
-        return Err(Error::new(
-            Kind::Io,
-            format!(
-                "{} has {} blocks, the volume needs {}: it was truncated. Attach the whole image",
-                environment.store.name(),
-                environment.store.blocks(),
-                pairs[0].0.geometry.physical_blocks
-            ),
-        ));
-    }
+    check_store(environment, &pairs[0].0)?;
     let mut locked = None;
-    for (header, slots, digest, bytes) in pairs {
-        let key = match slots.unlock(&header.volume, credential, &options.slot_limits) {
+    for (header, slots, digest, pair, _) in pairs {
+        let key = match unlock(&header, &slots, &pair, credential, options) {
             Ok(key) => key,
             Err(error) => {
-                locked.get_or_insert_with(|| Error::new(Kind::Locked, error.to_string()));
+                locked.get_or_insert(error);
                 continue;
             }
         };
-        let (page, _) = bytes.split_at(BLOCK_SIZE);
-        if !key.mac("header").verify(&[header::signed_part(page)?], header::mac(page)?)
-            && !mutated(Mutation::HeaderUnverified)
-        {
-            locked.get_or_insert_with(|| {
-                Error::new(
-                    Kind::Corrupt,
-                    "the header was changed: its MAC does not hold. Restore the image from a backup",
-                )
-            });
-            continue;
-        }
         let stamp_key = key.mac("stamp");
-        if let Some(stamp) = &stamp
-            && !stamp_key.verify(&[&stamp.authenticated_bytes()], &stamp.mac)
-            && !mutated(Mutation::StampUnverified)
-        {
-            return Err(Error::new(
-                Kind::Anchor,
-                "the anchor's stamp was not made by this volume; check the anchor's address in the policy",
-            ));
+        if let Some(stamp) = &stamp {
+            check_stamp_mac(stamp, &stamp_key)?;
         }
-        return Ok(Opened { header, slots, digest, key, stamp, stamp_key });
+        return Ok(Opened { header, slots, pair, digest, key, stamp, stamp_key });
     }
     Err(locked.unwrap_or_else(|| Error::new(Kind::Locked, "no key slot opens")))
 }
 
-fn check_stamp(stamp: &Stamp, policy: &Policy) -> Result<()> {
-    if stamp.volume != policy.volume {
+/// The anchor's stamp, if there is an anchor. Whether its MAC holds, only the volume key can say.
+pub(crate) async fn read_stamp(environment: &Environment, policy: &Policy) -> Result<Option<Stamp>> {
+    let Some(anchor) = &environment.anchor else { return Ok(None) };
+    let stamp = anchor.read().await?.ok_or_else(|| {
+        Error::new(Kind::Anchor, format!("the anchor {} was never claimed; either this is the wrong anchor, or the volume was never created to the end", anchor.address()))
+    })?;
+    check_stamp(&stamp, policy)?;
+    Ok(Some(stamp))
+}
+
+/// One copy of the pair, as it is.
+pub(crate) async fn read_pair(io: &Io, at: u64) -> Result<Box<Pair>> {
+    let buffer = io.read(at, 2).await?;
+    let mut pair = Box::new([0; 2 * BLOCK_SIZE]);
+    buffer.copy_to(0, pair.as_mut_slice());
+    Ok(pair)
+}
+
+/// Writes one copy of the pair, durably.
+pub(crate) async fn write_pair(io: &Io, at: u64, pair: &Pair) -> Result<()> {
+    let mut buffer = io.buffer(2);
+    buffer.copy_from(0, pair);
+    io.write(at, buffer).await?;
+    io.flush().await
+}
+
+/// The volume key, if the credential opens a slot and the header's MAC holds under it.
+pub(crate) fn unlock(
+    header: &Header,
+    slots: &KeySlots,
+    pair: &Pair,
+    credential: &Credential,
+    options: &AttachOptions,
+) -> Result<VolumeKey> {
+    let key = slots
+        .unlock(&header.volume, credential, &options.slot_limits)
+        .map_err(|error| Error::new(Kind::Locked, error.to_string()))?;
+    if !header_holds(pair, &key)? && !mutated(Mutation::HeaderUnverified) {
         return Err(Error::new(
-            Kind::Anchor,
-            "the anchor belongs to another volume; check the anchor's address in the policy",
+            Kind::Corrupt,
+            "the header was changed: its MAC does not hold. Restore the image from a backup",
         ));
     }
+    Ok(key)
+}
+
+/// Whether a header's MAC holds.
+pub(crate) fn header_holds(pair: &Pair, key: &VolumeKey) -> Result<bool> {
+    let (page, _) = pair.split_at(BLOCK_SIZE);
+    Ok(key.mac("header").verify(&[header::signed_part(page)?], header::mac(page)?))
+}
+
+/// Whether the store is as large as the volume.
+pub(crate) fn check_store(environment: &Environment, header: &Header) -> Result<()> {
+    let (has, needs) = (environment.store.blocks(), header.geometry.physical_blocks);
+    if has >= needs {
+        return Ok(());
+    }
+    let name = environment.store.name();
+    Err(Error::new(
+        Kind::Io,
+        format!(
+            "{name} has {has} blocks, the volume needs {needs}: it was truncated. Attach the whole image"
+        ),
+    ))
+}
+
+/// Whether there is an anchor where the header says that there must be one.
+pub(crate) fn check_anchored(environment: &Environment, header: &Header) -> Result<()> {
+    if header.freshness == Freshness::Off || environment.anchor.is_some() {
+        return Ok(());
+    }
+    Err(Error::new(
+        Kind::Anchor,
+        format!(
+            "this volume is at freshness level {}, and no anchor was given; nothing was written",
+            header.freshness
+        ),
+    ))
+}
+
+pub(crate) fn check_stamp_mac(stamp: &Stamp, key: &MacKey) -> Result<()> {
+    if key.verify(&[&stamp.authenticated_bytes()], &stamp.mac) || mutated(Mutation::StampUnverified) {
+        return Ok(());
+    }
+    Err(Error::new(
+        Kind::Anchor,
+        "the anchor's stamp was not made by this volume; check the anchor's address in the policy",
+    ))
+}
+
+fn check_stamp(stamp: &Stamp, policy: &Policy) -> Result<()> {
+    check_stamp_volume(stamp, policy)?;
     if stamp.state == State::Terminal {
+        // Whoever can write to an anchor can write this, too: it is told, and not opened.
+        let hint = stamp.moved_to().map_or(String::new(), |end| format!(" (its address ends in `{end}`)"));
         return Err(Error::new(
             Kind::Anchor,
-            "this volume has moved to another anchor; use the policy that names the new one",
+            format!("this volume has moved to another anchor{hint}; use the policy that names the new one"),
         ));
     }
     Ok(())
 }
 
-fn check_pair(
-    bytes: &[u8; 2 * BLOCK_SIZE],
+/// Whether the stamp is this volume's, as far as it says.
+pub(crate) fn check_stamp_volume(stamp: &Stamp, policy: &Policy) -> Result<()> {
+    if stamp.volume == policy.volume {
+        return Ok(());
+    }
+    Err(Error::new(
+        Kind::Anchor,
+        "the anchor belongs to another volume; check the anchor's address in the policy",
+    ))
+}
+
+/// The pair as typed values, if the policy accepts what it says.
+pub(crate) fn check_pair(
+    bytes: &Pair,
     policy: &Policy,
     options: &AttachOptions,
 ) -> Result<(Header, KeySlots)> {

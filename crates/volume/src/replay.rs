@@ -6,7 +6,8 @@
 //! 2. The state is that of the last commit that counts: up to the stamp all of them, behind it those that continue it, and the very last
 //!    only if the data that it names opens (nothing proves that the flush behind it ever ended).
 //!    Behind the stamp only the session that made it may continue.
-//! 3. Reservations count wherever the chain holds, also in what is not applied: their writer may still be alive.
+//! 3. A superblock that covers more than the stamp vouches for does not count: its trees hold what is behind the stamp.
+//! 4. Reservations count wherever the chain holds, also in what is not applied: their writer may still be alive.
 
 use std::collections::BTreeSet;
 
@@ -64,6 +65,8 @@ pub(crate) struct Replay<'a> {
     pub(crate) header: &'a Header,
     pub(crate) keys: &'a Keyring,
     pub(crate) stamp: Option<&'a Stamp>,
+    /// Nothing behind the stamp counts, whoever wrote it.
+    pub(crate) pinned: bool,
 }
 
 /// One commit, as read.
@@ -98,6 +101,12 @@ impl Replay<'_> {
             foreign_units: superblock.units.iter().copied().collect(),
             superblock,
         };
+        self.keys.forget();
+        if self.stamp.is_some_and(|stamp| state.superblock.generation > stamp.generation)
+            && !mutated(Mutation::LaterSuperblockCounts)
+        {
+            return Ok(state);
+        }
         if state.superblock.epoch != 0 {
             self.keys.learn(state.superblock.epoch, &state.superblock.epoch_salt);
             state.salts.push((state.superblock.epoch, state.superblock.epoch_salt));
@@ -169,7 +178,7 @@ impl Replay<'_> {
                     if state.standing == Standing::Beside {
                         return Ok(());
                     }
-                } else if self.header.freshness != Freshness::Transaction
+                } else if !self.stops_at_stamp()
                     && self.may_continue(&record)
                     && let Some(before) = held.replace(commit)
                 {
@@ -178,12 +187,56 @@ impl Replay<'_> {
             }
         }
         if let Some(last) = held
-            && self.data_is_there(&last).await?
+            && self.data_is_there(&last.items).await?
         {
             let leg = legs[last.leg];
             self.apply(state, last, &leg);
         }
         Ok(())
+    }
+
+    /// The states that lead on from a superblock: the one that it covers, and behind it each commit of its session that is whole. None if
+    /// the stretches before the covered one do not hold.
+    pub(crate) async fn states(&self, superblock: &Superblock) -> Result<Vec<State>> {
+        self.keys.forget();
+        self.keys.learn(superblock.epoch, &superblock.epoch_salt);
+        let Some(first) = superblock.legs.first() else { return Ok(Vec::new()) };
+        let mut scan = Scan { generation: first.first - 1, head: first.head };
+        let mut found = Vec::new();
+        for leg in &superblock.legs {
+            if leg.first != scan.generation + 1 || leg.head != scan.head {
+                return Ok(found);
+            }
+            if leg.is_open() {
+                found.push(State { generation: scan.generation, head: scan.head });
+            }
+            let mut place = Place { segment: leg.segment, block: leg.block, next: None };
+            let mut items = Vec::new();
+            let mut last = None;
+            while leg.is_open() || scan.generation < leg.last {
+                let Some((record, read)) = self.record(&mut place, &scan).await? else { break };
+                if leg.is_open() && record.session != superblock.session {
+                    break;
+                }
+                scan = Scan { generation: record.generation, head: next_head(&scan.head, &record) };
+                items.extend(read);
+                if record.last && leg.is_open() {
+                    found.push(State { generation: scan.generation, head: scan.head });
+                    last = Some(std::mem::take(&mut items));
+                }
+            }
+            // As at an attach: nothing proves that what the last commit names has arrived.
+            if let Some(last) = last
+                && !self.data_is_there(&last).await?
+            {
+                found.pop();
+            }
+        }
+        Ok(found)
+    }
+
+    fn stops_at_stamp(&self) -> bool {
+        self.header.freshness == Freshness::Transaction || (self.pinned && self.stamp.is_some())
     }
 
     /// Whether a record behind the stamp may count: only the session that claimed the volume last may continue it. What an earlier one
@@ -293,14 +346,14 @@ impl Replay<'_> {
     }
 
     /// Whether every block that a commit names can be opened.
-    async fn data_is_there(&self, commit: &Commit) -> Result<bool> {
+    async fn data_is_there(&self, items: &[Item]) -> Result<bool> {
         if !self.header.integrity || mutated(Mutation::LastCommitUnverified) {
             // Without tags nobody can tell; the writer flushed the data before it wrote the record.
             return Ok(true);
         }
         // In logical order: a run by seed must read in the same order each time.
         let mut last: std::collections::BTreeMap<u64, Option<Entry>> = std::collections::BTreeMap::new();
-        for item in &commit.items {
+        for item in items {
             match *item {
                 Item::Write { logical, entry } => drop(last.insert(logical, Some(entry))),
                 Item::Discard { logical, blocks } => {
@@ -320,6 +373,13 @@ impl Replay<'_> {
         }
         Ok(true)
     }
+}
+
+/// A state by its place in the chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct State {
+    pub(crate) generation: u64,
+    pub(crate) head: [u8; 32],
 }
 
 /// Where the chain stands while it is read.

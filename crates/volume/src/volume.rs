@@ -35,6 +35,8 @@ pub struct Status {
     pub freshness: String,
     /// `thin` or `full`.
     pub provision: String,
+    /// Whether it is attached for reading only, and shows one state.
+    pub read_only: bool,
     /// `private` (sealed in private buffers, handed to the kernel), or `staged` (sealed in private, copied to shared memory).
     pub sealing: String,
     /// Logical size, bytes.
@@ -195,6 +197,7 @@ impl Volume {
             integrity: core.header.integrity,
             freshness: core.header.freshness.to_string(),
             provision: core.header.provision.to_string(),
+            read_only: core.read_only,
             sealing: if core.shared_buffers { "staged" } else { "private" }.into(),
             size: core.geometry.logical_bytes(),
             store_size: core.geometry.physical_blocks * block,

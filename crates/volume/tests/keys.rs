@@ -3,73 +3,17 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
-use std::task::Waker;
-use std::time::Duration;
+use std::sync::atomic::AtomicI64;
 
+use common::medium::Stopping;
 use common::{Bench, credential, options};
 use seal::SecretBytes;
 use seal::slot::{Argon2Params, Credential};
-use store::{Buffer, Completion, Error, ErrorKind, Operation, Queue, Store};
+use store::Operation;
 use volume::format::protections::Freshness;
 use volume::geometry::Shape;
 use volume::policy::Policy;
 use volume::{AttachOptions, Environment, KeyChange, Kind, Result, attach, change_keys, dump};
-
-/// A store whose machine stops after some writes and flushes: nothing after that reaches the medium.
-struct Stopping {
-    medium: Arc<dyn Store>,
-    left: Arc<AtomicI64>,
-}
-
-struct StoppingQueue {
-    medium: Box<dyn Queue>,
-    left: Arc<AtomicI64>,
-    failed: Vec<Completion>,
-}
-
-impl Store for Stopping {
-    fn blocks(&self) -> u64 {
-        self.medium.blocks()
-    }
-
-    fn name(&self) -> String {
-        self.medium.name()
-    }
-
-    fn queue(&self, depth: u32) -> std::result::Result<Box<dyn Queue>, Error> {
-        let medium = self.medium.queue(depth)?;
-        Ok(Box::new(StoppingQueue { medium, left: Arc::clone(&self.left), failed: Vec::new() }))
-    }
-}
-
-impl Queue for StoppingQueue {
-    fn buffer(&mut self, blocks: usize) -> Buffer {
-        self.medium.buffer(blocks)
-    }
-
-    fn submit(&mut self, token: u64, operation: Operation) {
-        let counts = matches!(operation, Operation::Write { .. } | Operation::Flush);
-        if counts && self.left.fetch_sub(1, Ordering::Relaxed) <= 0 {
-            let result = Err(Error::new(ErrorKind::Io, "write", "stopped", "the machine stopped"));
-            return self.failed.push(Completion { token, buffer: None, result });
-        }
-        self.medium.submit(token, operation);
-    }
-
-    fn poll(&mut self, completions: &mut Vec<Completion>) {
-        completions.append(&mut self.failed);
-        self.medium.poll(completions);
-    }
-
-    fn wait(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) {
-        if self.failed.is_empty() { self.medium.wait(timeout, completions) } else { self.poll(completions) }
-    }
-
-    fn waker(&self) -> Waker {
-        self.medium.waker()
-    }
-}
 
 const COST: Argon2Params = Argon2Params { memory_kib: 8, passes: 1, lanes: 1 };
 

@@ -80,10 +80,22 @@ impl FileAnchor {
     /// # Errors
     /// [`Error::Unusable`] if there is none, or it can't be used; the message says why.
     pub fn open(path: &Path) -> Result<FileAnchor, Error> {
-        let path = absolute(path)?;
         // With O_DSYNC one system call writes a slot and makes it durable. The blocks were allocated
         // when the file was made, so no metadata has to be written with them.
-        let flags = OFlags::RDWR | OFlags::DSYNC | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        FileAnchor::open_with(path, OFlags::RDWR | OFlags::DSYNC)
+    }
+
+    /// Opens the anchor at `path` for reading only: it never moves through this, and a file that may only be read will do.
+    ///
+    /// # Errors
+    /// As [`FileAnchor::open`].
+    pub fn open_read_only(path: &Path) -> Result<FileAnchor, Error> {
+        FileAnchor::open_with(path, OFlags::RDONLY)
+    }
+
+    fn open_with(path: &Path, access: OFlags) -> Result<FileAnchor, Error> {
+        let path = absolute(path)?;
+        let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = File::from(rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| match errno {
             Errno::NOENT => unusable(
                 &path,

@@ -305,3 +305,20 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn one_that_is_opened_for_reading_says_what_it_holds_and_never_moves() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("anchor");
+    let writer = FileAnchor::create(&path).unwrap();
+    block_on(writer.advance(None, &sample(1))).unwrap();
+    let reader = FileAnchor::open_read_only(&path).unwrap();
+    assert_eq!(block_on(reader.read()), Ok(Some(sample(1))));
+    let before = std::fs::read(&path).unwrap();
+    assert!(block_on(reader.advance(Some(&sample(1)), &sample(2))).is_err());
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+    // It sees what others do.
+    block_on(writer.advance(Some(&sample(1)), &sample(2))).unwrap();
+    assert_eq!(block_on(FileAnchor::open_read_only(&path).unwrap().read()), Ok(Some(sample(2))));
+    assert!(matches!(FileAnchor::open_read_only(&directory.path().join("none")), Err(Error::Unusable(_))));
+}

@@ -8,12 +8,13 @@ use std::process::{Child, Command, Stdio};
 
 use seal::slot::Credential;
 use serde::{Deserialize, Serialize};
+use volume::Reading;
 use volume::policy::Policy;
 
 use crate::cli::{Attach, FrontEnd};
 use crate::daemon::front::Show;
 use crate::daemon::front::nbd::{Files, Where};
-use crate::daemon::{self, Order, Ready};
+use crate::daemon::{self, Order, Ready, tamper};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
 use crate::runtime::{self, Place};
@@ -71,8 +72,24 @@ fn order(args: &Attach) -> Result<Order, Failure> {
         memory: args.memory,
         queues: args.queues,
         show,
+        reading: match (args.read_only, args.force) {
+            (false, _) => None,
+            (true, false) => Some(Reading::Pinned),
+            (true, true) => Some(Reading::PinnedBesideWriter),
+        },
         interval: args.interval,
         buffered: args.buffered,
+        tamper: tamper::Orders {
+            on: args.on_tamper,
+            hook: args.tamper_hook.as_deref().map(hook).transpose()?,
+        },
+    })
+}
+
+/// The whole path of a program, that it can be found when it is needed.
+fn hook(path: &Path) -> Result<PathBuf, Failure> {
+    path.canonicalize().ok().filter(|path| path.is_file()).ok_or_else(|| {
+        Failure::usage(format!("the tamper hook {} is no file; name a program by its path", path.display()))
     })
 }
 
@@ -91,6 +108,10 @@ fn show(args: &Attach, policy: &Policy) -> Result<Show, Failure> {
     let ublk = Show::Ublk { queues: args.queues, owner: policy.volume };
     match args.front_end {
         FrontEnd::Fuse => fuse(args.use_loop),
+        FrontEnd::Auto if args.read_only => fuse(true),
+        FrontEnd::Ublk if args.read_only => Err(Failure::usage(
+            "a ublk device cannot be read-only here; attach with --as fuse --loop, or with --as nbd",
+        )),
         FrontEnd::Ublk => Ok(ublk),
         FrontEnd::Auto => match export::ublk::available().map_err(Failure::from) {
             Ok(()) => Ok(ublk),

@@ -35,7 +35,12 @@ pub fn run(args: &Create) -> Result<(), Failure> {
     if let (Some(store), false) = (&reserve, made.0.is_empty()) {
         allocate(store)?;
     }
-    let anchor = args.anchor.as_deref().map(|address| make_anchor(address, &mut made)).transpose()?;
+    let mut anchor = None;
+    if let Some(address) = &args.anchor {
+        let (opened, path) = new_anchor(address)?;
+        made.0.extend(path);
+        anchor = Some(opened);
+    }
     let spinner = output::spinner(format!("creating {}", args.store.display()));
     let saved = Rc::new(Cell::new(false));
     let save = save_policy(&policy_path, args.force, Rc::clone(&saved));
@@ -147,15 +152,14 @@ fn open_or_make(args: &Create, options: &CreateOptions, made: &mut Made) -> Resu
     Ok(store)
 }
 
-/// A new anchor; or one that was made, and never claimed: what an interrupted creation leaves.
-fn make_anchor(address: &str, made: &mut Made) -> Result<Arc<dyn Anchor>, Failure> {
+/// A new anchor; or one that was made, and never claimed: what an interrupted creation leaves. With its path, if it was made now.
+pub(super) fn new_anchor(address: &str) -> Result<(Arc<dyn Anchor>, Option<PathBuf>), Failure> {
     match address.parse()? {
         Address::File(path) if !path.exists() => {
             let anchor = FileAnchor::create(&path)?;
-            made.0.push(path);
-            Ok(Arc::new(anchor))
+            Ok((Arc::new(anchor), Some(path)))
         }
-        _ => Ok(anchor::open_address(address)?),
+        _ => Ok((anchor::open_address(address)?, None)),
     }
 }
 

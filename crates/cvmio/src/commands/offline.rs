@@ -39,7 +39,7 @@ fn open_public(
         system::open_store_read_only(store, buffered)
     }?;
     let policy = input::read_policy(&input::default_policy(store, policy)?)?;
-    let anchor = system::open_anchor(&policy)?;
+    let anchor = if write { system::open_anchor(&policy) } else { system::open_anchor_read_only(&policy) }?;
     Ok((system::environment(opened, anchor), policy))
 }
 

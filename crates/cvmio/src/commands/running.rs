@@ -1,8 +1,8 @@
-//! Commands to a volume that is attached: `detach`, `list`, `status`, `commit`.
+//! Commands to a volume that is attached: `detach`, `list`, `status`, `commit`, `scrub`.
 
 use serde_json::{Value, json};
 
-use crate::cli::{List, Named};
+use crate::cli::{List, Named, Scrub};
 use crate::daemon::{self, control::Request};
 use crate::failure::Failure;
 use crate::output;
@@ -52,6 +52,12 @@ pub fn commit(args: &Named) -> Result<(), Failure> {
     ask(args, &Request::Commit)?;
     drop(spinner);
     done(args, "committed")
+}
+
+pub fn scrub(args: &Scrub) -> Result<(), Failure> {
+    let request = if args.stop { Request::StopScrub } else { Request::Scrub { rate: args.rate } };
+    ask(&args.named, &request)?;
+    done(&args.named, if args.stop { "stopped scrubbing" } else { "scrubbing" })
 }
 
 pub fn status(args: &Named) -> Result<(), Failure> {

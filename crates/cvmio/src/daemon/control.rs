@@ -20,6 +20,10 @@ pub enum Request {
     Commit,
     /// Read and verify everything.
     Check,
+    /// Read and verify everything in the background, at most so many bytes a second.
+    Scrub { rate: u64 },
+    /// End that.
+    StopScrub,
     /// Put the volume away, and end.
     Detach,
 }

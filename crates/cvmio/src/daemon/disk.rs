@@ -17,6 +17,7 @@ use volume::{Clock, Completion, Queue, Volume};
 
 use super::latency::{Kind, Latency};
 use super::pool::Pool;
+use super::tamper::Tamper;
 use crate::failure::Failure;
 use crate::system::SystemClock;
 
@@ -91,13 +92,19 @@ impl Disk {
     ///
     /// # Errors
     /// When the store or the system refuses another queue or thread.
-    pub fn start(volume: &Volume, count: u8, clock: SystemClock) -> Result<(Self, Threads), Failure> {
+    pub fn start(
+        volume: &Volume,
+        count: u8,
+        clock: SystemClock,
+        tamper: &Arc<Tamper>,
+    ) -> Result<(Self, Threads), Failure> {
         let mut lanes = Vec::new();
         let mut threads = Threads(Vec::new());
         for number in 0..count {
             let (sender, receiver) = channel();
             let volume = volume.clone();
-            let serve = move || serve(&volume, &sender, clock);
+            let tamper = Arc::clone(tamper);
+            let serve = move || serve(&volume, &sender, clock, tamper);
             let thread = std::thread::Builder::new().name(format!("queue-{number}")).spawn(serve);
             let thread = thread.map_err(|error| Failure::io(format!("no thread can be started: {error}")))?;
             threads.0.push(thread);
@@ -204,7 +211,12 @@ fn lane_of_this_thread() -> usize {
 }
 
 /// A queue thread.
-fn serve(volume: &Volume, started: &Sender<Result<Arc<Lane>, Failure>>, clock: SystemClock) {
+fn serve(
+    volume: &Volume,
+    started: &Sender<Result<Arc<Lane>, Failure>>,
+    clock: SystemClock,
+    tamper: Arc<Tamper>,
+) {
     let queue = match volume.queue(DEPTH) {
         Ok(queue) => queue,
         Err(error) => return drop(started.send(Err(error.into()))),
@@ -217,7 +229,7 @@ fn serve(volume: &Volume, started: &Sender<Result<Arc<Lane>, Failure>>, clock: S
     });
     let _closing = Closing(Arc::clone(&lane));
     let _ = started.send(Ok(Arc::clone(&lane)));
-    Server { queue, lane, clock, waiting: Slab::new(), pool: Pool::default() }.run();
+    Server { queue, lane, clock, tamper, waiting: Slab::new(), pool: Pool::default() }.run();
 }
 
 /// However the thread ends, whoever waits for it gets an error and not silence.
@@ -238,6 +250,7 @@ struct Server {
     queue: Queue,
     lane: Arc<Lane>,
     clock: SystemClock,
+    tamper: Arc<Tamper>,
     waiting: Slab<Waiting>,
     pool: Pool,
 }
@@ -289,6 +302,7 @@ impl Server {
             }
             Work::Device(request) => request,
         };
+        self.tamper.admit(&request)?;
         Ok(match request {
             export::Request::Read { offset, length } => {
                 let buffer =
@@ -326,6 +340,7 @@ impl Server {
         self.lane.latency.record(kind, self.clock.now().saturating_sub(since));
         if let Err(error) = &completion.result {
             self.complain(kind, error);
+            self.tamper.note(kind.name(), error);
         }
         let done = match done {
             Ending::Bytes(done) => done,

@@ -6,11 +6,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use volume::{Clock, Volume};
+use volume::{Clock, Kind, Volume};
 
 use super::disk::{Disk, Threads};
 use super::latency::Latency;
+use super::scrub::Scrub;
 use super::status::Report;
+use super::tamper::Tamper;
 use super::{Event, Ready, by_errno};
 use crate::commands::check;
 use crate::failure::Failure;
@@ -27,11 +29,20 @@ pub struct Service {
     disk: Disk,
     clock: SystemClock,
     stopping: Arc<AtomicBool>,
+    tamper: Arc<Tamper>,
+    /// The last one, under way or ended.
+    scrub: Mutex<Option<Scrub>>,
     threads: Mutex<Option<Running>>,
 }
 
 struct Running {
     queues: Threads,
+    /// A volume that is attached for reading has none.
+    upkeep: Option<Upkeep>,
+}
+
+/// What a volume needs that is written to.
+struct Upkeep {
     maintenance: JoinHandle<Result<(), Failure>>,
     ticker: JoinHandle<()>,
 }
@@ -41,21 +52,32 @@ impl Service {
     ///
     /// # Errors
     /// When the store or the system refuses a queue or a thread; the volume is put away then.
-    pub fn start(volume: Volume, queues: u8, events: Sender<Event>) -> Result<Self, Failure> {
+    pub fn start(
+        volume: Volume,
+        queues: u8,
+        events: Sender<Event>,
+        tamper: Arc<Tamper>,
+    ) -> Result<Self, Failure> {
         let clock = SystemClock::new();
         let stopping = Arc::new(AtomicBool::new(false));
-        let maintenance = maintain(volume.clone(), events, Arc::clone(&stopping))?;
-        let ticker = tick(volume.clone(), Arc::clone(&stopping))?;
-        match Disk::start(&volume, queues, clock) {
+        let upkeep = if volume.status().read_only {
+            None
+        } else {
+            let maintenance = maintain(volume.clone(), events, Arc::clone(&stopping), Arc::clone(&tamper))?;
+            Some(Upkeep { maintenance, ticker: tick(volume.clone(), Arc::clone(&stopping))? })
+        };
+        match Disk::start(&volume, queues, clock, &tamper) {
             Ok((disk, queues)) => {
-                let threads = Mutex::new(Some(Running { queues, maintenance, ticker }));
+                let threads = Mutex::new(Some(Running { queues, upkeep }));
                 let size = export::Device::size(&disk);
-                Ok(Self { volume: Mutex::new(Some(volume)), size, disk, clock, stopping, threads })
+                let volume = Mutex::new(Some(volume));
+                let scrub = Mutex::new(None);
+                Ok(Self { volume, size, disk, clock, stopping, tamper, scrub, threads })
             }
             Err(failure) => {
                 stopping.store(true, Ordering::SeqCst);
                 volume.stop();
-                let _ = maintenance.join();
+                let _ = upkeep.map(|upkeep| upkeep.maintenance.join());
                 Err(failure)
             }
         }
@@ -76,6 +98,11 @@ impl Service {
     /// # Errors
     /// Why the session failed, or the volume's own.
     pub fn commit(&self) -> Result<(), Failure> {
+        if self.volume()?.status().read_only {
+            return Err(Failure::usage(
+                "the volume is attached for reading only, so there is nothing to commit",
+            ));
+        }
         let (sender, done) = channel();
         self.disk.commit(Box::new(move |result| drop(sender.send(result))));
         match done.recv() {
@@ -90,7 +117,41 @@ impl Service {
     /// # Errors
     /// When the store fails, or the volume is being put away.
     pub fn check(&self) -> Result<check::Report, Failure> {
-        check::check(&self.volume()?, &indicatif::ProgressBar::hidden())
+        let report = check::check(&self.volume()?, &indicatif::ProgressBar::hidden())?;
+        if report.damaged_blocks > 0 {
+            let message = format!("{} blocks are not what was written there", report.damaged_blocks);
+            self.tamper.note("check", &volume::Error::new(Kind::Corrupt, message));
+        }
+        Ok(report)
+    }
+
+    /// Begins to read and verify everything in the background.
+    ///
+    /// # Errors
+    /// When one is under way, or the system refuses a thread.
+    pub fn scrub(&self, rate: u64) -> Result<(), Failure> {
+        let mut scrub = self.scrub.lock().unwrap_or_else(PoisonError::into_inner);
+        if scrub.as_ref().is_some_and(Scrub::is_running) {
+            return Err(Failure::usage("a scrub is under way; wait for its end, or stop it with --stop"));
+        }
+        // Asked for under the lock: a volume that is being put away stops the scrub after it is taken away.
+        *scrub = Some(Scrub::start(self.volume()?, rate, Arc::clone(&self.tamper))?);
+        Ok(())
+    }
+
+    /// Ends that; what it found stays in the status.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn stop_scrub(&self) -> Result<(), Failure> {
+        let mut scrub = self.scrub.lock().unwrap_or_else(PoisonError::into_inner);
+        match scrub.as_mut().filter(|scrub| scrub.is_running()) {
+            Some(scrub) => {
+                scrub.stop();
+                Ok(())
+            }
+            None => Err(Failure::usage("no scrub is under way")),
+        }
     }
 
     fn volume(&self) -> Result<Volume, Failure> {
@@ -110,6 +171,8 @@ impl Service {
             shown: ready.shown.clone(),
             warnings: ready.warnings.clone(),
             failed_requests: self.disk.failed(),
+            tamper: self.tamper.standing(),
+            scrub: self.scrub.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Scrub::standing),
             volume: self.volume()?.status(),
             latency: Latency::merged(self.disk.latencies()),
             queues: self.disk.latencies().map(Latency::percentiles).collect(),
@@ -122,18 +185,26 @@ impl Service {
     /// When that failed: what was flushed is safe, but the next attach has to recover.
     pub fn stop(&self) -> Result<(), Failure> {
         let running = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Running { queues, maintenance, ticker }) = running else { return Ok(()) };
+        let Some(Running { queues, upkeep }) = running else { return Ok(()) };
         self.disk.close();
         let served = queues.join();
         self.stopping.store(true, Ordering::SeqCst);
         let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(self.scrub.lock().unwrap_or_else(PoisonError::into_inner).take());
         volume.iter().for_each(Volume::stop);
-        let maintained = maintenance.join().unwrap_or_else(|_| {
-            Err(Failure::internal("the maintenance thread ended by a defect; see the log, and report it"))
-        });
-        let _ = ticker.join();
+        let maintained = upkeep.map_or(Ok(()), Upkeep::join);
         drop(volume);
         maintained.and(served)
+    }
+}
+
+impl Upkeep {
+    fn join(self) -> Result<(), Failure> {
+        let maintained = self.maintenance.join().unwrap_or_else(|_| {
+            Err(Failure::internal("the maintenance thread ended by a defect; see the log, and report it"))
+        });
+        let _ = self.ticker.join();
+        maintained
     }
 }
 
@@ -141,6 +212,7 @@ fn maintain(
     volume: Volume,
     events: Sender<Event>,
     stopping: Arc<AtomicBool>,
+    tamper: Arc<Tamper>,
 ) -> Result<JoinHandle<Result<(), Failure>>, Failure> {
     let (sender, started) = channel();
     let job = move || {
@@ -153,7 +225,10 @@ fn maintain(
             }
         };
         let _ = sender.send(Ok(()));
-        let result = driven.block().map_err(Failure::from);
+        let result = driven.block().map_err(|error| {
+            tamper.note("maintenance", &error);
+            Failure::from(error)
+        });
         if let (Err(failure), false) = (&result, stopping.load(Ordering::SeqCst)) {
             let _ = events.send(Event::Failed(failure.clone()));
         }

@@ -8,6 +8,8 @@ use volume::Status;
 
 use super::front::Shown;
 use super::latency::Percentiles;
+use super::scrub::{self, Stage};
+use super::tamper::{OnTamper, Standing};
 use crate::output::{bytes, count, percent};
 
 /// Everything that `cvmio volume status` shows.
@@ -27,6 +29,10 @@ pub struct Report {
     pub warnings: Vec<String>,
     /// Requests that ended with an error.
     pub failed_requests: u64,
+    /// How often the host was caught, or another session was noticed.
+    pub tamper: Standing,
+    /// The last scrub.
+    pub scrub: Option<scrub::Standing>,
     /// The volume's own word.
     pub volume: Status,
     /// Latencies over all queues.
@@ -51,7 +57,8 @@ impl Report {
         } else {
             duration(Duration::from_secs(self.seconds))
         };
-        writeln!(out, "{}: attached {up} ago, process {}", self.name, self.process)?;
+        let how = if status.read_only { " for reading only" } else { "" };
+        writeln!(out, "{}: attached{how} {up} ago, process {}", self.name, self.process)?;
         if let Some(failure) = &status.failure {
             writeln!(out, "  FAILED       {failure}")?;
         }
@@ -86,6 +93,17 @@ impl Report {
                 ),
             )?;
         }
+        if let Some(scrub) = &self.scrub {
+            row("scrub", scrub_text(scrub))?;
+        }
+        if self.tamper.caught > 0 {
+            let does = match self.tamper.on_tamper {
+                OnTamper::Continue => "it goes on",
+                OnTamper::ReadOnly => "it takes no more writes",
+                OnTamper::Stop => "it answers no more requests",
+            };
+            row("TAMPERING", format!("caught {} times; {does}", count(self.tamper.caught)))?;
+        }
         if !self.latency.is_empty() {
             writeln!(
                 out,
@@ -100,6 +118,32 @@ impl Report {
             writeln!(out, "    {name:<10} {:>12} {p50:>9} {p99:>9} {p999:>9} {max:>9}", count(one.count))?;
         }
         Ok(())
+    }
+}
+
+fn scrub_text(scrub: &scrub::Standing) -> String {
+    let stage = match (scrub.stage, &scrub.failure) {
+        (Stage::Running, _) => {
+            format!(
+                "{} done, at most {} a second",
+                percent(scrub.blocks.min(scrub.of), scrub.of),
+                bytes(scrub.rate)
+            )
+        }
+        (Stage::Done, _) => "done".into(),
+        (Stage::Stopped, _) => format!("stopped at {}", percent(scrub.blocks.min(scrub.of), scrub.of)),
+        (Stage::Failed, why) => format!("FAILED: {}", why.as_deref().unwrap_or("see the log")),
+    };
+    let first: Vec<String> =
+        scrub.damaged.iter().take(5).map(|(block, blocks)| format!("{blocks} from {block} on")).collect();
+    match scrub.damaged_blocks {
+        0 => format!("{stage}; {} blocks, none damaged", count(scrub.blocks)),
+        damaged => format!(
+            "{stage}; {} blocks, {} DAMAGED: {}",
+            count(scrub.blocks),
+            count(damaged),
+            first.join(", ")
+        ),
     }
 }
 

@@ -53,7 +53,7 @@ impl Disk {
             FILE => (
                 FOREVER,
                 FileType::RegularFile,
-                if self.read_only { 0o400 } else { 0o600 },
+                if self.read_only { 0o444 } else { 0o600 },
                 1,
                 self.device.size(),
             ),

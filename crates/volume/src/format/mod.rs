@@ -7,6 +7,7 @@
 use std::fmt;
 
 pub mod ad;
+pub mod backup;
 mod bytes;
 pub mod entry;
 pub mod header;

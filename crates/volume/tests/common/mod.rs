@@ -1,6 +1,8 @@
 //! A volume in memory, driven on one thread.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod medium;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

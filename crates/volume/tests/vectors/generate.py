@@ -6,6 +6,7 @@ A vector is a line with its length in bytes, then lines of 32 bytes behind their
 are all zero are left out. The same bytes are the seeds of the fuzz targets.
 """
 
+import hashlib
 import os
 import struct
 
@@ -140,6 +141,9 @@ header += struct.pack("<III", GIB["segment-blocks"], GIB["segments"], GIB["unit-
 header += bytes(3992)
 assert len(header) == 4064
 save("header", header + ramp(0xE0, 32), "header")
+pair = (header + ramp(0xE0, 32)).ljust(8192, b"\0")
+backup = (b"cvmioHB1" + struct.pack("<II", 1, 0) + hashlib.sha256(pair).digest()).ljust(4096, b"\0")
+save("header-backup", backup + pair, "backup")
 
 payload = struct.pack("<Q", 41) + ramp(0x40, 32) + SESSION + struct.pack("<QII", 9, 3, 4) + ramp(0x60, 32)
 payload += MAP_ROOT + SALTS_ROOT + BITMAP_ROOT + struct.pack("<QQ", 1000, 12) + bytes([1, 3])

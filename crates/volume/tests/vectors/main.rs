@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use volume::format::ad::{Tree, data_ad, node_ad, salt_node_ad, superblock_ad};
+use volume::format::backup::HeaderBackup;
 use volume::format::entry::{Entry, entry_at, put_entry};
 use volume::format::header::{self, Freshness, Header, Provision, SuiteCode};
 use volume::format::record::{self, Item, RecordHeader, Units};
@@ -101,6 +102,15 @@ fn headers() {
     assert_eq!(header::signed_part(&page), header::signed_part(&bytes));
     header::put_mac(&mut page, &ramp(0xe0));
     assert_eq!(page[..], bytes);
+}
+
+#[test]
+fn header_backups() {
+    let bytes = vector("header-backup");
+    let backup = HeaderBackup::decode(&bytes).expect("a backup");
+    assert_eq!(backup.pair[..BLOCK_SIZE], vector("header"));
+    assert_eq!(backup.digest, seal::sha256(&[&*backup.pair]));
+    assert_eq!(backup.encode()[..], bytes);
 }
 
 #[test]

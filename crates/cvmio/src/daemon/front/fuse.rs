@@ -45,7 +45,13 @@ impl Fuse {
     ///
     /// # Errors
     /// When FUSE or the loop driver refuses; nothing is left then.
-    pub fn show(use_loop: bool, mount: Option<&Path>, claim: &Claim, disk: Disk) -> Result<Self, Failure> {
+    pub fn show(
+        use_loop: bool,
+        mount: Option<&Path>,
+        claim: &Claim,
+        disk: Disk,
+        read_only: bool,
+    ) -> Result<Self, Failure> {
         let mountpoint = match mount {
             Some(path) => path.to_path_buf(),
             None => {
@@ -54,10 +60,11 @@ impl Fuse {
                 path
             }
         };
-        let mounted = Mount::new(&mountpoint, "disk", Arc::new(disk), &Options::default())?;
+        let options = Options { read_only, ..Options::default() };
+        let mounted = Mount::new(&mountpoint, "disk", Arc::new(disk), &options)?;
         claim.link(mounted.file())?;
         let device = if mount.is_some() { mounted.file().to_path_buf() } else { claim.place().disk() };
-        let loop_device = if use_loop { Some(loop_attach(mounted.file())?) } else { None };
+        let loop_device = if use_loop { Some(loop_attach(mounted.file(), read_only)?) } else { None };
         if let Some(identity) = loop_device.as_deref().and_then(export::loopdev::identity) {
             claim.note_loop(&identity)?;
         }
@@ -107,18 +114,21 @@ fn make_directory(path: &Path) -> Result<(), Failure> {
 }
 
 /// Another process does it: this one serves the file, and must not wait for itself.
-fn loop_attach(file: &Path) -> Result<PathBuf, Failure> {
-    helper("loop-attach", file).map(|line| PathBuf::from(line.trim_end()))
+fn loop_attach(file: &Path, read_only: bool) -> Result<PathBuf, Failure> {
+    let more: &[&str] = if read_only { &["--read-only"] } else { &[] };
+    helper("loop-attach", more, file).map(|line| PathBuf::from(line.trim_end()))
 }
 
 fn loop_detach(device: &Path) -> Result<(), Failure> {
-    helper("loop-detach", device).map(drop)
+    helper("loop-detach", &[], device).map(drop)
 }
 
-fn helper(command: &str, path: &Path) -> Result<String, Failure> {
+fn helper(command: &str, more: &[&str], path: &Path) -> Result<String, Failure> {
     let fail = |error| Failure::io(format!("cvmio cannot start itself for {command}: {error}"));
     let output = Command::new("/proc/self/exe")
-        .args(["volume", command, "--"])
+        .args(["volume", command])
+        .args(more)
+        .arg("--")
         .arg(path)
         .stdin(Stdio::null())
         .output()

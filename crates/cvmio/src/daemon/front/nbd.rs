@@ -30,20 +30,20 @@ pub struct Files {
 }
 
 impl Where {
-    fn options(&self, place: &Place) -> Options {
+    fn options(&self, place: &Place, read_only: bool) -> Options {
         let Self { listen, tls } = self.clone();
         let tls = tls.map(|Files { certificate, key, clients }| Tls { certificate, key, clients });
         Options {
             name: place.name(),
             listen: listen.map_or_else(|| Listen::Unix(place.nbd()), Listen::Tcp),
             tls,
-            read_only: false,
+            read_only,
         }
     }
 
     /// See [`super::Show::check`].
     pub fn check(&self, place: &Place) -> Result<(), Failure> {
-        Ok(self.options(place).check()?)
+        Ok(self.options(place, false).check()?)
     }
 
     /// What whoever chose this should know.
@@ -65,8 +65,8 @@ impl Nbd {
     ///
     /// # Errors
     /// When the socket cannot be made, or a file of TLS cannot be used.
-    pub fn show(wanted: &Where, place: &Place, disk: Disk) -> Result<Self, Failure> {
-        Ok(Self(Server::start(Arc::new(disk), &wanted.options(place))?))
+    pub fn show(wanted: &Where, place: &Place, disk: Disk, read_only: bool) -> Result<Self, Failure> {
+        Ok(Self(Server::start(Arc::new(disk), &wanted.options(place, read_only))?))
     }
 }
 

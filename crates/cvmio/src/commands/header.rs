@@ -1,0 +1,125 @@
+//! `cvmio volume header`: header and key slots to a file, and back.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use volume::format::backup;
+use volume::{AttachOptions, BackedUp, HeaderInfo, Restored};
+
+use super::offline::{self, Opened};
+use crate::cli::{Header, HeaderBackup, HeaderRestore};
+use crate::failure::Failure;
+use crate::output;
+
+pub fn run(args: &Header) -> Result<(), Failure> {
+    match args {
+        Header::Backup(args) => back_up(args),
+        Header::Restore(args) => restore(args),
+    }
+}
+
+fn back_up(args: &HeaderBackup) -> Result<(), Failure> {
+    let Opened { environment, policy, credential } = offline::open(&args.offline, false)?;
+    let spinner = output::spinner("reading the header");
+    let job = volume::backup_header(environment, policy, credential, AttachOptions::default())?;
+    let BackedUp { bytes, header: info } = job.block()?;
+    save(&args.file, &bytes)?;
+    drop(spinner);
+    if args.offline.json {
+        return output::print_json(&json!({ "file": args.file, "header": header_json(&info) }));
+    }
+    output::print(&format!("saved {} to {}", header_text(&info), args.file.display()));
+    Ok(())
+}
+
+fn restore(args: &HeaderRestore) -> Result<(), Failure> {
+    let bytes = load(&args.file)?;
+    let Opened { environment, policy, credential } = offline::open(&args.offline, true)?;
+    let spinner = output::spinner("restoring the header");
+    let options = AttachOptions::default();
+    let restored = volume::restore_header(environment, policy, credential, bytes, options)?.block()?;
+    drop(spinner);
+    warn(&restored);
+    if args.offline.json {
+        return output::print_json(&json!({
+            "store": args.offline.store, "copies-written": restored.copies, "anchored": restored.anchored,
+            "replaced-newer-generation": restored.newer, "header": header_json(&restored.header),
+        }));
+    }
+    let text = header_text(&restored.header);
+    output::print(&match restored.copies {
+        0 => format!("both copies are {text} already; nothing was written"),
+        1 => format!("restored one copy, the other was whole: {text}"),
+        _ => format!("restored {text}"),
+    });
+    Ok(())
+}
+
+/// What the anchor would have refused.
+fn warn(restored: &Restored) {
+    if let Some(newer) = restored.newer {
+        output::warning(&format!(
+            "this header is older than the one that it replaced (generation {newer}): key slots that were removed since are back; look at them with `cvmio volume key list`"
+        ));
+    } else if !restored.anchored {
+        output::warning(
+            "freshness is off, so nothing says whether this header is the latest: key slots that were removed since the backup are back",
+        );
+    }
+}
+
+/// A new file, durable with its directory, for its owner only.
+fn save(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let fail = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => Failure::usage(format!(
+            "{} exists already, and a backup is never overwritten; name another file",
+            path.display()
+        )),
+        _ => Failure::io(format!("the backup {} cannot be written: {error}", path.display())),
+    };
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(fail)?;
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let written = file
+        .write_all(bytes)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| File::open(parent.unwrap_or(Path::new(".")))?.sync_all());
+    if written.is_err() {
+        // Half a backup must not be taken for one.
+        let _ = fs::remove_file(path);
+    }
+    written.map_err(fail)
+}
+
+fn load(path: &Path) -> Result<Vec<u8>, Failure> {
+    let fail = |error: std::io::Error| {
+        Failure::usage(format!("the backup {} cannot be read: {error}", path.display()))
+    };
+    let mut bytes = Vec::new();
+    // One more than there should be, to notice a file that is longer.
+    let limit = backup::SIZE as u64 + 1;
+    File::open(path).map_err(fail)?.take(limit).read_to_end(&mut bytes).map_err(fail)?;
+    Ok(bytes)
+}
+
+fn header_text(info: &HeaderInfo) -> String {
+    let slots: Vec<String> = info
+        .slots
+        .iter()
+        .map(|slot| format!("{} {}", slot.index, slot.label).trim_end().to_string())
+        .collect();
+    format!(
+        "the header of volume {}, generation {}, key slots: {}",
+        hex::encode(info.volume),
+        info.generation,
+        slots.join(", ")
+    )
+}
+
+fn header_json(info: &HeaderInfo) -> Value {
+    let slots: Vec<Value> =
+        info.slots.iter().map(|slot| json!({ "index": slot.index, "label": slot.label })).collect();
+    json!({ "volume": hex::encode(info.volume), "generation": info.generation, "slots": slots })
+}

@@ -1,0 +1,199 @@
+//! A check in the background of an attached volume, no faster than it may be.
+//!
+//! Invariants:
+//! 1. It reads as any user does, and holds nothing that a request waits for.
+//! 2. Over any stretch of time it reads at most what the rate allows, and [`BURST`] more.
+//! 3. It ends when it is told to, and before the volume is put away.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use store::BLOCK_SIZE;
+use volume::{CheckProgress, CheckReport, Kind, Volume};
+
+use super::tamper::Tamper;
+use crate::failure::Failure;
+
+/// The work is done in so many parts, one after the other, so that what was found is known before the end.
+const PARTS: u64 = 16;
+/// How long it sleeps at most before it looks whether it shall stop.
+const NAP: Duration = Duration::from_millis(50);
+/// Bytes that a check has in flight, and may be ahead by.
+const BURST: u64 = 4 << 20;
+/// Damaged stretches that a status lists.
+const LISTED: usize = 100;
+
+/// How a scrub stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Stage {
+    Running,
+    Done,
+    Stopped,
+    Failed,
+}
+
+/// What a status shows of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Standing {
+    /// How it stands.
+    pub stage: Stage,
+    /// Bytes a second that it may read.
+    pub rate: u64,
+    /// Data blocks that were opened.
+    pub blocks: u64,
+    /// Data blocks that there were when it began, as of the last checkpoint.
+    pub of: u64,
+    /// Logical blocks that are damaged or cannot be reached, in the parts that are done.
+    pub damaged_blocks: u64,
+    /// The first stretches of them: first block, and how many.
+    pub damaged: Vec<(u64, u64)>,
+    /// Why it failed.
+    pub failure: Option<String>,
+}
+
+/// A scrub, under way or ended.
+pub struct Scrub {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    rate: u64,
+    of: u64,
+    progress: Arc<CheckProgress>,
+    stop: AtomicBool,
+    found: Mutex<Found>,
+}
+
+struct Found {
+    stage: Stage,
+    report: CheckReport,
+    failure: Option<String>,
+}
+
+impl Scrub {
+    /// Begins to read everything, at most `rate` bytes a second.
+    ///
+    /// # Errors
+    /// When the system refuses a thread.
+    pub fn start(volume: Volume, rate: u64, tamper: Arc<Tamper>) -> Result<Self, Failure> {
+        let shared = Arc::new(Shared {
+            rate,
+            of: volume.status().mapped_blocks,
+            progress: Arc::default(),
+            stop: AtomicBool::new(false),
+            found: Mutex::new(Found { stage: Stage::Running, report: CheckReport::default(), failure: None }),
+        });
+        let ours = Arc::clone(&shared);
+        let run = move || ours.run(&volume, &tamper);
+        let thread = std::thread::Builder::new().name("scrub".into()).spawn(run);
+        let thread = thread.map_err(|error| Failure::io(format!("no thread can be started: {error}")))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Whether it still reads.
+    pub fn is_running(&self) -> bool {
+        self.shared.found().stage == Stage::Running
+    }
+
+    /// Ends it, and returns when it has.
+    pub fn stop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
+            let mut found = self.shared.found();
+            (found.stage, found.failure) =
+                (Stage::Failed, Some("its thread ended by a defect; see the log, and report it".into()));
+        }
+    }
+
+    /// What a status shows.
+    pub fn standing(&self) -> Standing {
+        let found = self.shared.found();
+        let damaged = found.report.damaged.iter().take(LISTED);
+        Standing {
+            stage: found.stage,
+            rate: self.shared.rate,
+            blocks: self.shared.progress.blocks.load(Ordering::Relaxed),
+            of: self.shared.of,
+            damaged_blocks: found.report.damaged_blocks,
+            damaged: damaged.map(|range| (range.start, range.end - range.start)).collect(),
+            failure: found.failure.clone(),
+        }
+    }
+}
+
+impl Drop for Scrub {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn found(&self) -> MutexGuard<'_, Found> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self, volume: &Volume, tamper: &Tamper) {
+        let (stage, failure) = match self.read_all(volume, tamper) {
+            Ok(true) => (Stage::Done, None),
+            Ok(false) => (Stage::Stopped, None),
+            Err(error) => (Stage::Failed, Some(error.to_string())),
+        };
+        let mut found = self.found();
+        (found.stage, found.failure) = (stage, failure);
+    }
+
+    /// Whether it came to the end.
+    fn read_all(&self, volume: &Volume, tamper: &Tamper) -> volume::Result<bool> {
+        let begun = Instant::now();
+        for part in 0..PARTS {
+            let mut job = volume.check(part, PARTS, Arc::clone(&self.progress))?;
+            let report = loop {
+                if self.stop.load(Ordering::SeqCst) {
+                    return Ok(false);
+                }
+                let read = self.progress.blocks.load(Ordering::Relaxed) * BLOCK_SIZE as u64;
+                let early = wait(self.rate, read, begun.elapsed());
+                if !early.is_zero() {
+                    std::thread::sleep(early.min(NAP));
+                } else if let Some(report) = job.step(NAP) {
+                    break report?;
+                }
+            };
+            if report.damaged_blocks > 0 {
+                let message = format!("{} blocks are not what was written there", report.damaged_blocks);
+                tamper.note("scrub", &volume::Error::new(Kind::Corrupt, message));
+            }
+            self.found().report.merge(report);
+        }
+        Ok(true)
+    }
+}
+
+/// How long it is too early to read on, with so many bytes read in that time.
+fn wait(rate: u64, read: u64, elapsed: Duration) -> Duration {
+    let due = u128::from(read.saturating_sub(BURST)) * 1_000_000_000 / u128::from(rate.max(1));
+    Duration::from_nanos(u64::try_from(due).unwrap_or(u64::MAX)).saturating_sub(elapsed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_is_read_than_the_rate_allows() {
+        const SECOND: Duration = Duration::from_secs(1);
+        assert_eq!(wait(1 << 20, 0, Duration::ZERO), Duration::ZERO);
+        assert_eq!(wait(1 << 20, BURST, Duration::ZERO), Duration::ZERO);
+        assert_eq!(wait(1 << 20, BURST + (3 << 20), SECOND), 2 * SECOND);
+        assert_eq!(wait(1 << 20, BURST + (3 << 20), 3 * SECOND), Duration::ZERO);
+        // Neither a rate of nothing nor a volume of all bytes is trouble.
+        assert_eq!(wait(0, BURST + 2, Duration::ZERO), 2 * SECOND);
+        assert_eq!(wait(1, u64::MAX, SECOND), Duration::from_nanos(u64::MAX) - SECOND);
+    }
+}

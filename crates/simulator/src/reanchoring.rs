@@ -1,0 +1,130 @@
+//! The owner's way out of a refusal: a state of what is there is chosen, and counts from then on.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use volume::policy::Policy;
+use volume::{Choice, Driven, Error, Kind, Reanchor, StateName, Survey, Volume, reanchor, survey};
+
+use crate::attack::Attack;
+use crate::keyring::numbered;
+use crate::simulation::{Failure, Simulation, Snapshot, say};
+
+impl Simulation {
+    /// The owner takes an old image for what there is, instead of waiting for the genuine one. The generation that counts then; `None` if
+    /// it did not come to that.
+    pub(crate) fn reanchor(&mut self, attack: &Attack) -> Result<Option<u64>, Failure> {
+        let Some((found, _)) = self.drive_owner(None, |simulation| simulation.begin_survey())? else {
+            return Ok(None);
+        };
+        let state = self.choose(&found);
+        say!(
+            self,
+            "the owner takes state {state}; the anchor says {:?}",
+            found.anchor.map(|found| found.state)
+        );
+        let before = self.anchor.held();
+        let dies = self.once_in(3).then(|| self.rng.u32(..12));
+        let ended = self.drive_owner(dies, |simulation| simulation.begin_reanchor(state))?;
+        let held = self.anchor.held();
+        if held == before {
+            self.coverage.cut_reanchors += 1;
+            say!(self, "it came to nothing");
+            return Ok(None);
+        }
+        let moved = held
+            .as_ref()
+            .is_some_and(|stamp| stamp.generation == state.generation && stamp.head.starts_with(&state.head));
+        if !moved || (ended.is_some() && before.map(|stamp| stamp.session) == held.map(|stamp| stamp.session))
+        {
+            return Err(Failure(format!(
+                "reanchoring to {state} moved the anchor elsewhere, or fences nobody"
+            )));
+        }
+        self.coverage.reanchors += 1;
+        self.give_up(attack, state.generation);
+        let labels: BTreeSet<String> = found.slots.into_iter().map(|slot| slot.label).collect();
+        self.keys.believe(&labels);
+        self.keys.before_removal.clear();
+        Ok(Some(state.generation))
+    }
+
+    /// Mostly the latest; else any, which may have lost some of its blocks to those that came later.
+    fn choose(&mut self, found: &Survey) -> StateName {
+        if !self.once_in(4) {
+            return found.chosen;
+        }
+        let all: Vec<StateName> =
+            found.histories.iter().flat_map(|history| history.states.iter().copied()).collect();
+        let state = all[self.rng.usize(..all.len())];
+        if state != found.chosen {
+            self.taint();
+        }
+        state
+    }
+
+    fn begin_survey(&mut self) -> volume::Result<Driven<volume::Result<(Survey, Volume)>>> {
+        let policy = self.policy.clone().ok_or_else(|| Error::new(Kind::Usage, "there is no policy"))?;
+        let session = self.store.attach();
+        let environment = self.environment(&self.audit.watch(&session));
+        survey(environment, policy, Arc::new(numbered(0)), Choice::Latest, self.plan.attach)
+    }
+
+    fn begin_reanchor(&mut self, state: StateName) -> volume::Result<Driven<volume::Result<Policy>>> {
+        let policy = self.policy.clone().ok_or_else(|| Error::new(Kind::Usage, "there is no policy"))?;
+        let session = self.store.attach();
+        let environment = self.environment(&self.audit.watch(&session));
+        let order = Reanchor { state, anchor: None, save: Box::new(|_| Ok(())) };
+        reanchor(environment, policy, Arc::new(numbered(0)), order, self.plan.attach)
+    }
+
+    /// Drives a job of the owner's to its end, or until the machine dies.
+    fn drive_owner<T>(
+        &mut self,
+        dies: Option<u32>,
+        begin: impl FnOnce(&mut Self) -> volume::Result<Driven<volume::Result<T>>>,
+    ) -> Result<Option<T>, Failure> {
+        let mut job = begin(self).map_err(|error| Failure(format!("the owner's job: {error}")))?;
+        for round in 0..20_000 {
+            if dies == Some(round) {
+                drop(job);
+                self.coverage.crashes += 1;
+                self.power_off();
+                self.settle_anchor();
+                return Ok(None);
+            }
+            match job.poll() {
+                Some(Ok(result)) => return Ok(Some(result)),
+                Some(Err(error)) => {
+                    say!(self, "the owner is told: {error}");
+                    let excused = self.excused.contains(&error.kind());
+                    return if excused {
+                        Ok(None)
+                    } else {
+                        self.expect(&error, "reanchoring").map(|()| None)
+                    };
+                }
+                None => {}
+            }
+            let _ = self.store.complete_some();
+            self.move_anchor();
+        }
+        Err(Failure("reanchoring does not end".into()))
+    }
+
+    /// What is behind `generation` must not come back once the volume has gone on.
+    fn give_up(&mut self, attack: &Attack, generation: u64) {
+        // One that was given up before may be of the very history that counts now.
+        self.snapshots.retain(|snapshot| !snapshot.given_up);
+        for snapshot in self.snapshots.iter_mut().filter(|snapshot| snapshot.generation > generation) {
+            snapshot.generation = generation;
+            snapshot.given_up = true;
+        }
+        // Lenient from here on as towards any older image that was accepted: it brings its key slots along.
+        self.coverage.rollbacks_accepted += 1;
+        let digest = self.anchor.held().map(|stamp| stamp.header_digest);
+        let image = attack.genuine.clone();
+        let anchored = self.anchored();
+        self.snapshots.push(Snapshot { image, generation, anchored, digest, given_up: true });
+    }
+}

@@ -1,0 +1,194 @@
+//! Header backup: header and key slots in a file of the owner's, and the way back.
+//!
+//! Invariants:
+//! 1. Nothing is written before the backup has passed all that an attach asks of a pair: the policy, the anchor's digest, a key slot, the
+//!    header's MAC; and before a superblock on the store has opened under its key: the store holds this volume, and no other data.
+//! 2. With an anchor the pair in force is the one that the stamp names, and so is what is restored: a copy that has it is not written. At
+//!    freshness `off` the pair in force is the newest that verifies; it is written last.
+//! 3. So wherever it is cut short, either the pair that was in force is whole, or the restored one is; doing it again ends it.
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use seal::VolumeKey;
+use seal::slot::{Credential, SlotInfo};
+
+use crate::attach::AttachOptions;
+use crate::core::Environment;
+use crate::error::{Error, Kind, Result};
+use crate::format::backup::HeaderBackup;
+use crate::format::header::Header;
+use crate::io::{Driven, Io};
+use crate::open_header::{
+    COPIES, Pair, check_anchored, check_pair, check_stamp_mac, check_store, header_holds, open_header,
+    read_pair, read_stamp, suite_of, unlock, write_pair,
+};
+use crate::policy::Policy;
+use crate::superblock_io::read_superblocks;
+
+/// What a header backup holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeaderInfo {
+    /// Volume id.
+    pub volume: [u8; 16],
+    /// The header's generation: raised by every change of header or key slots.
+    pub generation: u32,
+    /// The occupied key slots.
+    pub slots: Vec<SlotInfo>,
+}
+
+/// A header backup.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackedUp {
+    /// The file's content.
+    pub bytes: Vec<u8>,
+    /// What is in it.
+    pub header: HeaderInfo,
+}
+
+/// What a restoration did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restored {
+    /// What both copies hold now.
+    pub header: HeaderInfo,
+    /// Copies that were written: 0 when both were whole.
+    pub copies: usize,
+    /// Whether an anchor vouches for what was restored. If not, nobody knows whether it is the latest.
+    pub anchored: bool,
+    /// The generation of the header that stood there, if it was a newer one.
+    pub newer: Option<u32>,
+}
+
+/// Copies the header and key slots in force.
+///
+/// # Errors
+/// In the job: as [`attach`](crate::attach) for all that is checked.
+pub fn backup_header(
+    environment: Environment,
+    policy: Policy,
+    credential: Credential,
+    options: AttachOptions,
+) -> Result<Driven<Result<BackedUp>>> {
+    let store = Arc::clone(&environment.store);
+    Driven::new(store.as_ref(), 16, move |io| {
+        async move {
+            let opened = open_header(&io, &environment, &policy, &credential, &options).await?;
+            check_anchored(&environment, &opened.header)?;
+            let header = info(&opened.header, opened.slots.list());
+            let backup = HeaderBackup { digest: opened.digest, pair: opened.pair };
+            Ok(BackedUp { bytes: backup.encode().to_vec(), header })
+        }
+        .boxed_local()
+    })
+}
+
+/// Puts header and key slots back from a backup, onto a volume that is not attached.
+///
+/// # Errors
+/// In the job, before anything is written: [`Kind::Corrupt`] for a damaged backup, [`Kind::Policy`] for one of another volume,
+/// [`Kind::Stale`] for one that the anchor does not vouch for, [`Kind::Usage`] for a store on which nothing is of this volume, and as
+/// [`attach`](crate::attach). [`Kind::Io`] when writing failed; do it again then.
+pub fn restore_header(
+    environment: Environment,
+    policy: Policy,
+    credential: Credential,
+    backup: Vec<u8>,
+    options: AttachOptions,
+) -> Result<Driven<Result<Restored>>> {
+    let store = Arc::clone(&environment.store);
+    Driven::new(store.as_ref(), 16, move |io| {
+        async move { Restoring { environment, policy, options, io }.run(&backup, &credential).await }
+            .boxed_local()
+    })
+}
+
+struct Restoring {
+    environment: Environment,
+    policy: Policy,
+    options: AttachOptions,
+    io: Io,
+}
+
+impl Restoring {
+    async fn run(&self, backup: &[u8], credential: &Credential) -> Result<Restored> {
+        let HeaderBackup { digest, pair } = HeaderBackup::decode(backup)?;
+        if seal::sha256(&[&*pair]) != digest {
+            return Err(Error::new(
+                Kind::Corrupt,
+                "the header backup is damaged: its digest does not hold. Nothing was written; use another backup",
+            ));
+        }
+        let (header, slots) = check_pair(&pair, &self.policy, &self.options)?;
+        check_anchored(&self.environment, &header)?;
+        let stamp = read_stamp(&self.environment, &self.policy).await?;
+        if stamp.as_ref().is_some_and(|stamp| stamp.header_digest != digest) {
+            return Err(Error::new(
+                Kind::Stale,
+                format!(
+                    "the header backup (generation {}) is not what the anchor vouches for: header or key slots were changed since, and it would bring removed slots back. Nothing was written; use the latest backup",
+                    header.generation
+                ),
+            ));
+        }
+        check_store(&self.environment, &header)?;
+        let key = unlock(&header, &slots, &pair, credential, &self.options)?;
+        if let Some(stamp) = &stamp {
+            check_stamp_mac(stamp, &key.mac("stamp"))?;
+        }
+        self.check_ours(&header, &key).await?;
+        let (copies, newest) = self.write(&pair, &key).await?;
+        Ok(Restored {
+            copies,
+            anchored: stamp.is_some(),
+            newer: newest.filter(|newest| *newest > header.generation),
+            header: info(&header, slots.list()),
+        })
+    }
+
+    /// The store may be any other disk of this machine.
+    async fn check_ours(&self, header: &Header, key: &VolumeKey) -> Result<()> {
+        let found = read_superblocks(&self.io, key, suite_of(header), &header.volume).await?;
+        if found.is_empty() {
+            return Err(Error::new(
+                Kind::Usage,
+                format!(
+                    "nothing on {} belongs to this volume: no superblock opens. Nothing was written; check the path",
+                    self.environment.store.name()
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Brings both copies to `pair`. Says how many were written, and the generation of the newest header that was there.
+    async fn write(&self, pair: &Pair, key: &VolumeKey) -> Result<(usize, Option<u32>)> {
+        let mut found = Vec::new();
+        for at in COPIES {
+            // What cannot be read is damaged like what does not verify; writing may mend it.
+            let copy = read_pair(&self.io, at).await.ok();
+            let generation = copy.as_deref().and_then(|copy| self.generation(copy, key));
+            found.push((generation, at, copy));
+        }
+        // A damaged copy first, and the newest last: until then it is in force.
+        found.sort_by_key(|(generation, ..)| *generation);
+        let newest = found.last().and_then(|(generation, ..)| *generation);
+        let mut written = 0;
+        for (_, at, copy) in found {
+            if copy.as_deref() != Some(pair) {
+                write_pair(&self.io, at, pair).await?;
+                written += 1;
+            }
+        }
+        Ok((written, newest))
+    }
+
+    /// The generation of a copy that an attach could take.
+    fn generation(&self, copy: &Pair, key: &VolumeKey) -> Option<u32> {
+        let (header, _) = check_pair(copy, &self.policy, &self.options).ok()?;
+        header_holds(copy, key).ok()?.then_some(header.generation)
+    }
+}
+
+fn info(header: &Header, slots: Vec<SlotInfo>) -> HeaderInfo {
+    HeaderInfo { volume: header.volume, generation: header.generation, slots }
+}
