@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 BINARY := target/release/cvmio
 
-.PHONY: build demo test kill-test bench install clean packages test-packages
+.PHONY: build demo test kill-test bench install deb clean packages test-packages
 
 build: packages
 	$(CARGO) build --release -p cvmio
@@ -29,8 +29,24 @@ bench: build
 	./$(BINARY) bench volume --medium file --dir $(DIR)
 	./$(BINARY) bench volume --medium memory
 
+# The program, its manual pages and completions, and what systemd needs for /etc/cvmiotab.
+AS_ROOT = $(if $(DESTDIR),,$(SUDO))
+ROOT = $(DESTDIR)$(PREFIX)
 install: build
-	$(if $(DESTDIR),,$(SUDO)) install -D -m 755 $(BINARY) $(DESTDIR)$(PREFIX)/bin/cvmio
+	scripts/share $(BINARY)
+	sed 's|/usr/bin/cvmio |$(PREFIX)/bin/cvmio |' packaging/systemd/cvmio@.service > target/share/systemd/cvmio@.service
+	$(AS_ROOT) install -D -m 755 $(BINARY) $(ROOT)/bin/cvmio
+	$(AS_ROOT) install -D -m 644 -t $(ROOT)/share/man/man1 target/share/man/*.1
+	$(AS_ROOT) install -D -m 644 target/share/completions/bash $(ROOT)/share/bash-completion/completions/cvmio
+	$(AS_ROOT) install -D -m 644 target/share/completions/zsh $(ROOT)/share/zsh/site-functions/_cvmio
+	$(AS_ROOT) install -D -m 644 target/share/completions/fish $(ROOT)/share/fish/vendor_completions.d/cvmio.fish
+	$(AS_ROOT) install -D -m 644 -t $(ROOT)/lib/systemd/system target/share/systemd/cvmio@.service
+	$(AS_ROOT) install -d $(ROOT)/lib/systemd/system-generators
+	$(AS_ROOT) cp -d target/share/systemd/cvmio-generator $(ROOT)/lib/systemd/system-generators/
+
+# A Debian package of the same, in target/debian; needs cargo-deb.
+deb: packages
+	scripts/deb
 
 clean:
 	$(CARGO) clean

@@ -1,5 +1,11 @@
 //! What can be typed, and the help for it.
 
+#[cfg(test)]
+mod documents;
+pub mod manual;
+pub mod service;
+pub mod top;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -44,6 +50,8 @@ pub enum Command {
     #[command(subcommand)]
     Bench(crate::bench::BenchCommand),
     Demo(crate::demo::DemoArgs),
+    Completions(manual::Completions),
+    Man(manual::Manual),
 }
 
 #[derive(Subcommand, Debug)]
@@ -60,6 +68,7 @@ pub enum VolumeCommand {
     /// Show what an attached volume is doing
     #[command(after_help = "Example:\n  cvmio volume status ledger --json")]
     Status(Named),
+    Top(top::Top),
     /// Make everything written so far durable and fresh
     ///
     /// With freshness `transaction` this ends the transaction; at the other levels it moves the anchor at once.
@@ -73,6 +82,10 @@ pub enum VolumeCommand {
     #[command(subcommand)]
     Header(Header),
     Reanchor(Reanchor),
+    Prepare(service::Prepare),
+    Activate(service::Activate),
+    Deactivate(service::Deactivate),
+    Units(service::Units),
     /// Serves one volume; started by `attach`
     #[command(hide = true)]
     Serve {
@@ -235,6 +248,9 @@ pub struct Attach {
     /// Go through the page cache, where STORE cannot do direct I/O
     #[arg(long)]
     pub buffered: bool,
+    /// Serve metrics for Prometheus on a Unix socket, unix:PATH, or a port of the loopback interface, 127.0.0.1:PORT
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<crate::daemon::metrics::Address>,
     #[command(flatten)]
     pub credential: CredentialArgs,
     #[command(flatten)]

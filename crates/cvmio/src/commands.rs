@@ -1,12 +1,15 @@
 //! What each command does.
 
-mod attach;
+pub mod attach;
 pub mod check;
 mod create;
 mod header;
+pub mod manual;
 mod offline;
 mod reanchor;
-mod running;
+pub mod running;
+pub mod service;
+mod top;
 
 use crate::cli::VolumeCommand;
 use crate::failure::Failure;
@@ -23,6 +26,11 @@ pub fn volume(command: VolumeCommand) -> Result<(), Failure> {
         VolumeCommand::Detach(named) => running::detach(&named),
         VolumeCommand::List(list) => running::list(&list),
         VolumeCommand::Status(named) => running::status(&named),
+        VolumeCommand::Prepare(prepare) => service::prepare(&prepare),
+        VolumeCommand::Activate(activate) => service::activate(&activate),
+        VolumeCommand::Deactivate(deactivate) => service::deactivate(&deactivate),
+        VolumeCommand::Units(args) => service::units(&args),
+        VolumeCommand::Top(top) => top::run(&top),
         VolumeCommand::Commit(named) => running::commit(&named),
         VolumeCommand::Scrub(args) => running::scrub(&args),
         VolumeCommand::Check(args) => check::run(&args),

@@ -2,13 +2,15 @@
 
 pub mod control;
 mod disk;
+pub mod events;
 pub mod front;
 mod holders;
-mod latency;
+pub mod latency;
+pub mod metrics;
 mod pool;
 mod scrub;
 mod service;
-mod status;
+pub mod status;
 pub mod tamper;
 
 use std::path::PathBuf;
@@ -47,6 +49,7 @@ pub struct Order {
     pub interval: Duration,
     pub buffered: bool,
     pub tamper: tamper::Orders,
+    pub metrics: Option<metrics::Address>,
 }
 
 /// Where the volume is, when it is there.
@@ -91,8 +94,10 @@ pub fn run(
 ) -> Result<(), Failure> {
     order.show.prepare()?;
     let mut warnings = Vec::from_iter(system::protect()?);
+    events::begin(&order.name, order.policy.volume);
     let claim = Place::new(&order.runtime, &order.name).claim()?;
     let listener = claim.listen()?;
+    let metrics = order.metrics.as_ref().map(metrics::Listener::open).transpose()?;
     if export::set_io_flusher().is_err() {
         warnings.push("without CAP_SYS_RESOURCE this process can lock up when memory runs out".into());
     }
@@ -100,8 +105,9 @@ pub fn run(
     warnings.extend(order.show.warning());
     watch_signals(sender.clone())?;
     let tamper = Arc::new(Tamper::new(&order.tamper, &order.name, &order.store.to_string_lossy())?);
-    let service = attach(order, credential)?;
-    let service = Service::start(service, order.queues, sender.clone(), Arc::clone(&tamper))?;
+    let attached = attach(order, credential)
+        .inspect_err(|failure| events::failed("the volume cannot be attached", failure))?;
+    let service = Service::start(attached, order.queues, sender.clone(), Arc::clone(&tamper))?;
     warnings.extend(clear_left(&claim).err().map(|failure| failure.to_string()));
     let front = match order.show.show(&claim, service.disk(), order.reading.is_some()) {
         Ok(front) => front,
@@ -119,14 +125,29 @@ pub fn run(
         warnings,
     };
     let service = Arc::new(service);
+    let _metrics = metrics.map(|metrics| measure(metrics, &service, &ready)).transpose()?;
     answer(listener, &service, &ready, sender)?;
     let told = announce(&ready);
+    service.settle(told.is_ok());
     if let Err(error) = &told {
-        log(&format!("nobody waits for this volume any more ({error}); putting it away"));
+        events::tell(&format!("nobody waits for this volume any more ({error}); putting it away"));
     }
     let ended = stay(&service, front, claim, &events, told.is_ok());
     tamper.finish();
     ended
+}
+
+/// Starts answering to who measures. What is returned takes the socket away when it is dropped.
+fn measure(
+    metrics: metrics::Listener,
+    service: &Arc<Service>,
+    ready: &Ready,
+) -> Result<Option<metrics::Remove>, Failure> {
+    let (service, ready) = (Arc::clone(service), ready.clone());
+    metrics.serve(move || {
+        let (report, times) = (service.report(&ready)?, service.times());
+        Ok(metrics::Snapshot { report, times, tampering: events::seen() })
+    })
 }
 
 fn attach(order: &Order, credential: Credential) -> Result<volume::Volume, Failure> {
@@ -170,6 +191,9 @@ fn answer(
             let json = serde_json::to_value(report).map_err(|error| Failure::internal(error.to_string()))?;
             Ok(serde_json::json!({ "text": text, "report": json }))
         }))),
+        Request::Times => send(reply(
+            serde_json::to_value(service.times()).map_err(|error| Failure::internal(error.to_string())),
+        )),
         Request::Commit => send(reply(service.commit().map(|()| serde_json::Value::Null))),
         Request::Check => send(reply(service.check().and_then(|report| {
             serde_json::to_value(report).map_err(|error| Failure::internal(error.to_string()))
@@ -207,6 +231,7 @@ fn stay(
     wanted: bool,
 ) -> Result<(), Failure> {
     let asker = if wanted { until_told(front.as_ref(), events) } else { None };
+    service.settle(false);
     if asker.is_none() {
         front.hide_within(GRACE);
     }
@@ -227,18 +252,13 @@ fn until_told(front: &dyn Front, events: &Receiver<Event>) -> Option<Asker> {
         match events.recv() {
             Err(_) | Ok(Event::Signal) => return None,
             // Reads may still work, and whoever has mounted it must see errors, not a device that is gone.
-            Ok(Event::Failed(failure)) => log(&format!("the session has failed: {failure}")),
+            Ok(Event::Failed(failure)) => events::failed("the session has failed", &failure),
             Ok(Event::Detach(asker)) => match front.hide() {
                 Ok(()) => return Some(asker),
                 Err(failure) => drop(asker.result.send(Err(failure))),
             },
         }
     }
-}
-
-/// Says something to whoever reads the log.
-fn log(message: &str) {
-    crate::output::warning(message);
 }
 
 /// The errors of requests that the daemon makes itself.

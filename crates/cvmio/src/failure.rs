@@ -4,6 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::daemon::events::Sign;
+
 /// What went wrong, in words for the user, and the exit code that says so to a script.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
@@ -49,6 +51,11 @@ impl Failure {
     /// The exit code.
     pub fn code(&self) -> u8 {
         self.code
+    }
+
+    /// What it is a sign of, if of tampering.
+    pub fn tamper(&self) -> Option<Sign> {
+        Sign::ALL.into_iter().find(|tamper| exit_code(tamper.kind()) == self.code)
     }
 
     /// Whether somebody else has the store open.
@@ -153,5 +160,9 @@ mod tests {
         ];
         let codes: Vec<u8> = kinds.into_iter().map(exit_code).collect();
         assert_eq!(codes, (2..=11).collect::<Vec<u8>>());
+        for kind in kinds {
+            let failure = Failure::from(volume::Error::new(kind, ""));
+            assert_eq!(failure.tamper(), Sign::of(kind), "{kind:?}");
+        }
     }
 }

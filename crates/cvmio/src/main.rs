@@ -9,8 +9,10 @@ mod failure;
 mod input;
 mod output;
 mod runtime;
+mod service;
 mod system;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -18,9 +20,17 @@ use clap::Parser;
 use crate::cli::{Cli, Command};
 use crate::failure::Failure;
 
+/// The name under which systemd starts this program at boot.
+const GENERATOR: &str = "cvmio-generator";
+
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    match run(cli.command) {
+    let mut arguments = std::env::args_os();
+    let name = arguments.next().unwrap_or_default();
+    let done = match Path::new(&name).file_name().is_some_and(|name| name == GENERATOR) {
+        true => commands::service::generate(arguments),
+        false => run(Cli::parse().command),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output::error(&failure);
@@ -34,5 +44,7 @@ fn run(command: Command) -> Result<(), Failure> {
         Command::Volume(volume) => commands::volume(*volume),
         Command::Bench(command) => Ok(bench::run(&command)?),
         Command::Demo(args) => demo::run(&args),
+        Command::Completions(args) => commands::manual::completions(&args),
+        Command::Man(args) => commands::manual::manual(&args),
     }
 }

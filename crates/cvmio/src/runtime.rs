@@ -4,7 +4,7 @@
 //! device was made), `ublk` (what outlives the daemon of a ublk device), `nbd.sock` (NBD) and `log`.
 
 use std::fs::{self, DirBuilder, File};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -154,6 +154,27 @@ impl Place {
         self.ask_within(request, None)
     }
 
+    /// What the daemon says about its volume; `None` when there is no daemon.
+    ///
+    /// # Errors
+    /// Its own.
+    pub fn status(&self) -> Result<Option<Value>, Failure> {
+        match UnixStream::connect(self.control()) {
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+                Ok(None)
+            }
+            _ => self.ask_soon(&Request::Status).map(Some),
+        }
+    }
+
+    /// The same as [`ask`](Self::ask) for somebody who cannot wait for ever.
+    ///
+    /// # Errors
+    /// The daemon's own, and when it takes too long.
+    pub fn ask_soon(&self, request: &Request) -> Result<Value, Failure> {
+        self.ask_within(request, Some(PATIENCE))
+    }
+
     fn ask_within(&self, request: &Request, patience: Option<Duration>) -> Result<Value, Failure> {
         let name = self.name();
         let mut stream = UnixStream::connect(self.control()).map_err(|error| match error.kind() {
@@ -247,16 +268,21 @@ impl Drop for Claim {
     }
 }
 
-/// The volumes that have a directory, running or not, by name; with what their daemon says.
-pub fn running(runtime: &Path) -> Vec<(String, Result<Value, Failure>)> {
+/// The names of the volumes that have a directory, running or not.
+pub fn names(runtime: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(runtime) else { return Vec::new() };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut names: Vec<String> = names.filter(|name| crate::input::parse_name(name).is_ok()).collect();
     names.sort();
     names
+}
+
+/// The same with what their daemons say.
+pub fn running(runtime: &Path) -> Vec<(String, Result<Value, Failure>)> {
+    names(runtime)
         .into_iter()
         .map(|name| {
-            let status = Place::new(runtime, &name).ask_within(&Request::Status, Some(PATIENCE));
+            let status = Place::new(runtime, &name).ask_soon(&Request::Status);
             (name, status)
         })
         .collect()

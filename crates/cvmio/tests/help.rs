@@ -16,6 +16,7 @@ fn help_texts() {
         "volume detach",
         "volume list",
         "volume status",
+        "volume top",
         "volume commit",
         "volume scrub",
         "volume check",
@@ -28,6 +29,12 @@ fn help_texts() {
         "volume header backup",
         "volume header restore",
         "volume reanchor",
+        "volume prepare",
+        "volume activate",
+        "volume deactivate",
+        "volume units",
+        "completions",
+        "man",
     ] {
         let text = desk.done(&format!("{command} --help"));
         // What takes arguments shows how.

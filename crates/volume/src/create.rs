@@ -1,5 +1,7 @@
 //! Creating a volume: header, key slots, policy, anchor, first superblock, in an order that a crash may cut anywhere.
 
+mod first_use;
+
 use std::sync::Arc;
 
 use anchor::{Stamp, State};
@@ -23,6 +25,8 @@ use crate::mutation::{Mutation, mutated};
 use crate::open_header::suite_of;
 use crate::policy::Policy;
 use crate::superblock_io::seal_superblock;
+
+pub use first_use::create_by_policy;
 
 /// What to create.
 #[derive(Debug, Clone)]
@@ -89,13 +93,16 @@ pub fn create(
 ) -> Result<Driven<Result<Policy>>> {
     let store = Arc::clone(&environment.store);
     Driven::new(store.as_ref(), 16, move |io| {
-        async move { Creating { environment, options, io }.run(credential, save).await }.boxed_local()
+        let creating = Creating { environment, options, known: None, io };
+        async move { creating.run(credential, save).await }.boxed_local()
     })
 }
 
 struct Creating {
     environment: Environment,
     options: CreateOptions,
+    /// The volume's id, where a policy has named it before there was a volume.
+    known: Option<[u8; 16]>,
     io: Io,
 }
 
@@ -108,7 +115,10 @@ impl Creating {
         self.check_anchor().await?;
         let random = self.environment.random.as_ref();
         let mut volume = [0; 16];
-        random.fill(&mut volume);
+        match self.known {
+            Some(known) => volume = known,
+            None => random.fill(&mut volume),
+        }
         let header = Header {
             generation: 1,
             volume,
@@ -149,6 +159,7 @@ impl Creating {
         let found = match Probe::of(&start) {
             Probe::Blank => return Ok(()),
             _ if self.options.force => return Ok(()),
+            Probe::Volume if self.known.is_some_and(|id| first_use::was_cut(&start, &id)) => return Ok(()),
             Probe::Volume => "a cvmio volume".to_string(),
             Probe::Foreign(kind) => kind.to_string(),
         };
@@ -173,6 +184,9 @@ impl Creating {
             None => Ok(()),
             Some(anchor) => match anchor.read().await? {
                 None => Ok(()),
+                Some(_) if self.known.is_some() => {
+                    Err(first_use::rolled_back(&self.environment.store.name(), &anchor.address()))
+                }
                 Some(_) => Err(Error::new(
                     Kind::Anchor,
                     format!("the anchor {} belongs to a volume already; name a new one", anchor.address()),

@@ -47,7 +47,7 @@ pub use crate::core::{Clock, Environment};
 pub use allocation::Extent;
 pub use attach::{AttachOptions, Reading, Window, attach, attach_read_only};
 pub use check::{CheckProgress, CheckReport};
-pub use create::{CreateOptions, SavePolicy, create};
+pub use create::{CreateOptions, SavePolicy, create, create_by_policy};
 pub use error::{Error, Kind, Result};
 pub use header_backup::{BackedUp, HeaderInfo, Restored, backup_header, restore_header};
 pub use io::Driven;

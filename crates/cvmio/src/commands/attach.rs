@@ -79,6 +79,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
         },
         interval: args.interval,
         buffered: args.buffered,
+        metrics: args.metrics.clone(),
         tamper: tamper::Orders {
             on: args.on_tamper,
             hook: args.tamper_hook.as_deref().map(hook).transpose()?,
@@ -162,7 +163,7 @@ fn report(args: &Attach, ready: &Ready) -> Result<(), Failure> {
 }
 
 /// Starts the daemon and waits for its word.
-fn start(order: &Order, credential: &Credential) -> Result<Ready, Failure> {
+pub fn start(order: &Order, credential: &Credential) -> Result<Ready, Failure> {
     let fail = |error: std::io::Error| Failure::io(format!("the daemon cannot be started: {error}"));
     let place = Place::new(&order.runtime, &order.name);
     place.make()?;

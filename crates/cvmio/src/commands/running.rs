@@ -22,14 +22,8 @@ fn done(args: &Named, what: &str) -> Result<(), Failure> {
 
 pub fn detach(args: &Named) -> Result<(), Failure> {
     let place = Place::new(&runtime::directory(&args.runtime)?, &args.name);
-    if let Some(claim) = place.claim_left() {
-        return match clear_left(&claim) {
-            Ok(()) => done(args, "cleared away what a killed daemon left of"),
-            Err(failure) => {
-                claim.keep();
-                Err(failure)
-            }
-        };
+    if clear_left(&place)? {
+        return done(args, "cleared away what a killed daemon left of");
     }
     let spinner = output::spinner(format!("detaching {}", args.name));
     place.ask(&Request::Detach)?;
@@ -37,14 +31,27 @@ pub fn detach(args: &Named) -> Result<(), Failure> {
     done(args, "detached")
 }
 
-/// The devices of a daemon that was killed, with which nobody has gone on.
-fn clear_left(claim: &Claim) -> Result<(), Failure> {
-    daemon::clear_left(claim)?;
-    let ublk = claim.place().ublk();
-    if ublk.exists() {
-        export::ublk::remove_left(&ublk)?;
+/// Clears away what a daemon of this name left that was killed, and with which nobody has gone on. Says whether there was one.
+///
+/// # Errors
+/// When a device is still in use; it stays, then.
+pub fn clear_left(place: &Place) -> Result<bool, Failure> {
+    let Some(claim) = place.claim_left() else { return Ok(false) };
+    let clear = |claim: &Claim| -> Result<(), Failure> {
+        daemon::clear_left(claim)?;
+        let ublk = claim.place().ublk();
+        if ublk.exists() {
+            export::ublk::remove_left(&ublk)?;
+        }
+        Ok(())
+    };
+    match clear(&claim) {
+        Ok(()) => Ok(true),
+        Err(failure) => {
+            claim.keep();
+            Err(failure)
+        }
     }
-    Ok(())
 }
 
 pub fn commit(args: &Named) -> Result<(), Failure> {

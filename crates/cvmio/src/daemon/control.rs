@@ -16,6 +16,8 @@ use crate::failure::Failure;
 pub enum Request {
     /// How the volume is doing.
     Status,
+    /// How long its requests took.
+    Times,
     /// Make everything durable and fresh.
     Commit,
     /// Read and verify everything.

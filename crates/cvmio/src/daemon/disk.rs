@@ -15,6 +15,7 @@ use store::BLOCK_SIZE;
 use volume::format::protections::Freshness;
 use volume::{Clock, Completion, Queue, Volume};
 
+use super::events::{self, Sign};
 use super::latency::{Kind, Latency};
 use super::pool::Pool;
 use super::tamper::Tamper;
@@ -324,9 +325,10 @@ impl Server {
     }
 
     fn complain(&self, kind: Kind, error: &volume::Error) {
+        Sign::of(error.kind()).iter().for_each(|tamper| events::note(*tamper, 1));
         match self.lane.failed.fetch_add(1, Ordering::Relaxed) {
-            before if before < COMPLAINTS => super::log(&format!("{} failed: {error}", kind.name())),
-            COMPLAINTS => super::log("more requests fail; see the count in the status"),
+            before if before < COMPLAINTS => events::request_failed(kind.name(), error),
+            COMPLAINTS => events::tell("more requests fail; see the count in the status"),
             _ => {}
         }
     }

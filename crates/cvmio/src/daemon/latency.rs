@@ -1,13 +1,14 @@
 //! How long requests take, counted by the thread that serves them.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The kinds of requests that are told apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     Read,
@@ -58,7 +59,7 @@ pub struct Percentiles {
 const LONGEST: u64 = 60_000_000_000;
 
 /// The times of one thread.
-pub struct Latency(Mutex<[Histogram<u64>; 6]>);
+pub struct Latency(Mutex<[Histogram<u64>; Kind::ALL.len()]>);
 
 impl Latency {
     /// Nothing counted yet.
@@ -80,6 +81,24 @@ impl Latency {
 
     /// The same over several threads.
     pub fn merged<'a>(threads: impl IntoIterator<Item = &'a Self>) -> Vec<Percentiles> {
+        let sum = Self::sum(threads);
+        let all = Kind::ALL.into_iter().zip(&sum);
+        all.filter(|(_, histogram)| !histogram.is_empty()).map(percentiles).collect()
+    }
+
+    /// All times of all kinds, over several threads.
+    pub fn times<'a>(threads: impl IntoIterator<Item = &'a Self>) -> Vec<Times> {
+        let sum = Self::sum(threads);
+        let all = Kind::ALL.into_iter().zip(&sum);
+        all.map(|(kind, histogram)| {
+            let steps = histogram.iter_recorded();
+            let counts = steps.map(|step| (step.value_iterated_to(), step.count_since_last_iteration()));
+            Times { kind, counts: counts.collect() }
+        })
+        .collect()
+    }
+
+    fn sum<'a>(threads: impl IntoIterator<Item = &'a Self>) -> [Histogram<u64>; Kind::ALL.len()] {
         let sum = Self::new();
         let mut sum = sum.0.into_inner().unwrap_or_else(PoisonError::into_inner);
         for thread in threads {
@@ -89,12 +108,7 @@ impl Latency {
                 let _ = to.add(from);
             }
         }
-        Kind::ALL
-            .into_iter()
-            .zip(&sum)
-            .filter(|(_, histogram)| !histogram.is_empty())
-            .map(percentiles)
-            .collect()
+        sum
     }
 }
 
@@ -109,9 +123,62 @@ fn percentiles((kind, histogram): (Kind, &Histogram<u64>)) -> Percentiles {
     }
 }
 
+/// How many requests of one kind took how long.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Times {
+    /// Which kind.
+    pub kind: Kind,
+    /// (nanoseconds, within a hundredth; how many requests), rising.
+    pub counts: Vec<(u64, u64)>,
+}
+
+impl Times {
+    /// How many requests.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().fold(0, |sum, (_, count)| sum.saturating_add(*count))
+    }
+
+    /// What came after `earlier`, which is of the same kind and the same daemon.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let before: BTreeMap<u64, u64> = earlier.counts.iter().copied().collect();
+        let new = |&(time, count): &(u64, u64)| {
+            let count = count.saturating_sub(before.get(&time).copied().unwrap_or(0));
+            (count > 0).then_some((time, count))
+        };
+        Self { kind: self.kind, counts: self.counts.iter().filter_map(new).collect() }
+    }
+
+    /// The time in which `part` of `whole` requests were done; `None` without any.
+    pub fn quantile(&self, part: u64, whole: u64) -> Option<Duration> {
+        let wanted = u128::from(self.count()) * u128::from(part);
+        let mut below = 0;
+        let found = self.counts.iter().find(|(_, count)| {
+            below += u128::from(*count) * u128::from(whole);
+            below >= wanted
+        });
+        found.map(|(time, _)| Duration::from_nanos(*time))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_of_an_interval_are_those_that_were_added() {
+        let latency = Latency::new();
+        (0..100).for_each(|_| latency.record(Kind::Read, Duration::from_micros(10)));
+        let earlier = Latency::times([&latency]).swap_remove(0);
+        (1..=100).for_each(|millis| latency.record(Kind::Read, Duration::from_millis(millis)));
+        let now = Latency::times([&latency]).swap_remove(0);
+        assert_eq!((earlier.count(), now.count()), (100, 200));
+        let new = now.since(&earlier);
+        assert_eq!((new.kind, new.count()), (Kind::Read, 100));
+        let near = |time: Option<Duration>, wanted: u128| time.unwrap().as_millis().abs_diff(wanted) <= 1;
+        assert!(near(new.quantile(50, 100), 50) && near(new.quantile(99, 100), 99), "{new:?}");
+        assert_eq!(now.since(&now).quantile(1, 2), None);
+    }
 
     #[test]
     fn percentiles_are_of_all_threads() {

@@ -9,11 +9,11 @@ use std::time::Duration;
 use volume::{Clock, Kind, Volume};
 
 use super::disk::{Disk, Threads};
-use super::latency::Latency;
+use super::latency::{Latency, Times};
 use super::scrub::Scrub;
 use super::status::Report;
 use super::tamper::Tamper;
-use super::{Event, Ready, by_errno};
+use super::{Event, Ready, by_errno, events};
 use crate::commands::check;
 use crate::failure::Failure;
 use crate::system::SystemClock;
@@ -32,6 +32,8 @@ pub struct Service {
     tamper: Arc<Tamper>,
     /// The last one, under way or ended.
     scrub: Mutex<Option<Scrub>>,
+    /// Whether somebody knows that the volume is there, and nobody has put it away yet.
+    settled: AtomicBool,
     threads: Mutex<Option<Running>>,
 }
 
@@ -70,9 +72,9 @@ impl Service {
             Ok((disk, queues)) => {
                 let threads = Mutex::new(Some(Running { queues, upkeep }));
                 let size = export::Device::size(&disk);
-                let volume = Mutex::new(Some(volume));
-                let scrub = Mutex::new(None);
-                Ok(Self { volume, size, disk, clock, stopping, tamper, scrub, threads })
+                let (volume, scrub) = (Mutex::new(Some(volume)), Mutex::new(None));
+                let settled = AtomicBool::new(false);
+                Ok(Self { volume, size, disk, clock, stopping, tamper, scrub, settled, threads })
             }
             Err(failure) => {
                 stopping.store(true, Ordering::SeqCst);
@@ -91,6 +93,11 @@ impl Service {
     /// Bytes of the device.
     pub fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Notes whether the volume stays, or is on its way out.
+    pub fn settle(&self, settled: bool) {
+        self.settled.store(settled, Ordering::SeqCst);
     }
 
     /// Makes everything that was written durable and fresh.
@@ -119,6 +126,7 @@ impl Service {
     pub fn check(&self) -> Result<check::Report, Failure> {
         let report = check::check(&self.volume()?, &indicatif::ProgressBar::hidden())?;
         if report.damaged_blocks > 0 {
+            events::damage_found(report.damaged_blocks, report.damaged.first().map(|(block, _)| *block));
             let message = format!("{} blocks are not what was written there", report.damaged_blocks);
             self.tamper.note("check", &volume::Error::new(Kind::Corrupt, message));
         }
@@ -170,6 +178,7 @@ impl Service {
             seconds: self.clock.now().as_secs(),
             shown: ready.shown.clone(),
             warnings: ready.warnings.clone(),
+            leaving: !self.settled.load(Ordering::SeqCst),
             failed_requests: self.disk.failed(),
             tamper: self.tamper.standing(),
             scrub: self.scrub.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Scrub::standing),
@@ -177,6 +186,11 @@ impl Service {
             latency: Latency::merged(self.disk.latencies()),
             queues: self.disk.latencies().map(Latency::percentiles).collect(),
         })
+    }
+
+    /// How long requests took.
+    pub fn times(&self) -> Vec<Times> {
+        Latency::times(self.disk.latencies())
     }
 
     /// Lets requests in flight end, makes the last checkpoint, releases the anchor.

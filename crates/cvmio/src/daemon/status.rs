@@ -27,6 +27,8 @@ pub struct Report {
     pub shown: Shown,
     /// What was warned about at the start.
     pub warnings: Vec<String>,
+    /// It is being put away, or not announced yet: nobody should begin to use it.
+    pub leaving: bool,
     /// Requests that ended with an error.
     pub failed_requests: u64,
     /// How often the host was caught, or another session was noticed.
@@ -219,7 +221,7 @@ fn memory(status: &Status) -> String {
 }
 
 /// A time in its own unit, with three digits.
-fn duration(time: Duration) -> String {
+pub fn duration(time: Duration) -> String {
     let seconds = time.as_secs();
     match time.as_nanos() {
         0..1000 => format!("{} ns", time.as_nanos()),

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use volume::Kind;
 
-use super::log;
+use super::events;
 use crate::failure::Failure;
 
 /// What the device does after the first block that is not what was written, or after another session has claimed the volume.
@@ -158,8 +158,10 @@ impl Tamper {
         if !self.tripped.swap(true, Ordering::Relaxed) {
             match self.on {
                 OnTamper::Continue => {}
-                OnTamper::ReadOnly => log("this volume takes no more writes (--on-tamper read-only)"),
-                OnTamper::Stop => log("this volume answers no more requests (--on-tamper stop)"),
+                OnTamper::ReadOnly => {
+                    events::tell("this volume takes no more writes (--on-tamper read-only)")
+                }
+                OnTamper::Stop => events::tell("this volume answers no more requests (--on-tamper stop)"),
             }
         }
         let hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
@@ -202,7 +204,7 @@ impl Hook {
             let begun = Instant::now();
             note.count += self.missed.swap(0, Ordering::Relaxed);
             if let Err(error) = self.tell(&note) {
-                log(&format!("the tamper hook {} cannot be run: {error}", self.program.display()));
+                events::tell(&format!("the tamper hook {} cannot be run: {error}", self.program.display()));
             }
             // After the last note there is no pause.
             while let Ok(more) = notes.recv_timeout(self.pause.saturating_sub(begun.elapsed())) {
@@ -231,7 +233,10 @@ impl Hook {
         let begun = Instant::now();
         while child.try_wait()?.is_none() {
             if begun.elapsed() >= PATIENCE {
-                log(&format!("the tamper hook {} does not end, and is ended", self.program.display()));
+                events::tell(&format!(
+                    "the tamper hook {} does not end, and is ended",
+                    self.program.display()
+                ));
                 child.kill()?;
                 child.wait()?;
                 break;

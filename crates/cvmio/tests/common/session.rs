@@ -28,7 +28,13 @@ impl Session {
     /// # Panics
     /// If the volume cannot be attached.
     pub fn attach(desk: &Rc<Desk>, use_loop: bool) -> Self {
-        let ready: Value = serde_json::from_str(&desk.done(&attach(use_loop))).unwrap();
+        Self::attach_with(desk, if use_loop { "--loop" } else { "" })
+    }
+
+    /// # Panics
+    /// If the volume cannot be attached.
+    pub fn attach_with(desk: &Rc<Desk>, more: &str) -> Self {
+        let ready: Value = serde_json::from_str(&desk.done(&format!("{ATTACH} {more}"))).unwrap();
         let process = u32::try_from(ready["process"].as_u64().unwrap()).unwrap();
         let file = desk.path("run/disk/disk");
         let device = ready["loop-device"].as_str().map(PathBuf::from);

@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::disk::Disk;
-use super::{holders, log};
+use super::{events, holders};
 use crate::failure::Failure;
 use crate::runtime::{Claim, Place};
 
@@ -80,10 +80,10 @@ pub trait Front {
         let mut waited = Duration::ZERO;
         while let Err(failure) = self.hide() {
             if waited.is_zero() {
-                log(&format!("{failure}; waiting {} s for that", grace.as_secs()));
+                events::tell(&format!("{failure}; waiting {} s for that", grace.as_secs()));
             }
             if waited >= grace {
-                log("the device is taken away from those who use it");
+                events::tell("the device is taken away from those who use it");
                 return;
             }
             std::thread::sleep(PAUSE);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use export::ublk::{Options, Recovery, Ublk};
 
-use super::{Disk, Front, Shown, holders, in_use, log};
+use super::{Disk, Front, Shown, events, holders, in_use};
 use crate::failure::Failure;
 use crate::runtime::{Claim, Place};
 
@@ -21,12 +21,12 @@ pub fn show(queues: u8, owner: [u8; 16], claim: &Claim, disk: Disk) -> Result<Ub
     let recovery = if disk.keeps_what_is_flushed() {
         in_memory(claim.place()).then(|| Recovery { path: claim.place().ublk(), owner })
     } else {
-        log("with freshness transaction, the device does not outlive its daemon");
+        events::tell("with freshness transaction, the device does not outlive its daemon");
         None
     };
     let shown = Ublk::show(Arc::new(disk), &Options { queues: queues.into(), depth: DEPTH, recovery })?;
     if shown.recovered() {
-        log(&format!("{} goes on: its daemon had been killed", shown.path().display()));
+        events::tell(&format!("{} goes on: its daemon had been killed", shown.path().display()));
     }
     claim.link(shown.path())?;
     Ok(shown)
@@ -36,7 +36,9 @@ pub fn show(queues: u8, owner: [u8; 16], claim: &Claim, disk: Disk) -> Result<Ub
 fn in_memory(place: &Place) -> bool {
     let found = export::ublk::is_in_memory(&place.ublk());
     if !found {
-        log("the runtime directory is not in memory (tmpfs), so the device does not outlive its daemon");
+        events::tell(
+            "the runtime directory is not in memory (tmpfs), so the device does not outlive its daemon",
+        );
     }
     found
 }

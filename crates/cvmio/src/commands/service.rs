@@ -1,0 +1,157 @@
+//! `cvmio volume prepare`, `activate` and `deactivate`.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use anchor::{Address, FileAnchor};
+use seal::Random;
+use serde::Serialize;
+use store::BLOCK_SIZE;
+use volume::policy::{Policy, VERSION};
+
+use crate::cli::service::{Activate, Deactivate, Prepare, TAB, Units};
+use crate::failure::Failure;
+use crate::service::tab::{self, Line};
+use crate::service::{self, MAX_CONFIG, Target};
+use crate::{input, output, runtime};
+
+pub fn prepare(args: &Prepare) -> Result<(), Failure> {
+    let block = BLOCK_SIZE as u64;
+    if !args.size.is_multiple_of(block) {
+        return Err(Failure::usage(format!(
+            "a size of {} bytes is no whole number of blocks of {block} bytes; choose a multiple",
+            args.size
+        )));
+    }
+    let mut id = [0; 16];
+    seal::SystemRandom.fill(&mut id);
+    let policy = Policy {
+        version: VERSION,
+        volume: id,
+        suite: args.suite,
+        confidentiality: !args.no_confidentiality,
+        integrity: true,
+        freshness: args.freshness,
+        size: args.size,
+        anchor: Some(args.anchor.clone()),
+        format_if_blank: true,
+    };
+    if args.freshness == volume::format::protections::Freshness::Off {
+        return Err(Failure::usage(
+            "without freshness nothing can tell a first use from a store that was blanked; create the volume by hand",
+        ));
+    }
+    policy.to_toml()?;
+    let address: Address = args.anchor.parse()?;
+    if args.policy.exists() {
+        return Err(Failure::usage(format!(
+            "there is a policy at {} already; name another file",
+            args.policy.display()
+        )));
+    }
+    let made = match &address {
+        Address::File(path) => FileAnchor::create(path).map(|_| Some(path))?,
+        // Others are made by who runs them.
+        _ => anchor::open_address(&args.anchor).map(|_| None)?,
+    };
+    let saved = input::save_policy(&args.policy, &policy, false);
+    saved.inspect_err(|_| made.iter().for_each(|path| drop(std::fs::remove_file(path))))?;
+    if args.json {
+        return output::print_json(&serde_json::json!({ "policy": args.policy, "volume": policy }));
+    }
+    output::print(&format!(
+        "prepared a volume of {}; `cvmio volume activate` makes it on first use\n  policy  {}\n  anchor  {}\n\
+         Keep these where the host of the store cannot change them: they are what the volume is checked against.",
+        output::bytes(policy.size),
+        args.policy.display(),
+        args.anchor
+    ));
+    Ok(())
+}
+
+pub fn activate(args: &Activate) -> Result<(), Failure> {
+    let runtime = runtime::directory(&args.runtime)?;
+    let which = &args.which;
+    if which.all {
+        let lines = tab::read(&which.tab)?;
+        return each(lines.iter().filter(|line| !line.noauto), |line| {
+            service::activate(&line.target, &runtime)
+        });
+    }
+    let target = match (&which.name, &which.config) {
+        (Some(name), _) => tab::find(&which.tab, name)?,
+        (None, Some(path)) => read_config(path)?,
+        (None, None) => return Err(Failure::internal("nothing was named")),
+    };
+    output::print_json(&service::activate(&target, &runtime)?)
+}
+
+pub fn deactivate(args: &Deactivate) -> Result<(), Failure> {
+    let runtime = runtime::directory(&args.runtime)?;
+    let which = &args.which;
+    if which.all {
+        // The last one first: it may lie on another.
+        let lines = tab::read(&which.tab)?;
+        return each(lines.iter().rev(), |line| service::deactivate(&line.target.name, &runtime));
+    }
+    let name = match (&which.name, &which.config) {
+        (Some(name), _) => name.clone(),
+        (None, Some(path)) => read_config(path)?.name,
+        (None, None) => return Err(Failure::internal("nothing was named")),
+    };
+    output::print_json(&service::deactivate(&name, &runtime)?)
+}
+
+pub fn units(args: &Units) -> Result<(), Failure> {
+    service::units::write(&tab::read(&args.tab)?, &args.tab, &args.directory)
+}
+
+/// What systemd calls at boot, with three directories of which the first is for us. Without a table there is nothing to do.
+pub fn generate(mut directories: impl Iterator<Item = OsString>) -> Result<(), Failure> {
+    let directory = directories.next().ok_or_else(|| {
+        Failure::usage("cvmio-generator is started by systemd; to see its work: cvmio volume units DIR")
+    })?;
+    let tab = Path::new(TAB);
+    if !tab.exists() {
+        return Ok(());
+    }
+    service::units::write(&tab::read(tab)?, tab, Path::new(&directory))
+}
+
+/// One that fails keeps no other from its turn; the first failure is the command's.
+fn each<'a, T: Serialize>(
+    lines: impl Iterator<Item = &'a Line>,
+    act: impl Fn(&Line) -> Result<T, Failure>,
+) -> Result<(), Failure> {
+    let mut done = Vec::new();
+    let mut failed = None;
+    for line in lines {
+        match act(line) {
+            Ok(result) => done.push(result),
+            Err(failure) => {
+                output::warning(&format!("{}: {failure}", line.target.name));
+                failed.get_or_insert(failure);
+            }
+        }
+    }
+    output::print_json(&done)?;
+    failed.map_or(Ok(()), Err)
+}
+
+fn read_config(path: &Path) -> Result<Target, Failure> {
+    let fail = |error: std::io::Error| {
+        Failure::usage(format!("the configuration {} cannot be read: {error}", path.display()))
+    };
+    let source: Box<dyn Read> = match path == Path::new("-") {
+        true => Box::new(std::io::stdin()),
+        false => Box::new(File::open(path).map_err(fail)?),
+    };
+    let mut text = String::new();
+    source.take(MAX_CONFIG + 1).read_to_string(&mut text).map_err(fail)?;
+    if text.len() as u64 > MAX_CONFIG {
+        return Err(Failure::usage(format!("the configuration is longer than {MAX_CONFIG} bytes")));
+    }
+    Target::parse(&text)
+}

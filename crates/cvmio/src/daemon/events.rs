@@ -1,0 +1,190 @@
+//! What the daemon tells whoever watches it: to the journal when systemd started it, and in a line on standard error.
+//!
+//! Signs of tampering have a message id of their own in the journal (`journalctl MESSAGE_ID=...`), which never changes.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use log::{Level, Record};
+use systemd_journal_logger::{JournalLog, connected_to_journal};
+
+use crate::failure::Failure;
+use crate::output;
+
+/// What a host, or somebody else with the volume, has done to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sign {
+    /// Something on the store is not what was written there.
+    Corrupt,
+    /// The store is older than what the anchor vouches for.
+    Stale,
+    /// The store has a history of its own.
+    Forked,
+    /// Another session has claimed the volume.
+    Fenced,
+}
+
+impl Sign {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 4] = [Self::Corrupt, Self::Stale, Self::Forked, Self::Fenced];
+
+    /// What a failure of this kind is a sign of, if of anything.
+    pub fn of(kind: volume::Kind) -> Option<Self> {
+        Self::ALL.into_iter().find(|tamper| tamper.kind() == kind)
+    }
+
+    /// The kind of the volume's failures that it is.
+    pub fn kind(self) -> volume::Kind {
+        match self {
+            Self::Corrupt => volume::Kind::Corrupt,
+            Self::Stale => volume::Kind::Stale,
+            Self::Forked => volume::Kind::Forked,
+            Self::Fenced => volume::Kind::Fenced,
+        }
+    }
+
+    /// As in fields and labels.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Corrupt => "corrupt",
+            Self::Stale => "stale",
+            Self::Forked => "forked",
+            Self::Fenced => "fenced",
+        }
+    }
+
+    /// The journal's message id, for ever the same.
+    pub fn message_id(self) -> &'static str {
+        match self {
+            Self::Corrupt => "725ec10aba1a4a02ba39b808c358131c",
+            Self::Stale => "6d68ac3b75fc44b1992387937ea2538c",
+            Self::Forked => "7e7237c6f7b042d3bd752b4ca57a0e5f",
+            Self::Fenced => "c02053a36b3746469b92a6bf44251ffe",
+        }
+    }
+}
+
+/// Whose events these are, and where they go.
+struct Channel {
+    name: String,
+    volume: String,
+    journal: Option<JournalLog>,
+    on_stderr: bool,
+}
+
+static CHANNEL: OnceLock<Channel> = OnceLock::new();
+static SEEN: [AtomicU64; Sign::ALL.len()] = [const { AtomicU64::new(0) }; Sign::ALL.len()];
+
+impl Channel {
+    fn new(name: &str, volume: [u8; 16]) -> Self {
+        // Set for what systemd started, and inherited by a daemon whose standard error is a file of ours.
+        let under_systemd = std::env::var_os("JOURNAL_STREAM").is_some();
+        let journal = under_systemd.then(JournalLog::empty).and_then(Result::ok);
+        let journal = journal.map(|journal| journal.with_syslog_identifier("cvmio".into()));
+        let on_stderr = journal.is_none() || !connected_to_journal();
+        Self { name: name.into(), volume: hex::encode(volume), journal, on_stderr }
+    }
+}
+
+/// Names the volume whose daemon this process is.
+pub fn begin(name: &str, volume: [u8; 16]) {
+    // A process serves one volume.
+    let _ = CHANNEL.set(Channel::new(name, volume));
+}
+
+/// Tells the journal of a sign of tampering before there is a daemon; standard error hears of it as of every failure.
+pub fn refused(name: &str, volume: [u8; 16], failure: &Failure) {
+    if let Some(tamper) = failure.tamper() {
+        let channel = Channel { on_stderr: false, ..Channel::new(name, volume) };
+        channel.send(Level::Error, &format!("the volume cannot be used: {failure}"), Some(tamper), &[]);
+    }
+}
+
+/// Tells of something that is no sign of tampering.
+pub fn tell(message: &str) {
+    send(Level::Warn, message, None, &[]);
+}
+
+/// Tells of what ended the session, or kept it from beginning.
+pub fn failed(what: &str, failure: &Failure) {
+    let tamper = failure.tamper();
+    tamper.iter().for_each(|tamper| note(*tamper, 1));
+    send(Level::Error, &format!("{what}: {failure}"), tamper, &[]);
+}
+
+/// Tells of a request that failed.
+pub fn request_failed(what: &str, error: &volume::Error) {
+    send(Level::Error, &format!("{what} failed: {error}"), Sign::of(error.kind()), error.blocks());
+}
+
+/// Tells of damage that a check found.
+pub fn damage_found(blocks: u64, first: Option<u64>) {
+    note(Sign::Corrupt, blocks);
+    let message = format!("a check found {blocks} blocks that are not what was written there");
+    send(Level::Error, &message, Some(Sign::Corrupt), first.as_slice());
+}
+
+/// Counts signs of tampering, told of or not.
+pub fn note(tamper: Sign, times: u64) {
+    SEEN[tamper as usize].fetch_add(times, Ordering::Relaxed);
+}
+
+/// How often there was a sign of each kind since this process began.
+pub fn seen() -> [(Sign, u64); Sign::ALL.len()] {
+    Sign::ALL.map(|tamper| (tamper, SEEN[tamper as usize].load(Ordering::Relaxed)))
+}
+
+fn send(level: Level, message: &str, tamper: Option<Sign>, blocks: &[u64]) {
+    match CHANNEL.get() {
+        Some(channel) => channel.send(level, message, tamper, blocks),
+        None => output::warning(message),
+    }
+}
+
+impl Channel {
+    fn send(&self, level: Level, message: &str, tamper: Option<Sign>, blocks: &[u64]) {
+        let mut fields = vec![("CVMIO_NAME", self.name.clone()), ("CVMIO_VOLUME", self.volume.clone())];
+        if let Some(tamper) = tamper {
+            fields.push(("MESSAGE_ID", tamper.message_id().into()));
+            fields.push(("CVMIO_KIND", tamper.name().into()));
+        }
+        fields.extend(blocks.iter().map(|block| ("CVMIO_BLOCK", block.to_string())));
+        if let Some(journal) = &self.journal {
+            let mut record = Record::builder();
+            record.level(level).target("cvmio").key_values(&fields);
+            // Nobody is left to tell that the journal does not listen.
+            let _ = journal.journal_send(&record.args(format_args!("{message}")).build());
+        }
+        if self.on_stderr {
+            output::warning(&line(message, tamper, &fields));
+        }
+    }
+}
+
+/// For people and for grep; the fields only where somebody has to act on them.
+fn line(message: &str, tamper: Option<Sign>, fields: &[(&str, String)]) -> String {
+    if tamper.is_none() {
+        return message.into();
+    }
+    let fields: Vec<String> = fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    format!("{message} [{}]", fields.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_tampering_has_an_id_of_its_own() {
+        let ids: std::collections::BTreeSet<&str> = Sign::ALL.map(Sign::message_id).into();
+        assert_eq!(ids.len(), Sign::ALL.len());
+        assert!(ids.iter().all(|id| id.len() == 32 && id.chars().all(|c| c.is_ascii_hexdigit())));
+    }
+
+    #[test]
+    fn only_signs_of_tampering_carry_their_fields_in_the_line() {
+        let fields = [("CVMIO_NAME", "ledger".to_string()), ("CVMIO_BLOCK", "5".into())];
+        assert_eq!(line("a", None, &fields), "a");
+        assert_eq!(line("a", Some(Sign::Corrupt), &fields), "a [CVMIO_NAME=ledger CVMIO_BLOCK=5]");
+    }
+}

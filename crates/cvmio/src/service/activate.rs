@@ -1,0 +1,259 @@
+//! Bringing a volume up and taking it down, whatever state it is in.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anchor::Anchor;
+use seal::slot::Argon2Params;
+use serde::Serialize;
+use serde_json::Value;
+use volume::format::probe::Probe;
+use volume::policy::Policy;
+
+use super::record::{Record, Turn};
+use super::{Target, filesystem};
+use crate::commands::{attach, running};
+use crate::daemon::control::Request;
+use crate::daemon::front::Show;
+use crate::daemon::{Order, events, tamper};
+use crate::failure::Failure;
+use crate::input::{self, Origin};
+use crate::runtime::Place;
+use crate::{output, system};
+
+/// How long a volume may take to be put away by others.
+const PATIENCE: Duration = Duration::from_secs(60);
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// A volume that is up: the same words whenever they are asked for, until something changes.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Active {
+    name: String,
+    state: &'static str,
+    volume: String,
+    store: PathBuf,
+    size: u64,
+    /// The volume's file.
+    file: PathBuf,
+    /// The block device, where one is wanted.
+    device: Option<PathBuf>,
+    mountpoint: Option<PathBuf>,
+}
+
+/// A volume that is not.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Inactive {
+    name: String,
+    state: &'static str,
+}
+
+/// Brings a volume up, or finds that it is.
+///
+/// # Errors
+/// As of `attach`, `create` by policy, and `mount`. A volume that was not up before is not up then.
+pub fn activate(target: &Target, runtime: &Path) -> Result<Active, Failure> {
+    let turn = Turn::take(runtime, &target.name)?;
+    let place = Place::new(runtime, &target.name);
+    let policy = input::read_policy(&target.policy)?;
+    let found = settled(&place)?;
+    let is_new = found.is_none();
+    let status = match found {
+        Some(status) => status,
+        None => {
+            clear(&turn, &place)?;
+            start(target, &policy, runtime)?;
+            place.ask(&Request::Status)?
+        }
+    };
+    let done = check_same(target, &policy, &status).and_then(|()| show(target, &policy, &status, &turn));
+    if done.is_err() && is_new {
+        // The reason counts; that it cannot be put away would only hide it.
+        let _ = put_away(&place, &turn);
+    }
+    done
+}
+
+/// Takes a volume down, or finds that it is.
+///
+/// # Errors
+/// When it is in use, and then it stays up; when it cannot be put away cleanly.
+pub fn deactivate(name: &str, runtime: &Path) -> Result<Inactive, Failure> {
+    let turn = Turn::take(runtime, name)?;
+    put_away(&Place::new(runtime, name), &turn)?;
+    Ok(Inactive { name: name.into(), state: "inactive" })
+}
+
+fn put_away(place: &Place, turn: &Turn) -> Result<(), Failure> {
+    unmount(turn)?;
+    match settled(place)? {
+        Some(_) => drop(place.ask(&Request::Detach)?),
+        None => clear(turn, place)?,
+    }
+    turn.remember(&Record::default())
+}
+
+/// What the daemon says; one that is just leaving, since it was told to or since whoever started it was killed, is waited for.
+fn settled(place: &Place) -> Result<Option<Value>, Failure> {
+    let begun = Instant::now();
+    loop {
+        let trouble = match place.status() {
+            Ok(Some(status)) if status["report"]["leaving"] == true => {
+                Failure::io("the volume is being put away, and that does not end; see its log")
+            }
+            // It has no volume any more, or ended while it was asked.
+            Err(failure) => failure,
+            found => return found,
+        };
+        if begun.elapsed() > PATIENCE {
+            return Err(trouble);
+        }
+        std::thread::sleep(GLANCE);
+    }
+}
+
+fn unmount(turn: &Turn) -> Result<(), Failure> {
+    let record = turn.record();
+    match (&record.device, &record.mountpoint) {
+        (Some(device), Some(mountpoint)) => filesystem::take_down(device, mountpoint, turn),
+        _ => Ok(()),
+    }
+}
+
+/// Clears away what a daemon left that was killed: the file system on its device, and the device.
+fn clear(turn: &Turn, place: &Place) -> Result<(), Failure> {
+    unmount(turn)?;
+    running::clear_left(place).map(drop)
+}
+
+fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure> {
+    system::protect()?;
+    let credential = input::load(&target.credential(), Origin::Known)?;
+    first_use(target, policy)?;
+    let order = Order {
+        name: target.name.clone(),
+        runtime: runtime.into(),
+        store: target.store.clone(),
+        policy: policy.clone(),
+        memory: target.memory,
+        queues: target.queues,
+        show: Show::Fuse { use_loop: target.needs_loop(), mount: None },
+        reading: None,
+        tamper: tamper::Orders::default(),
+        interval: target.interval,
+        buffered: target.buffered,
+        metrics: target.metrics.clone(),
+    };
+    order.show.check(&Place::new(runtime, &target.name))?;
+    let ready = attach::start(&order, &credential)?;
+    ready.warnings.iter().for_each(|warning| output::warning(warning));
+    Ok(())
+}
+
+/// Makes the volume if there is none and never was one.
+fn first_use(target: &Target, policy: &Policy) -> Result<(), Failure> {
+    let claimed = match system::open_anchor(policy)? {
+        Some(anchor) => is_claimed(anchor.as_ref())?,
+        None => true,
+    };
+    match Probe::of(&filesystem::start_of(&target.store)?) {
+        // Attaching finds out whether it is the right one.
+        Probe::Volume if claimed || !policy.format_if_blank => return Ok(()),
+        Probe::Foreign(kind) => {
+            return Err(Failure::usage(format!(
+                "{} holds {kind}, and no volume; nothing was written. Attach the right store, or wipe this one by hand if nobody needs it",
+                target.store.display()
+            )));
+        }
+        Probe::Blank | Probe::Volume => {}
+    }
+    let credential = input::load(&target.credential(), Origin::Known)?;
+    let store = system::open_store(&target.store, target.buffered)?;
+    let reserve = (target.provision == volume::format::protections::Provision::Full).then(|| store.clone());
+    let environment = system::environment(store, system::open_anchor(policy)?);
+    let argon2 = Argon2Params::default();
+    let job = volume::create_by_policy(environment, policy.clone(), target.provision, credential, argon2)?;
+    job.block()
+        .map_err(Failure::from)
+        .inspect_err(|failure| events::refused(&target.name, policy.volume, failure))?;
+    // The space is taken when the volume is there: what was refused is left as it was.
+    reserve.map_or(Ok(()), |store| Ok(store.allocate()?))
+}
+
+/// Asked without waiting for anything but the anchor.
+fn is_claimed(anchor: &dyn Anchor) -> Result<bool, Failure> {
+    let mut reading = anchor.read();
+    let waker = std::task::Waker::noop();
+    let mut context = std::task::Context::from_waker(waker);
+    loop {
+        match reading.as_mut().poll(&mut context) {
+            std::task::Poll::Ready(stamp) => return Ok(stamp?.is_some()),
+            std::task::Poll::Pending => std::thread::sleep(std::time::Duration::from_millis(1)),
+        }
+    }
+}
+
+/// A name may be taken by another volume.
+fn check_same(target: &Target, policy: &Policy, status: &Value) -> Result<(), Failure> {
+    let volume = &status["report"]["volume"];
+    if volume["volume"].as_str() != Some(hex::encode(policy.volume).as_str()) {
+        return Err(Failure::usage(format!(
+            "another volume is attached as {}, from {}; detach that first, or choose another name",
+            target.name,
+            volume["store"].as_str().unwrap_or("an unknown store")
+        )));
+    }
+    if let Some(failure) = volume["failure"].as_str() {
+        return Err(Failure::io(format!(
+            "{} is attached, but its session has failed: {failure}. Deactivate it, and activate it again",
+            target.name
+        )));
+    }
+    if target.needs_loop() && status["report"]["loop-device"].is_null() {
+        return Err(Failure::usage(format!(
+            "{} is attached without a block device; detach it, and activate it again",
+            target.name
+        )));
+    }
+    Ok(())
+}
+
+/// Somebody may have changed the configuration of a volume that is up.
+fn check_moved(target: &Target, record: &Record) -> Result<(), Failure> {
+    match (&record.device, &record.mountpoint) {
+        (Some(device), Some(before))
+            if target.mountpoint.as_ref() != Some(before) && filesystem::is_mounted(device, before) =>
+        {
+            Err(Failure::usage(format!(
+                "{} is mounted on {} now; deactivate it, and activate it again to have it elsewhere",
+                target.name,
+                before.display()
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What lies on top of the device; and what there is now.
+fn show(target: &Target, policy: &Policy, status: &Value, turn: &Turn) -> Result<Active, Failure> {
+    let report = &status["report"];
+    let path = |value: &Value| value.as_str().map(PathBuf::from);
+    let device = path(&report["loop-device"]);
+    check_moved(target, &turn.record())?;
+    turn.remember(&Record { device: device.clone(), mountpoint: target.mountpoint.clone() })?;
+    if let (Some(device), Some(fs), Some(mountpoint)) = (&device, target.fs, &target.mountpoint) {
+        let options = target.mount_options.as_deref();
+        filesystem::bring_up(device, fs, mountpoint, options, policy.format_if_blank, turn)?;
+    }
+    Ok(Active {
+        name: target.name.clone(),
+        state: "active",
+        volume: hex::encode(policy.volume),
+        store: target.store.clone(),
+        size: policy.size,
+        file: path(&report["device"]).unwrap_or_default(),
+        device,
+        mountpoint: target.mountpoint.clone(),
+    })
+}

@@ -1,0 +1,323 @@
+//! Volumes as a service: `prepare`, `activate` and `deactivate`, again and again, also after a kill.
+
+mod common;
+
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::Stdio;
+
+use common::machine::{has_ended, quietly, sh, wait_for};
+use common::session::leave_nothing;
+use common::{Desk, Said};
+use serde_json::{Value, json};
+
+/// A prepared volume for a blank store, and its configuration. Whatever happens, nothing stays mounted.
+struct Service {
+    desk: Desk,
+}
+
+impl Service {
+    fn new() -> Self {
+        let service = Self { desk: Desk::new() };
+        let anchor = service.desk.path("anchor").display().to_string();
+        service.desk.done(&format!("volume prepare policy.toml --size 32M --anchor file:{anchor}"));
+        service.blank_store();
+        service.write_config();
+        service
+    }
+
+    fn blank_store(&self) {
+        let file = fs::File::create(self.desk.path("store")).unwrap();
+        file.set_len(64 << 20).unwrap();
+    }
+
+    fn write_config(&self) {
+        let path = |name: &str| self.desk.path(name).display().to_string();
+        let config = json!({
+            "name": "disk", "store": path("store"), "policy": path("policy.toml"), "key-file": path("key"),
+            "fs": "ext4", "mountpoint": path("at"), "mount-options": "noatime", "memory": "64M",
+        });
+        self.desk.write("config.json", config.to_string().as_bytes());
+    }
+
+    fn activate(&self) -> Said {
+        self.desk.run("volume activate --config config.json")
+    }
+
+    /// What is there, and the text of it.
+    fn up(&self) -> (Value, String) {
+        let said = self.activate();
+        assert_eq!(said.code, 0, "{}", said.error);
+        (serde_json::from_str(&said.out).unwrap(), said.out)
+    }
+
+    fn at(&self) -> PathBuf {
+        self.desk.path("at")
+    }
+
+    fn is_mounted(&self) -> bool {
+        fs::read_to_string("/proc/mounts").unwrap().contains(&format!(" {} ", self.at().display()))
+    }
+
+    fn process(&self) -> u32 {
+        let status: Value = serde_json::from_str(&self.desk.done("volume status disk --json")).unwrap();
+        u32::try_from(status["process"].as_u64().unwrap()).unwrap()
+    }
+
+    fn down(&self) -> String {
+        self.desk.done("volume deactivate disk")
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            quietly(&format!("umount -l {}", self.at().display()));
+            if let Some(process) =
+                self.desk.run("volume status disk --json").out.split("\"process\": ").nth(1)
+            {
+                quietly(&format!("kill {}", process.split(',').next().unwrap_or_default()));
+                std::thread::sleep(std::time::Duration::from_secs(3));
+            }
+            leave_nothing(&self.desk);
+        }
+    }
+}
+
+#[test]
+fn activate_says_the_same_again_and_deactivate_too() {
+    skip_without_devices!();
+    let service = Service::new();
+    let (found, text) = service.up();
+    assert_eq!((found["name"].as_str(), found["state"].as_str()), (Some("disk"), Some("active")));
+    assert_eq!(found["size"], 32 << 20);
+    assert!(service.is_mounted());
+    fs::write(service.at().join("note"), "kept").unwrap();
+    assert_eq!(service.up().1, text);
+    // The same by standard input.
+    let mut again = service.desk.command("volume activate --config -");
+    let mut again = again.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    again.stdin.take().unwrap().write_all(&service.desk.read("config.json")).unwrap();
+    let again = again.wait_with_output().unwrap();
+    assert!(again.status.success());
+    assert_eq!(serde_json::from_slice::<Value>(&again.stdout).unwrap()["state"], "active");
+
+    let process = service.process();
+    // In use, it stays.
+    let busy = fs::File::open(service.at().join("note")).unwrap();
+    let refused = service.desk.run("volume deactivate disk");
+    assert_eq!(refused.code, 2, "{}", refused.error);
+    assert!(refused.error.contains("busy"), "{}", refused.error);
+    let config = String::from_utf8(service.desk.read("config.json")).unwrap();
+    service.desk.write("config.json", config.replace("/at\"", "/elsewhere\"").as_bytes());
+    let moved = service.activate();
+    assert_eq!(moved.code, 2, "{}", moved.error);
+    assert!(moved.error.contains("is mounted on [DIR]/at now"), "{}", moved.error);
+    service.desk.write("config.json", config.as_bytes());
+    drop(busy);
+    let down = service.down();
+    assert_eq!(serde_json::from_str::<Value>(&down).unwrap(), json!({ "name": "disk", "state": "inactive" }));
+    wait_for("the daemon's end", || has_ended(process));
+    assert!(!service.is_mounted());
+    assert_eq!(service.down(), down);
+
+    // The second time nothing is made.
+    service.up();
+    assert_eq!(fs::read_to_string(service.at().join("note")).unwrap(), "kept");
+    service.down();
+}
+
+#[test]
+fn after_a_kill_activate_brings_it_up_again() {
+    skip_without_devices!();
+    let service = Service::new();
+    service.up();
+    fs::write(service.at().join("note"), "kept").unwrap();
+    sh(&format!("sync {}", service.at().join("note").display()));
+    let process = service.process();
+    sh(&format!("kill -9 {process}"));
+    wait_for("the daemon's end", || has_ended(process));
+    let (found, text) = service.up();
+    assert_eq!(found["state"], "active");
+    assert_eq!(fs::read_to_string(service.at().join("note")).unwrap(), "kept");
+    assert_eq!(service.up().1, text);
+
+    // And one that is taken down after a kill is down, and clean.
+    let process = service.process();
+    sh(&format!("kill -9 {process}"));
+    wait_for("the daemon's end", || has_ended(process));
+    service.down();
+    assert!(!service.is_mounted());
+    service.up();
+    assert_eq!(fs::read_to_string(service.at().join("note")).unwrap(), "kept");
+    service.down();
+}
+
+/// Whoever is killed leaves programs that go on: nobody else has the turn before they have ended.
+#[test]
+fn an_activation_that_is_killed_at_any_time_is_done_by_the_next() {
+    skip_without_devices!();
+    let service = Service::new();
+    for round in 1..=10 {
+        let mut first = service.desk.command("volume activate --config config.json");
+        let mut first = first.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(25 * round));
+        first.kill().unwrap();
+        first.wait().unwrap();
+        service.up();
+        assert!(service.is_mounted());
+        fs::write(service.at().join("note"), "kept").unwrap();
+        service.down();
+        if round < 5 {
+            // From the beginning.
+            for file in ["policy.toml", "anchor"] {
+                fs::remove_file(service.desk.path(file)).unwrap();
+            }
+            let anchor = service.desk.path("anchor").display().to_string();
+            service.desk.done(&format!("volume prepare policy.toml --size 32M --anchor file:{anchor}"));
+            service.blank_store();
+        }
+    }
+}
+
+#[test]
+fn a_daemon_that_is_leaving_is_waited_for() {
+    skip_without_devices!();
+    let service = Service::new();
+    service.up();
+    fs::write(service.at().join("note"), "kept").unwrap();
+    sh(&format!("sync {}", service.at().join("note").display()));
+    // What is mounted keeps it for ten seconds; nobody may take it for one that stays.
+    let process = service.process();
+    sh(&format!("kill {process}"));
+    wait_for("the daemon to leave", || {
+        service.desk.done("volume status disk --json").contains("\"leaving\": true")
+    });
+    service.up();
+    assert_ne!(service.process(), process);
+    assert!(service.is_mounted());
+    assert_eq!(fs::read_to_string(service.at().join("note")).unwrap(), "kept");
+    service.down();
+}
+
+#[test]
+fn a_name_that_another_volume_has_is_not_touched() {
+    skip_without_devices!();
+    let service = Service::new();
+    service.up();
+    let anchor = service.desk.path("anchor2").display().to_string();
+    service.desk.done(&format!("volume create disk.img --size 16M --key-file key --anchor file:{anchor}"));
+    let other = service.desk.read("disk.img.policy.toml");
+    let policy = service.desk.read("policy.toml");
+    service.desk.write("policy.toml", &other);
+    let refused = service.activate();
+    assert_eq!(refused.code, 2, "{}", refused.error);
+    assert!(refused.error.contains("another volume is attached as disk"), "{}", refused.error);
+    service.desk.write("policy.toml", &policy);
+    assert!(service.is_mounted());
+    service.down();
+}
+
+#[test]
+fn data_that_is_not_ours_is_left_alone() {
+    skip_without_devices!();
+    let service = Service::new();
+    sh(&format!("mkfs.ext4 -q {}", service.desk.path("store").display()));
+    let before = service.desk.read("store");
+    let refused = service.activate();
+    assert_eq!(refused.code, 2, "{}", refused.error);
+    assert!(
+        refused.error.contains("ext4 file system") && refused.error.contains("nothing was written"),
+        "{}",
+        refused.error
+    );
+    assert!(service.desk.read("store") == before);
+
+    // Another volume of ours is not the right one either.
+    let desk = &service.desk;
+    fs::remove_file(desk.path("store")).unwrap();
+    let anchor = desk.path("anchor2").display().to_string();
+    desk.done(&format!("volume create store --size 32M --key-file key --anchor file:{anchor}"));
+    let before = desk.read("store");
+    assert_eq!(service.activate().code, 2);
+    assert!(desk.read("store") == before);
+}
+
+#[test]
+fn a_blank_store_under_a_claimed_anchor_is_a_rollback() {
+    skip_without_devices!();
+    let service = Service::new();
+    service.up();
+    service.down();
+    service.blank_store();
+    let before = service.desk.read("store");
+    let refused = service.activate();
+    assert_eq!(refused.code, 5, "{}", refused.error);
+    assert!(refused.error.contains("the store was blanked"), "{}", refused.error);
+    assert!(service.desk.read("store") == before);
+    assert_eq!(service.desk.run("volume status disk").code, 2);
+}
+
+#[test]
+fn without_leave_nothing_is_made() {
+    skip_without_devices!();
+    let service = Service::new();
+    let policy = String::from_utf8(service.desk.read("policy.toml")).unwrap();
+    let strict = policy.replace("format-if-blank = true", "format-if-blank = false");
+    assert_ne!(policy, strict);
+    service.desk.write("policy.toml", strict.as_bytes());
+    let refused = service.activate();
+    assert_eq!(refused.code, 2, "{}", refused.error);
+    assert!(refused.error.contains("does not allow"), "{}", refused.error);
+    // A lost anchor cannot say that there never was a volume.
+    service.desk.write("policy.toml", policy.as_bytes());
+    fs::remove_file(service.desk.path("anchor")).unwrap();
+    assert_eq!(service.activate().code, 8);
+    assert!(service.desk.read("store").iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn prepare_replaces_nothing() {
+    let desk = Desk::new();
+    let anchor = desk.path("anchor").display().to_string();
+    let prepare = |more: &str| {
+        desk.run(&format!("volume prepare policy.toml --size 32M --anchor file:{anchor} {more}"))
+    };
+    assert_eq!(prepare("--freshness off").code, 2);
+    assert_eq!(prepare("--size 1000").code, 2);
+    assert!(!desk.path("anchor").exists());
+    assert_eq!(prepare("").code, 0);
+    let policy = desk.read("policy.toml");
+    assert_eq!(prepare("").code, 2);
+    fs::remove_file(desk.path("policy.toml")).unwrap();
+    assert_eq!(prepare("").code, 8);
+    assert!(!desk.path("policy.toml").exists());
+    assert!(String::from_utf8(policy).unwrap().contains("format-if-blank = true"));
+}
+
+#[test]
+fn the_table_says_what_all_are() {
+    skip_without_devices!();
+    let service = Service::new();
+    let path = |name: &str| service.desk.path(name).display().to_string();
+    let (store, policy, key, at) = (path("store"), path("policy.toml"), path("key"), path("at"));
+    let line = format!("disk {store} {policy} key-file:{key} fs=ext4,mountpoint={at},memory=64M");
+    let table = format!("# a comment\n{line}\nother {store}2 {policy}2 key-file:{key} noauto\n");
+    service.desk.write("tab", table.as_bytes());
+    let all: Value = serde_json::from_str(&service.desk.done("volume activate --all --tab tab")).unwrap();
+    assert_eq!((all.as_array().unwrap().len(), &all[0]["state"]), (1, &json!("active")));
+    let one: Value = serde_json::from_str(&service.desk.done("volume activate disk --tab tab")).unwrap();
+    assert_eq!(one, all[0]);
+    assert_ne!(service.desk.run("volume activate other --tab tab").code, 0);
+    let unknown = service.desk.run("volume activate dsik --tab tab");
+    assert!(unknown.code == 2 && unknown.error.contains("did you mean `disk`?"), "{}", unknown.error);
+    let all: Value = serde_json::from_str(&service.desk.done("volume deactivate --all --tab tab")).unwrap();
+    assert_eq!(
+        all,
+        json!([{ "name": "other", "state": "inactive" }, { "name": "disk", "state": "inactive" }])
+    );
+    service.desk.write("tab", format!("{line},colour\n").as_bytes());
+    let wrong = service.desk.run("volume activate --all --tab tab");
+    assert!(wrong.code == 2 && wrong.error.contains("tab:1:"), "{}", wrong.error);
+}
