@@ -49,10 +49,15 @@ pub(crate) struct Snapshot {
     pub(crate) generation: u64,
     /// What the anchor vouched for when it was made. Of the records behind that, some data may not have reached the disk yet.
     pub(crate) anchored: u64,
-    /// Of the header and key slots that the anchor vouched for.
-    pub(crate) digest: Option<[u8; 32]>,
     /// The owner has taken another state: what of it still counts may be overwritten in this image.
     pub(crate) given_up: bool,
+}
+
+impl Snapshot {
+    /// Whether one of its two pairs of header and key slots is this one. While the keys are changed, they differ.
+    pub(crate) fn has_slots(&self, digest: &[u8; 32]) -> bool {
+        [0, 2].iter().any(|at| seal::sha256(&[self.image.block(*at), self.image.block(at + 1)]) == *digest)
+    }
 }
 
 pub(crate) struct Simulation {

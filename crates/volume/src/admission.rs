@@ -8,15 +8,19 @@
 
 use std::sync::atomic::Ordering;
 
+use futures::FutureExt;
+
+use crate::commit::Want;
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::format::protections::Freshness;
+use crate::io::Io;
 use crate::mutation::{Mutation, mutated};
 
 impl Core {
     /// Waits while there is more in memory than may be, or more under way than the journal can take. So many items are the caller's then,
     /// until they are in the overlay.
-    pub(crate) async fn admit(&self, items: u64) -> Result<Promise<'_>> {
+    pub(crate) async fn admit(&self, io: &Io, items: u64) -> Result<Promise<'_>> {
         let most = self.largest_request();
         if items > most {
             return Err(Error::new(
@@ -39,6 +43,11 @@ impl Core {
                 break promise;
             }
             self.work.notify(usize::MAX);
+            if self.journal_is_owed() {
+                // The maintenance job would commit, but not before the checkpoint ends that it may be in the middle of.
+                self.commit(io, Want { data: true, ..Want::default() }).boxed_local().await?;
+                continue;
+            }
             if self.journal_room() < self.largest_request() {
                 // No commit makes room there, and of its own accord nobody may come and see.
                 self.want_checkpoint();
@@ -78,8 +87,13 @@ impl Core {
         let most = if journalled { self.limits.overlay.min(self.limits.pinned) } else { self.limits.overlay };
         unpublished >= self.limits.overlay
             || unpublished >= self.pace.allowed(most)
-            || (journalled && self.overlay.pending() >= self.limits.pending)
+            || self.journal_is_owed()
             || (journalled && unpublished + self.space.pinned() >= 2 * self.limits.pinned)
+    }
+
+    /// Whether as many changes wait for the journal as may.
+    fn journal_is_owed(&self) -> bool {
+        self.header.freshness != Freshness::Transaction && self.overlay.pending() >= self.limits.pending
     }
 
     /// Tells the maintenance job when it may have something to do.

@@ -176,7 +176,7 @@ impl Core {
         let blocks = buffer.blocks() as u64;
         self.check_range(block, blocks)?;
         let plaintext = private(buffer)?;
-        let promise = self.admit(blocks).await?;
+        let promise = self.admit(io, blocks).await?;
         let places = self.allocate(io, runs, block, blocks).await?;
         let placing = Placing::begin(self);
         let placed = self.place(io, block, plaintext, &places).await;
@@ -301,8 +301,9 @@ impl Core {
             _ => self.geometry.least_map_nodes(self.roots().mapped),
         };
         let twice = (2 * all).saturating_sub(exist);
-        // What is under way may be in the overlay beyond its limit.
-        let most = self.limits.overlay + self.journal_share();
+        // What is under way comes on top of what the overlay holds, whatever its limit.
+        let under_way = self.promised.load(Ordering::SeqCst);
+        let most = self.limits.overlay.max(self.overlay.active()) + under_way;
         let changed = 2 * most * u64::from(self.geometry.map_levels());
         twice.min(changed) + self.limits.salt_reserve
     }
@@ -337,7 +338,7 @@ impl Core {
         if blocks == 0 {
             return Ok(());
         }
-        let _promise = self.admit(items_of_discard(blocks)).await?;
+        let _promise = self.admit(io, items_of_discard(blocks)).await?;
         // Elsewhere a checkpoint gets its blocks back; a transaction keeps all of them to its end.
         if self.header.freshness == Freshness::Transaction && self.space.free() < self.node_reserve() {
             return Err(Error::new(

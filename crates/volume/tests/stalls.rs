@@ -22,8 +22,6 @@ const BLOCKS: u64 = 1 << 20;
 const CHECKPOINTS: usize = 3;
 /// Writes that are under way at a time: enough to be faster than checkpoints.
 const DEPTH: u32 = 8;
-/// A flush for so many writes, as file systems make them: what waits for the journal is committed meanwhile.
-const FLUSH_EVERY: u64 = 2000;
 
 /// Half of the checkpoints may keep no write for longer. A few milliseconds in a release build; this one is hardly optimised, and single
 /// checkpoints fall into a time in which the machine does not give us all of its processors.
@@ -93,18 +91,12 @@ fn write_all(volume: &Volume) -> Vec<Vec<Span>> {
         let block = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % BLOCKS;
         under_way.insert(number, (Instant::now(), queued.so_far()));
         queue.submit(number, Request::Write { block, buffer: filled(1, 3), fua: false });
-        if number % FLUSH_EVERY == 0 {
-            queue.submit(u64::MAX, Request::Flush);
-        }
         queue.poll(&mut ended);
         while ended.is_empty() && under_way.len() >= DEPTH as usize {
             queue.poll(&mut ended);
         }
         for completion in ended.drain(..) {
             completion.result.expect("written");
-            if completion.token == u64::MAX {
-                continue;
-            }
             let (begun, before) = under_way.remove(&completion.token).expect("it was submitted");
             let span = Span { begun, ended: Instant::now(), queued: queued.so_far() - before };
             spans[checkpoints].push(span);
