@@ -159,7 +159,7 @@ impl Attaching {
     async fn run(self, credential: &Credential) -> Result<Volume> {
         let mut attempts = 1;
         loop {
-            match self.attempt(credential, attempts > PATIENCE).await {
+            match self.attempt(credential, attempts).await {
                 // The last move of a predecessor, on its way when we read the stamp: what it vouches for is on the store.
                 Err(error) if error.kind() == Kind::Fenced && attempts < CLAIM_ATTEMPTS => attempts += 1,
                 ended => return ended,
@@ -167,7 +167,7 @@ impl Attaching {
         }
     }
 
-    async fn attempt(&self, credential: &Credential, insist: bool) -> Result<Volume> {
+    async fn attempt(&self, credential: &Credential, attempts: u32) -> Result<Volume> {
         let opened =
             open_header(&self.io, &self.environment, &self.policy, credential, &self.options).await?;
         check_anchored(&self.environment, &opened.header)?;
@@ -178,8 +178,8 @@ impl Attaching {
         let keys = keyring(&header, key)?;
         let superblocks = self.superblocks(&header, &keys).await?;
         let replayed = match self.find(&header, &keys, stamp.as_ref(), superblocks.clone()).await {
-            // A writer went on between our looks at the anchor and at the store.
-            Err(_) if self.read_only && self.has_moved(stamp.as_ref()).await? => {
+            // A writer went on between our looks at the anchor and at the store. It is not overtaken for that: this may be the wrong store.
+            Err(_) if attempts < CLAIM_ATTEMPTS && self.has_moved(stamp.as_ref()).await? => {
                 return Err(anchor::Error::Conflict(None).into());
             }
             found => found?,
@@ -194,7 +194,7 @@ impl Attaching {
         }
         let claims = stamp.as_ref().map_or(replayed.superblock.claims, |stamp| stamp.claims) + 1;
         let claimed = self.claim(&replayed, stamp.clone(), session, claims, &stamp_key).await;
-        if let (Err(error), Some(stamp), true) = (&claimed, &stamp, insist)
+        if let (Err(error), Some(stamp), true) = (&claimed, &stamp, attempts > PATIENCE)
             && error.kind() == Kind::Fenced
         {
             self.overtake(stamp, &stamp_key).await?;

@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::sync::{Arc, Mutex};
+
+use anchor::{Anchor, AnchorFuture, Stamp};
 use common::{Bench, Session, credential, filled, options};
 use futures::FutureExt;
 use volume::format::protections::Freshness;
@@ -306,4 +309,56 @@ fn a_claim_succeeds_against_a_session_that_never_rests() {
     }
     second.write(0, 1, 9).expect("written");
     second.detach().expect("detached");
+}
+
+/// An anchor whose first answer took so long that others have moved it meanwhile.
+struct Late {
+    inner: Arc<dyn Anchor>,
+    first: Mutex<Option<Stamp>>,
+}
+
+impl Anchor for Late {
+    fn read(&self) -> AnchorFuture<'_, Option<Stamp>> {
+        match self.first.lock().expect("no poison").take() {
+            Some(stamp) => Box::pin(std::future::ready(Ok(Some(stamp)))),
+            None => self.inner.read(),
+        }
+    }
+
+    fn advance(&self, expected: Option<&Stamp>, new: &Stamp) -> AnchorFuture<'_, ()> {
+        self.inner.advance(expected, new)
+    }
+
+    fn address(&self) -> String {
+        self.inner.address()
+    }
+}
+
+/// Who attaches looks at the anchor first and at the superblocks later; checkpoints in between make these newer than the stamp.
+#[test]
+fn checkpoints_while_somebody_attaches_are_no_rollback() {
+    let mut bench = Bench::new(options(4096, Shape::TINY), 16384);
+    let policy = bench.create();
+    let mut first = bench.attach(&policy).expect("attached");
+    first.write(7, 1, 7).expect("written");
+    first.flush().expect("flushed");
+    let inner = bench.environment.anchor.clone().expect("an anchor");
+    let before = inner.read().now_or_never().expect("at once").expect("readable");
+    // So many that nothing is left of what that stamp vouched for: neither superblocks nor journal.
+    for block in 8..80 {
+        first.write(block, 1, 8).expect("written");
+        first.checkpoint();
+    }
+    bench.environment.anchor = Some(Arc::new(Late { inner, first: Mutex::new(before) }));
+    let mut second = bench.attach(&policy).expect("the store is what the anchor vouches for");
+    assert!(second.read(7, 1).expect("readable") == common::page(7));
+    assert_eq!(
+        first
+            .flush()
+            .and_then(|()| first.write(7, 1, 9))
+            .and_then(|()| first.flush())
+            .expect_err("fenced")
+            .kind(),
+        volume::Kind::Fenced
+    );
 }
