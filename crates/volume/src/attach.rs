@@ -6,36 +6,26 @@
 //! 2. What is accepted beyond the stamp is flushed before the claim vouches for it.
 //! 3. A session starts in segments, units, superblock slots and bitmap places that its predecessor never writes.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anchor::{Stamp, State};
-use event_listener::Event;
 use futures::FutureExt;
 use seal::slot::{Credential, SlotLimits};
 use seal::{DataMode, MacKey, VolumeKey};
 
-use crate::cache::{Cache, NodeKey};
-use crate::commit::{Commit, advance, sign_stamp};
-use crate::core::{Core, Counters, Environment, Limits};
+use crate::commit::{advance, sign_stamp};
+use crate::core::{Core, Environment};
 use crate::error::{Error, Kind, Result};
-use crate::format::ad::Tree;
-use crate::format::entry::{Entry, entry_at};
 use crate::format::header::Header;
-use crate::format::superblock::{Leg, MAX_LEGS, Superblock};
-use crate::geometry::{Geometry, Shape};
+use crate::format::superblock::Superblock;
+use crate::geometry::Shape;
 use crate::io::{Driven, Io};
-use crate::journal::Journal;
 use crate::keys::Keyring;
 use crate::mutation::{Mutation, mutated};
 use crate::open_header::{Opened, check_anchored, open_header, suite_of};
-use crate::pace::Pace;
 use crate::policy::Policy;
-use crate::readers::Readers;
 use crate::replay::{Replay, Replayed, Standing, standing_error};
-use crate::space::Space;
 use crate::superblock_io::read_superblocks;
 use crate::volume::Volume;
 
@@ -347,112 +337,6 @@ impl Attaching {
         }
         Ok(())
     }
-
-    #[expect(clippy::too_many_arguments, reason = "each is one finding of the attach, used once, here")]
-    fn core(
-        &self,
-        header: Header,
-        keys: Keyring,
-        session: [u8; 16],
-        claims: u64,
-        pair: u8,
-        stamp: Option<Stamp>,
-        stamp_key: MacKey,
-        replayed: &Replayed,
-    ) -> Result<Core> {
-        let geometry = header.geometry;
-        let readers = Arc::new(Readers::default());
-        let used: Vec<u32> = replayed.segments.iter().copied().collect();
-        let mut foreign: Vec<u32> = replayed.foreign_segments.iter().copied().collect();
-        if mutated(Mutation::ForeignSegmentsTaken) {
-            foreign.clear();
-        }
-        let journal = Journal::new(&geometry, replayed.generation, replayed.head, &used, &foreign)?;
-        let (limits, cache) = limits(&geometry, self.options.memory);
-        Ok(Core {
-            random: Arc::clone(&self.environment.random),
-            commit: Commit::new(&geometry, journal, stamp, self.environment.clock.now()),
-            environment: self.environment.clone(),
-            space: Space::new(geometry, Arc::clone(&readers), self.options.memory / VIEWS_SHARE),
-            geometry,
-            header,
-            keys,
-            session,
-            claims,
-            pair,
-            read_only: self.read_only,
-            attached_at: self.environment.clock.now(),
-            shared_buffers: self.io.buffer(1).is_shared(),
-            stamp_key,
-            cache: Cache::new(cache),
-            roots: Mutex::new(replayed.roots),
-            overlay: crate::overlay::Overlay::new(),
-            readers,
-            limits,
-            window: self.options.window,
-            counters: Counters::default(),
-            bitmap_places: Mutex::new(HashMap::new()),
-            new_salts: Mutex::new(Vec::new()),
-            next_epoch: AtomicU64::new(u64::from(replayed.next_epoch)),
-            checkpoint_wanted: AtomicU64::new(0),
-            checkpoint_done: AtomicU64::new(0),
-            checkpointing: AtomicBool::new(false),
-            pace: Pace::default(),
-            promised: AtomicU64::new(0),
-            placing: AtomicU64::new(0),
-            reserving: futures::lock::Mutex::new(()),
-            publish_wanted: AtomicU64::new(0),
-            publish_done: AtomicU64::new(0),
-            unanchored_pins: Mutex::new(Vec::new()),
-            spilled: AtomicBool::new(false),
-            run_age: AtomicU64::new(1),
-            stopping: AtomicBool::new(false),
-            publications: AtomicU64::new(0),
-            work: Event::new(),
-            progress: Event::new(),
-        })
-    }
-
-    /// Makes the first reservations and the session's first superblock.
-    async fn start(&self, mut core: Core, replayed: Replayed) -> Result<Arc<Core>> {
-        let held: Vec<u64> = replayed.overlay.physical_blocks();
-        let mut foreign: Vec<u32> = replayed.foreign_units.iter().copied().collect();
-        if mutated(Mutation::ForeignUnitsTaken) {
-            foreign.clear();
-        }
-        core.overlay = replayed.overlay;
-        *core.new_salts.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner) = replayed.salts;
-        let free = core.count_free(&self.io).await?;
-        core.space.begin(&free, &foreign, &held);
-        core.begin_session_epoch()?;
-        let mut legs: Vec<Leg> = replayed.closed;
-        legs.push(core.commit.leg(&core.geometry));
-        if legs.len() > MAX_LEGS {
-            return Err(Error::new(
-                Kind::Usage,
-                "too many sessions in a row ended before their first checkpoint; report this as a defect",
-            ));
-        }
-        let crowded =
-            legs.len() > MAX_LEGS / 2 || core.commit.free_segments() < core.geometry.segments as usize / 2;
-        if core.commit.began_crowded() {
-            core.space.take_over();
-        }
-        // To tidy up must need no reservation: each has a record, and there may be no room for many.
-        let nodes = if crowded { core.node_reserve() } else { 0 };
-        let want = core.limits.reserve_target.max(nodes);
-        let units = core.space.choose(want, crate::format::superblock::MAX_UNITS / 2);
-        core.load_units(&self.io, &units).await?;
-        core.space.activate(&units);
-        core.publish(&self.io, replayed.generation, replayed.head, legs).await?;
-        // Somebody who claimed the volume before our reservations were there may have chosen the same units.
-        core.confirm_claim().await?;
-        if crowded {
-            // Before anybody is served: sessions that end soon after they began, one after the other, must not use up the journal.
-            core.tidy(&self.io).await?;
-        }
-        Ok(Arc::new(core))
-    }
 }
 
 /// A session's id.
@@ -474,72 +358,4 @@ pub(crate) fn keyring(header: &Header, key: VolumeKey) -> Result<Keyring> {
     let mode = DataMode::new(suite, header.confidentiality, header.integrity)
         .map_err(|error| Error::new(Kind::Policy, error.to_string()))?;
     Ok(Keyring::new(key, suite, mode))
-}
-
-/// Bytes that one change takes in overlay and pending list, with the maps' slack.
-const CHANGE_BYTES: u64 = 224;
-
-/// Of the allowed memory, this fraction may hold views of free space that could be read again.
-const VIEWS_SHARE: u64 = 32;
-
-/// Splits the allowed memory: half for the overlay's two generations and what they keep waiting, half for nodes.
-fn limits(geometry: &Geometry, memory: u64) -> (Limits, u64) {
-    // A quarter of a segment is left for what comes in addition: control items, and requests that were let in together.
-    let segment_items = crate::format::record::items_per_record(geometry.segment_blocks) as u64 * 3 / 4;
-    let pinned = geometry.pinned_limit();
-    let overlay = (memory / 2 / CHANGE_BYTES).clamp(16, 2 * pinned.max(16));
-    let reserve_target = geometry.reserve_target().max(4);
-    let limits = Limits {
-        overlay,
-        pending: segment_items.min(overlay).max(8),
-        pinned,
-        salt_reserve: geometry.salt_reserve().min(8),
-        reserve_low: reserve_target / 2,
-        reserve_target,
-    };
-    (limits, memory / 2)
-}
-
-impl Core {
-    /// Free blocks of each unit, as the bitmap has it.
-    async fn count_free(&self, io: &Io) -> Result<Vec<u32>> {
-        let geometry = &self.geometry;
-        let leaf_bits = 1u64 << geometry.bitmap_bits;
-        let mut free = Vec::with_capacity(geometry.units() as usize);
-        let mut inner: Option<(u64, Option<Arc<crate::cache::Page>>)> = None;
-        for unit in 0..geometry.units() {
-            let range = geometry.unit_range(unit);
-            let blocks = range.end - range.start;
-            let leaf = (range.start - geometry.data_start()) >> geometry.bitmap_bits;
-            let whole = blocks == leaf_bits && geometry.bitmap_levels() > 1;
-            let count = if whole {
-                // A unit that is a whole leaf: its parent's entry has the number.
-                let index = leaf >> geometry.fan_out_bits;
-                if inner.as_ref().is_none_or(|(held, _)| *held != index) {
-                    inner =
-                        Some((index, self.node(io, NodeKey { tree: Tree::Bitmap, level: 1, index }).await?));
-                }
-                let slot = crate::tree::child_slot(leaf, geometry.fan_out_bits);
-                match inner.as_ref().and_then(|(_, page)| page.as_ref()) {
-                    Some(page) => match entry_at(page.as_slice(), slot)? {
-                        Entry::ABSENT => blocks,
-                        entry => u64::from(entry.flags),
-                    },
-                    None => blocks,
-                }
-            } else {
-                let used = self.unit_bits(io, unit).await?;
-                blocks - used.iter().map(|word| u64::from(word.count_ones())).sum::<u64>()
-            };
-            free.push(u32::try_from(count).unwrap_or(u32::MAX));
-        }
-        Ok(free)
-    }
-
-    /// Begins the session's epoch. Its superblock and every record carry the salt, so no item has to.
-    fn begin_session_epoch(&self) -> Result<()> {
-        let (number, salt) = self.draw_epoch()?;
-        self.keys.begin(number, salt);
-        Ok(())
-    }
 }

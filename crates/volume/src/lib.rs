@@ -38,6 +38,7 @@ mod reanchor;
 mod replay;
 mod request;
 mod space;
+mod start;
 mod superblock_io;
 mod survey;
 mod tree;

@@ -7,9 +7,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anchor::{Anchor, MemoryAnchor, Stamp};
+use common::medium::{self, Image};
 use common::{Bench, Session, StillClock, options, page};
 use futures::FutureExt;
-use store::{BLOCK_SIZE, Buffer, Completion, MemoryStore, Operation, Store};
+use store::{BLOCK_SIZE, MemoryStore};
 use volume::format::header::{Header, mac, put_mac};
 use volume::format::protections::{Freshness, SuiteCode};
 use volume::geometry::{Geometry, Shape};
@@ -21,43 +22,16 @@ const STORE: u64 = 5400;
 const ANCHORED: [Freshness; 4] =
     [Freshness::Strict, Freshness::Write, Freshness::Interval, Freshness::Transaction];
 
-/// A whole store, block by block.
-type Image = Vec<Vec<u8>>;
-
-/// Blocks that are read and written at once.
-const PIECE: usize = 256;
-
-fn submit(store: &dyn Store, operation: Operation) -> Completion {
-    let mut queue = store.queue(1).expect("a queue");
-    queue.submit(1, operation);
-    let mut ended = Vec::new();
-    while ended.is_empty() {
-        queue.poll(&mut ended);
-    }
-    ended.remove(0)
-}
-
 fn image(bench: &Bench) -> Image {
-    let store = &*bench.environment.store;
-    let pieces = (0..store.blocks()).step_by(PIECE).flat_map(|block| {
-        let blocks = PIECE.min((store.blocks() - block).try_into().expect("small"));
-        let ended = submit(store, Operation::Read { block, buffer: Buffer::private_zeroed(blocks) });
-        let buffer = ended.buffer.expect("the buffer");
-        buffer.private().expect("private").chunks(BLOCK_SIZE).map(<[u8]>::to_vec).collect::<Vec<_>>()
-    });
-    pieces.collect()
+    medium::image(&*bench.environment.store)
 }
 
 fn put(bench: &Bench, block: u64, bytes: &[u8]) {
-    let mut buffer = Buffer::private_zeroed(bytes.len() / BLOCK_SIZE);
-    buffer.copy_from(0, bytes);
-    submit(&*bench.environment.store, Operation::Write { block, buffer }).result.expect("written");
+    medium::put(&*bench.environment.store, block, bytes);
 }
 
 fn restore(bench: &Bench, image: &Image) {
-    for (block, piece) in (0..).step_by(PIECE).zip(image.chunks(PIECE)) {
-        put(bench, block, &piece.concat());
-    }
+    medium::put_back(&*bench.environment.store, image);
 }
 
 fn at(image: &Image, place: u64) -> &[u8] {
