@@ -10,7 +10,7 @@ use volume::format::backup;
 use volume::{AttachOptions, BackedUp, HeaderInfo, Restored};
 
 use super::offline::{self, Opened};
-use crate::cli::{Header, HeaderBackup, HeaderRestore};
+use crate::cli::header::{Header, HeaderBackup, HeaderRestore};
 use crate::failure::Failure;
 use crate::output;
 

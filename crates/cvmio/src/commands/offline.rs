@@ -7,7 +7,8 @@ use volume::dump::{CopyDump, Dump, Read, SlotDump, SuperblockDump};
 use volume::policy::Policy;
 use volume::{AttachOptions, Environment, KeyChange};
 
-use crate::cli::{self, CredentialArgs, Key, KeyAdd, KeyList, KeyRemove, Offline};
+use crate::cli::header::{Key, KeyAdd, KeyList, KeyRemove};
+use crate::cli::{self, CredentialArgs, Offline};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
 use crate::{output, system};

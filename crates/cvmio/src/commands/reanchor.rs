@@ -11,7 +11,7 @@ use volume::{AttachOptions, Environment, Kind, StateName, Survey, Volume};
 
 use super::check::{self, Report};
 use super::create::new_anchor;
-use crate::cli::Reanchor;
+use crate::cli::header::Reanchor;
 use crate::failure::Failure;
 use crate::input::{self, Origin};
 use crate::{output, system};
