@@ -329,7 +329,8 @@ impl Attaching {
                 // Something else has happened; the next attempt finds out.
                 return Ok(());
             }
-            let next = sign_stamp(key, Stamp { claims: held.claims + 1, ..held.clone() });
+            // By two: the claim that follows must be odd to the session's own (see the superblock's slots).
+            let next = sign_stamp(key, Stamp { claims: held.claims + 2, ..held.clone() });
             match advance(anchor.as_ref(), Some(&held), &next).await {
                 Err(error) if error.kind() == Kind::Fenced => {}
                 ended => return ended,
