@@ -48,6 +48,11 @@ impl Failure {
         Self::new(POLICY, message)
     }
 
+    /// Whether it cannot be done as asked, or not now.
+    pub fn is_usage(&self) -> bool {
+        self.code == USAGE
+    }
+
     /// The exit code.
     pub fn code(&self) -> u8 {
         self.code

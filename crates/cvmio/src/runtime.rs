@@ -129,6 +129,12 @@ impl Place {
         Ok(Claim { place: self.clone(), _lock: file })
     }
 
+    /// Whether some process has the name.
+    pub fn is_taken(&self) -> bool {
+        let lock = File::open(self.0.join("lock"));
+        lock.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_err())
+    }
+
     /// Takes the name for this process if a daemon had it that was killed.
     pub fn claim_left(&self) -> Option<Claim> {
         self.0.join("lock").exists().then(|| self.claim().ok()).flatten()

@@ -4,6 +4,7 @@ mod common;
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use std::process::Stdio;
 
@@ -179,6 +180,23 @@ fn an_activation_that_is_killed_at_any_time_is_done_by_the_next() {
             service.blank_store();
         }
     }
+}
+
+/// An activation that is killed leaves a daemon behind that has the name for a moment, and does not answer yet.
+#[test]
+fn a_daemon_that_has_just_begun_is_waited_for() {
+    skip_without_devices!();
+    let service = Service::new();
+    let place = service.desk.path("run/disk");
+    let lock = place.join("lock").display().to_string();
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(&place).unwrap();
+    let mut other = std::process::Command::new("flock").args([&lock, "sleep", "1.5"]).spawn().unwrap();
+    wait_for("the lock", || place.join("lock").exists());
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    service.up();
+    assert!(other.wait().unwrap().success());
+    service.down();
 }
 
 #[test]

@@ -178,8 +178,9 @@ fn text(args: &Reanchor, survey: &Survey, damage: &Report) -> String {
     for history in &survey.histories {
         let (Some(first), Some(last)) = (history.states.first(), history.states.last()) else { continue };
         lines.push(format!(
-            "store: {} states, {first} to {last} (times are not known), claim {}, session {}",
+            "store: {} {}, {first} to {last} (times are not known), claim {}, session {}",
             history.states.len(),
+            if history.states.len() == 1 { "state" } else { "states" },
             history.claims,
             hex::encode(history.session)
         ));

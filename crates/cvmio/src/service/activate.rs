@@ -63,7 +63,7 @@ pub fn activate(target: &Target, runtime: &Path) -> Result<Active, Failure> {
         Some(status) => status,
         None => {
             clear(&turn, &place)?;
-            start(target, &policy, runtime)?;
+            start_or_again(target, &policy, &place, runtime)?;
             place.ask(&Request::Status)?
         }
     };
@@ -125,6 +125,21 @@ fn unmount(turn: &Turn) -> Result<(), Failure> {
 fn clear(turn: &Turn, place: &Place) -> Result<(), Failure> {
     unmount(turn)?;
     running::clear_left(place).map(drop)
+}
+
+/// Starts the daemon. One that an activation began which was killed may have taken the name meanwhile: it finds that nobody waits for it,
+/// and leaves.
+fn start_or_again(target: &Target, policy: &Policy, place: &Place, runtime: &Path) -> Result<(), Failure> {
+    match start(target, policy, runtime) {
+        Err(failure) if failure.is_usage() => {
+            let begun = Instant::now();
+            while place.is_taken() && begun.elapsed() < PATIENCE {
+                std::thread::sleep(GLANCE);
+            }
+            start(target, policy, runtime)
+        }
+        ended => ended,
+    }
 }
 
 fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure> {
