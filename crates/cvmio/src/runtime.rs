@@ -135,9 +135,10 @@ impl Place {
         lock.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_err())
     }
 
-    /// Takes the name for this process if a daemon had it that was killed.
+    /// Takes the name for this process if a daemon had it that was killed, or could not take its device away.
     pub fn claim_left(&self) -> Option<Claim> {
-        self.0.join("lock").exists().then(|| self.claim().ok()).flatten()
+        let left = self.0.join("lock").exists() || self.noted_loop().exists();
+        left.then(|| self.claim().ok()).flatten()
     }
 
     fn taken(&self) -> Failure {
@@ -261,8 +262,12 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        for file in [self.place.control(), self.place.disk(), self.place.nbd(), self.place.noted_loop()] {
+        for file in [self.place.control(), self.place.disk(), self.place.nbd()] {
             let _ = fs::remove_file(file);
+        }
+        // One that was still mounted when the daemon had to go is left to who comes next.
+        if self.left_loop().is_none() {
+            let _ = fs::remove_file(self.place.noted_loop());
         }
         if !std::thread::panicking() {
             let _ = fs::remove_file(self.place.log());

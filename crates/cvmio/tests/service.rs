@@ -203,7 +203,10 @@ fn a_daemon_that_has_just_begun_is_waited_for() {
 fn a_daemon_that_is_leaving_is_waited_for() {
     skip_without_devices!();
     let service = Service::new();
-    service.up();
+    let device = service.up().0["device"].as_str().unwrap().replace("/dev/", "/sys/block/");
+    // The kernel counts what is behind a device.
+    let sequence = || fs::read_to_string(format!("{device}/diskseq")).unwrap();
+    let before = sequence();
     fs::write(service.at().join("note"), "kept").unwrap();
     sh(&format!("sync {}", service.at().join("note").display()));
     // What is mounted keeps it for ten seconds; nobody may take it for one that stays.
@@ -216,6 +219,7 @@ fn a_daemon_that_is_leaving_is_waited_for() {
     assert_ne!(service.process(), process);
     assert!(service.is_mounted());
     assert_eq!(fs::read_to_string(service.at().join("note")).unwrap(), "kept");
+    assert_ne!(sequence(), before, "its loop device is gone, too");
     service.down();
 }
 
