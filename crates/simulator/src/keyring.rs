@@ -75,14 +75,17 @@ impl Simulation {
         let before = self.store.snapshot();
         let dies = self.once_in(2).then(|| self.rng.u32(..12));
         let job = self.begin_change(wanted)?;
-        let Some(result) = self.drive_change(job, dies)? else {
+        let Some(result) = self.drive_or_die(job, dies, ("changing the keys", 1000))? else {
             say!(self, "the change of the keys is cut short");
             self.coverage.cut_key_changes += 1;
             self.doubt(wanted);
             return Ok(());
         };
         match result {
-            Ok(labels) => self.changed(wanted, &labels, before),
+            Ok(slots) => {
+                let labels = slots.into_iter().map(|slot| slot.label).collect();
+                self.changed(wanted, &labels, before)
+            }
             Err(error) => {
                 say!(self, "the change of the keys fails: {error}");
                 self.doubt(wanted);
@@ -133,13 +136,14 @@ impl Simulation {
             .ok_or_else(|| Failure(format!("key {key} has no slot, and was never removed")))
     }
 
-    /// Drives it to its end, or until it dies; the labels in force afterwards.
-    fn drive_change(
+    /// Drives a job of the owner's to its end, which must come within so many rounds; nothing, if the machine dies before.
+    pub(crate) fn drive_or_die<T>(
         &mut self,
-        mut job: Driven<Result<Vec<seal::slot::SlotInfo>, Error>>,
+        mut job: Driven<Result<T, Error>>,
         dies: Option<u32>,
-    ) -> Result<Option<Result<BTreeSet<String>, Error>>, Failure> {
-        for round in 0..1000 {
+        (what, rounds): (&str, u32),
+    ) -> Result<Option<Result<T, Error>>, Failure> {
+        for round in 0..rounds {
             if dies == Some(round) {
                 drop(job);
                 self.coverage.crashes += 1;
@@ -148,12 +152,12 @@ impl Simulation {
                 return Ok(None);
             }
             if let Some(result) = job.poll() {
-                return Ok(Some(result.map(|slots| slots.into_iter().map(|slot| slot.label).collect())));
+                return Ok(Some(result));
             }
             let _ = self.store.complete_some();
             self.move_anchor();
         }
-        Err(Failure("changing the keys does not end".into()))
+        Err(Failure(format!("{what} does not end")))
     }
 
     fn doubt(&mut self, wanted: Wanted) {

@@ -78,38 +78,21 @@ impl Simulation {
         reanchor(environment, policy, Arc::new(numbered(0)), order, self.plan.attach)
     }
 
-    /// Drives a job of the owner's to its end, or until the machine dies.
+    /// Drives a job of the owner's to its end, or until the machine dies. Nothing, if that or something excused ended it.
     fn drive_owner<T>(
         &mut self,
         dies: Option<u32>,
         begin: impl FnOnce(&mut Self) -> volume::Result<Driven<volume::Result<T>>>,
     ) -> Result<Option<T>, Failure> {
-        let mut job = begin(self).map_err(|error| Failure(format!("the owner's job: {error}")))?;
-        for round in 0..20_000 {
-            if dies == Some(round) {
-                drop(job);
-                self.coverage.crashes += 1;
-                self.power_off();
-                self.settle_anchor();
-                return Ok(None);
+        let job = begin(self).map_err(|error| Failure(format!("the owner's job: {error}")))?;
+        match self.drive_or_die(job, dies, ("reanchoring", 20_000))? {
+            Some(Err(error)) => {
+                say!(self, "the owner is told: {error}");
+                self.expect(&error, "reanchoring").map(|()| None)
             }
-            match job.poll() {
-                Some(Ok(result)) => return Ok(Some(result)),
-                Some(Err(error)) => {
-                    say!(self, "the owner is told: {error}");
-                    let excused = self.excused.contains(&error.kind());
-                    return if excused {
-                        Ok(None)
-                    } else {
-                        self.expect(&error, "reanchoring").map(|()| None)
-                    };
-                }
-                None => {}
-            }
-            let _ = self.store.complete_some();
-            self.move_anchor();
+            Some(Ok(result)) => Ok(Some(result)),
+            None => Ok(None),
         }
-        Err(Failure("reanchoring does not end".into()))
     }
 
     /// What is behind `generation` must not come back once the volume has gone on.
