@@ -175,7 +175,8 @@ impl Attaching {
             found => found?,
         };
         if self.read_only {
-            return self.reading(header, keys, stamp, stamp_key, replayed);
+            let core = self.reading_core(header, keys, stamp, stamp_key, replayed)?;
+            return Ok(Volume::new(Arc::new(core)));
         }
         let session = draw_session(&self.environment)?;
         // Everything that was accepted becomes durable before anything vouches for it.
@@ -261,17 +262,6 @@ impl Attaching {
             mac: [0; 32],
         };
         Err(standing_error(&failed, stamp.unwrap_or(&nowhere)))
-    }
-
-    fn reading(
-        &self,
-        header: Header,
-        keys: Keyring,
-        stamp: Option<Stamp>,
-        stamp_key: MacKey,
-        replayed: Replayed,
-    ) -> Result<Volume> {
-        Ok(Volume::new(Arc::new(self.reading_core(header, keys, stamp, stamp_key, replayed)?)))
     }
 
     /// For a volume that nobody writes through.

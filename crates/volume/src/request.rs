@@ -338,7 +338,7 @@ impl Core {
         if blocks == 0 {
             return Ok(());
         }
-        let _promise = self.admit(io, items_of_discard(blocks)).await?;
+        let promise = self.admit(io, items_of_discard(blocks)).await?;
         // Elsewhere a checkpoint gets its blocks back; a transaction keeps all of them to its end.
         if self.header.freshness == Freshness::Transaction && self.space.free() < self.node_reserve() {
             return Err(Error::new(
@@ -347,6 +347,7 @@ impl Core {
             ));
         }
         self.overlay.discard(block..block + blocks);
+        drop(promise);
         self.counters.discarded_blocks.add(blocks);
         self.nudge();
         if self.header.freshness == Freshness::Write {
