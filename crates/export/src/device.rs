@@ -37,7 +37,7 @@ pub enum Request {
         /// Bytes.
         length: u64,
     },
-    /// Zero the bytes and keep their space.
+    /// Zero the bytes. Their space may be given back; who must keep it writes zeros.
     WriteZeroes {
         /// First byte.
         offset: u64,
