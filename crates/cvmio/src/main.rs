@@ -7,6 +7,7 @@ mod daemon;
 mod demo;
 mod failure;
 mod input;
+mod interrupt;
 mod output;
 mod runtime;
 mod service;
@@ -42,7 +43,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Volume(volume) => commands::volume(*volume),
-        Command::Bench(command) => Ok(bench::run(&command)?),
+        Command::Bench(command) => bench::run(&command),
         Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => commands::manual::completions(&args),
         Command::Man(args) => commands::manual::manual(&args),

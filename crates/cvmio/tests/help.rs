@@ -33,6 +33,10 @@ fn help_texts() {
         "volume activate",
         "volume deactivate",
         "volume units",
+        "bench",
+        "bench volume",
+        "bench nbd",
+        "demo",
         "completions",
         "man",
     ] {

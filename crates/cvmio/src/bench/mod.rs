@@ -4,6 +4,7 @@ mod case;
 mod gate;
 mod lane;
 mod load;
+mod nbd;
 mod report;
 mod setup;
 
@@ -17,6 +18,7 @@ use store::{BLOCK_SIZE, Buffer};
 use volume::format::protections::{Freshness, SuiteCode};
 use volume::{Error, Kind, Result};
 
+use crate::failure::Failure;
 use case::{Case, STANDARD};
 use gate::Gate;
 use load::{Load, Seen, Until, histogram, processor_time};
@@ -44,15 +46,17 @@ pub struct Protections {
 #[derive(Subcommand, Debug)]
 pub enum BenchCommand {
     Volume(BenchArgs),
+    Nbd(nbd::NbdArgs),
 }
 
 /// Runs a benchmark.
 ///
 /// # Errors
-/// See [`run_volume`].
-pub fn run(command: &BenchCommand) -> Result<()> {
+/// See [`run_volume`] and [`nbd::run`].
+pub fn run(command: &BenchCommand) -> std::result::Result<(), Failure> {
     match command {
-        BenchCommand::Volume(args) => run_volume(args),
+        BenchCommand::Volume(args) => Ok(run_volume(args)?),
+        BenchCommand::Nbd(args) => nbd::run(args),
     }
 }
 

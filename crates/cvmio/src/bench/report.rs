@@ -151,7 +151,8 @@ Raw and protected take turns, in one process and at the same depth. The ratio is
 turns, with the t interval of its logarithm. Cpu is processor time of the whole process for each 4096-byte block, in nanoseconds,
 checkpoints and anchoring included. Every block that was read was checked to be the one that was asked for.";
 
-fn count(number: usize) -> f64 {
+/// A number of things, to divide by.
+pub fn count(number: usize) -> f64 {
     u32::try_from(number).map_or(f64::INFINITY, f64::from)
 }
 
@@ -162,7 +163,7 @@ const STUDENT: [f64; 30] = [
 ];
 
 /// Geometric mean with its 95 % confidence interval; one sample bounds nothing.
-fn interval(ratios: &[f64]) -> (f64, f64, f64) {
+pub fn interval(ratios: &[f64]) -> (f64, f64, f64) {
     let logarithms: Vec<f64> = ratios.iter().map(|ratio| ratio.ln()).collect();
     let size = count(logarithms.len());
     let mean = logarithms.iter().sum::<f64>() / size;

@@ -6,42 +6,18 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tempfile::TempDir;
 
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
 
 const NAME: &str = "demo";
 /// How often, and after what pause, something that is still busy is tried again.
 const PATIENCE: u32 = 50;
 const GLANCE: Duration = Duration::from_millis(100);
-
-/// Set by a signal; everything that takes time looks at it.
-#[derive(Clone)]
-pub struct Interrupt(Arc<AtomicBool>);
-
-impl Interrupt {
-    pub fn new() -> Result<Self, Failure> {
-        let flag = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            signal_hook::flag::register(signal, Arc::clone(&flag))
-                .map_err(|error| Failure::io(format!("signal {signal} cannot be handled: {error}")))?;
-        }
-        Ok(Self(flag))
-    }
-
-    pub fn check(&self) -> Result<(), Failure> {
-        if self.0.load(Ordering::SeqCst) {
-            return Err(Failure::usage("interrupted; everything was put away"));
-        }
-        Ok(())
-    }
-}
 
 /// An attached volume, as the kernel shows it.
 struct Attached {

@@ -15,9 +15,10 @@ use clap::Args;
 use seal::Random;
 
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
 use crate::output::{self, print};
 use attacks::World;
-use guest::{Guest, Interrupt, io_failure};
+use guest::{Guest, io_failure};
 use host::copy;
 use table::Attempt;
 use work::Source;

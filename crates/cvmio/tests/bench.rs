@@ -1,0 +1,100 @@
+//! `cvmio bench nbd` with the real servers and clients, and what it leaves behind.
+
+mod common;
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+
+use common::Desk;
+use common::machine::{has, sh, tell_skipped, wait_for};
+use serde_json::Value;
+
+/// What this machine lacks, if it lacks anything.
+fn missing() -> Option<&'static str> {
+    let program = ["fio", "nbdkit", "qemu-nbd", "qemu-img"].into_iter().find(|program| !has(program));
+    program.or_else(|| (!sh("fio --enghelp").contains("nbd")).then_some("NBD engine in fio"))
+}
+
+/// Processes that work in a benchmark's directory below `here`, or name it, and have this word on their command line.
+fn at_work(here: &str, word: &str) -> usize {
+    let place = format!("{here}cvmio-bench-");
+    let is_one = |process: &fs::DirEntry| {
+        let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        let works = fs::read_link(process.path().join("cwd"));
+        let there = works.is_ok_and(|works| works.display().to_string().starts_with(&place));
+        (there || line.contains(&place)) && line.contains(word)
+    };
+    fs::read_dir("/proc").unwrap().flatten().filter(is_one).count()
+}
+
+#[test]
+fn every_peer_takes_its_turns_and_nothing_is_left() {
+    if let Some(missing) = missing() {
+        return tell_skipped(&format!("there is no {missing}"));
+    }
+    let desk = Desk::new();
+    let command =
+        "bench nbd --dir . --size 16 --turns 2 --seconds 0.2 --cases randread-4k-q8,seqwrite-64k-q4 --json";
+    let said = desk.done(command);
+    let rows: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let subjects: Vec<_> =
+        rows.iter().map(|row| (row["case"].as_str().unwrap(), row["peer"].as_str().unwrap())).collect();
+    let peers = ["nbdkit-file", "nbdkit-luks", "qemu-luks"];
+    let expected: Vec<_> = ["randread-4k-q8", "seqwrite-64k-q4"]
+        .into_iter()
+        .flat_map(|case| peers.map(|peer| (case, peer)))
+        .collect();
+    assert_eq!(subjects, expected);
+    for row in &rows {
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+        assert!(number("peer-speed") > 0.0 && number("cvmio-speed") > 0.0, "{row}");
+        assert!(
+            number("peer-p50") <= number("peer-p99") && number("cvmio-p50") <= number("cvmio-p99"),
+            "{row}"
+        );
+        assert!(number("ratio-low") <= number("ratio") && number("ratio") <= number("ratio-high"), "{row}");
+    }
+    let here = desk.path("").display().to_string();
+    assert_eq!(at_work(&here, ""), 0, "no server is left");
+    assert!(!sh(&format!("ls -a {here}")).contains("cvmio-bench-"), "its files are gone");
+}
+
+/// Ends with the test, also when that fails.
+struct Killed(Option<Child>);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            sh(&format!("kill -TERM {}", child.id()));
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn an_interrupt_puts_everything_away_at_once() {
+    if let Some(missing) = missing() {
+        return tell_skipped(&format!("there is no {missing}"));
+    }
+    let desk = Desk::new();
+    let here = desk.path("").display().to_string();
+    let bench = Command::new(env!("CARGO_BIN_EXE_cvmio"))
+        .args(["bench", "nbd", "--peers=nbdkit-file,qemu-luks", "--size=16", "--seconds=600", "--dir", &here])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut bench = Killed(Some(bench));
+    wait_for("the first turn", || at_work(&here, "--time_based") > 0);
+    let at = |word| at_work(&here, word);
+    assert_eq!((at("attach"), at("nbdkit"), at("qemu-nbd")), (1, 1, 1), "they run");
+    let child = bench.0.as_mut().unwrap();
+    sh(&format!("kill -INT {}", child.id()));
+    wait_for("its end", || child.try_wait().unwrap().is_some());
+    let output = bench.0.take().unwrap().wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("everything was put away"));
+    assert_eq!(at_work(&here, ""), 0, "no server is left");
+    assert!(!sh(&format!("ls -a {here}")).contains("cvmio-bench-"), "its files are gone");
+}
