@@ -77,7 +77,29 @@ impl Core {
         } else {
             self.journal_room().saturating_sub(self.overlay.pending())
         };
-        Promise::within(self, items, room)
+        // In this order: who closes looks at what is promised after that.
+        Promise::within(self, items, room).filter(|_| !self.closing.load(Ordering::SeqCst))
+    }
+
+    /// Admits nothing until the next cut. Says whether what waits and what is under way fits into one commit that leaves a third segment
+    /// alone; if not, everything goes on.
+    pub(crate) fn close_for_one_commit(&self) -> bool {
+        self.closing.store(true, Ordering::SeqCst);
+        // In this order: what moves from the one to the other meanwhile counts twice.
+        let under_way = self.promised.load(Ordering::SeqCst);
+        let items = under_way + self.overlay.pending();
+        let fits = items <= self.commit.room(&self.geometry);
+        if !fits {
+            self.reopen();
+        }
+        fits
+    }
+
+    /// Admits again, if it did not.
+    pub(crate) fn reopen(&self) {
+        if self.closing.swap(false, Ordering::SeqCst) {
+            self.progress.notify(usize::MAX);
+        }
     }
 
     fn is_over_limits(&self) -> bool {

@@ -334,7 +334,9 @@ impl Core {
         let items = self.overlay.pending() + self.journal_share();
         let needed = items.div_ceil(items_per_record(self.geometry.segment_blocks) as u64);
         let tight = (self.commit.free_segments() as u64) < u64::from(self.geometry.segments) / 2 + needed;
-        if self.spilled.load(Ordering::SeqCst) || tight || self.overlay.pending() > self.limits.pending {
+        let spills =
+            self.spilled.load(Ordering::SeqCst) || tight || self.overlay.pending() > self.limits.pending;
+        if spills || !self.close_for_one_commit() {
             self.run_age.fetch_add(1, Ordering::SeqCst);
             let mut pins = self.spill(io).await?;
             pins.append(&mut self.unanchored_pins.lock().unwrap_or_else(PoisonError::into_inner));

@@ -147,6 +147,12 @@ impl Commit {
         self.journal().free()
     }
 
+    /// Data items that one commit has room for beside the control items that wait, in this segment and the next one.
+    pub(crate) fn room(&self, geometry: &Geometry) -> u64 {
+        let control = self.lock().control.len();
+        self.journal().room(geometry).saturating_sub(control) as u64
+    }
+
     /// Whether the session had to begin in the predecessor's segments.
     pub(crate) fn began_crowded(&self) -> bool {
         self.journal().crowded
@@ -338,7 +344,7 @@ impl Core {
     ///
     /// More than fits into this segment and the next one goes in parts, with the anchor moved in between: a successor leaves just these two
     /// segments alone, so a third may be written only by who still has the volume. Each part ends at a state that existed. A transaction has
-    /// to be one commit; one that is too large when it begins is spilt (see `publish_transaction`).
+    /// to be one commit; one that could become too large is spilt (see `publish_transaction`).
     async fn write_items(&self, io: &Io, items: &[Item], anchor: bool) -> Result<bool> {
         let anchored = self.header.freshness != Freshness::Off;
         let whole = !anchored || self.header.freshness == Freshness::Transaction;
@@ -381,6 +387,7 @@ impl Core {
         };
         if want.data {
             let cut = self.overlay.cut(want.freeze);
+            self.reopen();
             items.extend(cut.items);
             self.pin(number, cut.superseded);
         }

@@ -153,6 +153,8 @@ pub(crate) struct Core {
     /// Ends of transactions, likewise.
     pub(crate) publish_wanted: AtomicU64,
     pub(crate) publish_done: AtomicU64,
+    /// Whether nothing is admitted: what the end of the transaction takes has been counted, and it has not been taken yet.
+    pub(crate) closing: AtomicBool,
     /// What the spills of this transaction freed.
     pub(crate) unanchored_pins: Mutex<Vec<crate::space::Pin>>,
     /// Whether this transaction was spilled, so that its end must name new roots.

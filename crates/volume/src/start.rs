@@ -84,6 +84,7 @@ impl Attaching {
             publish_wanted: AtomicU64::new(0),
             publish_done: AtomicU64::new(0),
             unanchored_pins: Mutex::new(Vec::new()),
+            closing: AtomicBool::new(false),
             spilled: AtomicBool::new(false),
             run_age: AtomicU64::new(1),
             stopping: AtomicBool::new(false),

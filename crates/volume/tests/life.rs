@@ -106,6 +106,56 @@ fn a_transaction_is_all_or_nothing() {
     }
 }
 
+/// What is under way when a transaction ends may be in its commit, and a commit must not reach a third journal segment.
+#[test]
+fn a_transaction_with_much_under_way_is_spilt_and_admits_again() {
+    for (queues, spilt) in [(1, false), (5, true)] {
+        let options = CreateOptions { freshness: Freshness::Transaction, ..options(8192, Shape::TINY) };
+        let bench = Bench::new(options, 24_000);
+        let policy = bench.create();
+        let mut session = bench.attach(&policy).expect("attached");
+        // Most of the segment in use is full, and more than half of what the next one holds waits already.
+        for fill in 0..2 {
+            session.write(0, 1, fill).expect("written");
+            session.one(Request::Commit).result.expect("committed");
+        }
+        for block in (0..240).step_by(16) {
+            session.write(block, 16, 1).expect("written");
+        }
+        let (mut ended, mut committed) = (Vec::new(), Vec::new());
+        let mut busy: Vec<_> = (0..queues).map(|_| session.volume.queue(128).expect("a queue")).collect();
+        for (at, queue) in (0..).zip(&mut busy) {
+            // A queue turns to the store when it has 128 blocks for it.
+            for block in at * 100..(at + 1) * 100 {
+                queue.submit(block, Request::Write { block: 1000 + block, buffer: filled(1, 2), fua: false });
+            }
+            queue.poll(&mut ended);
+        }
+        assert!(ended.is_empty(), "all are under way");
+        let before = session.volume.status().metadata_blocks;
+        session.queue.submit(0, Request::Commit);
+        while committed.is_empty() {
+            session.queue.poll(&mut committed);
+            session.step();
+        }
+        committed.remove(0).result.expect("committed");
+        // A record of so many items has three blocks; a spill writes all changed nodes.
+        let record_alone = session.volume.status().metadata_blocks <= before + 3;
+        assert_eq!(!record_alone, spilt, "{queues} queues");
+        while busy.iter().any(|queue| queue.pending() > 0) {
+            busy.iter_mut().for_each(|queue| queue.poll(&mut ended));
+            session.step();
+        }
+        assert!(ended.iter().all(|end| end.result.is_ok()));
+        session.write(8000, 1, 3).expect("the next transaction's writes are admitted");
+        drop((busy, session));
+        let mut session = bench.attach(&policy).expect("attached again");
+        for (block, fill) in [(0, 1), (239, 1), (1000, 0), (8000, 0)] {
+            expect(&mut session, block, fill);
+        }
+    }
+}
+
 /// A superblock can list 256 units, and only the end of a transaction writes one.
 #[test]
 fn a_transaction_may_be_larger_than_what_a_superblock_lists() {
