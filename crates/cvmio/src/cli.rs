@@ -143,6 +143,13 @@ pub struct Create {
     /// Size that the volume shows, such as 512M, 1G or 2T; without it, as much as STORE holds
     #[arg(long, value_parser = parse_size)]
     pub size: Option<u64>,
+    #[command(flatten)]
+    pub new: NewVolume,
+}
+
+/// What a new volume is like, and what vouches for it.
+#[derive(Args, Debug)]
+pub struct NewVolume {
     /// Where freshness is kept; the file is made. Needed unless freshness is off
     #[arg(long, value_name = "file:/PATH")]
     pub anchor: Option<String>,

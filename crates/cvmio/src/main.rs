@@ -11,6 +11,7 @@ mod interrupt;
 mod output;
 mod runtime;
 mod service;
+mod session;
 mod system;
 
 use std::path::Path;

@@ -340,4 +340,10 @@ fn a_fully_provisioned_volume_has_its_space_or_is_not_made() {
     assert_eq!(refused.code, 2, "{}", refused.error);
     assert!(refused.error.contains("--provision thin"), "{}", refused.error);
     assert!(!desk.path("huge.img").exists() && !desk.path("huge.img.policy").exists());
+    // A file that was there before.
+    fs::File::create(desk.path("sparse.img")).unwrap().set_len(32 << 20).unwrap();
+    let anchor = desk.path("sparse.anchor");
+    desk.done(&format!("volume create sparse.img --key-file key --anchor file:{}", anchor.display()));
+    let metadata = fs::metadata(desk.path("sparse.img")).unwrap();
+    assert!(metadata.blocks() * 512 >= metadata.len(), "{} bytes", metadata.blocks() * 512);
 }

@@ -2,9 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 use anchor::{Anchor, FileAnchor, MemoryAnchor};
 use seal::slot::{Argon2Params, Credential};
@@ -13,12 +10,13 @@ use store::{FileStore, MemoryStore, Options, Store};
 use tempfile::TempDir;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::Shape;
-use volume::{AttachOptions, CreateOptions, Environment, Error, Kind, Result, Volume, attach, create};
+use volume::{AttachOptions, CreateOptions, Environment, Error, Kind, Result, attach, create};
 
 use super::Protections;
 use super::case::Case;
 use super::lane::{Lane, Protected, Raw};
 use super::load::{Load, Until};
+use crate::session::Session;
 use crate::system::SystemClock;
 
 /// Where the blocks lie.
@@ -99,7 +97,7 @@ impl Bench {
             random: Arc::new(SystemRandom),
             clock: Arc::new(SystemClock::new()),
         };
-        let session = Session::start(environment, options, memory)?;
+        let session = session(environment, options, memory)?;
         Ok(Self { raw, session, blocks, _directory: directory })
     }
 
@@ -169,59 +167,12 @@ fn io_error(error: &std::io::Error, path: &Path) -> Error {
     Error::new(Kind::Io, format!("{}: {error}", path.display()))
 }
 
-/// An attached volume with the threads that keep it going.
-pub struct Session {
-    pub volume: Volume,
-    maintenance: Option<JoinHandle<Result<()>>>,
-    ticker: Option<(Sender<()>, JoinHandle<()>)>,
-}
-
-const TICK: Duration = Duration::from_millis(100);
-
-impl Session {
-    fn start(environment: Environment, options: CreateOptions, memory: u64) -> Result<Self> {
-        let mut key = [0; 64];
-        environment.random.fill(&mut key);
-        let credential = || Credential::KeyFile(SecretBytes::from_slice(&key));
-        let shape = options.shape;
-        let policy = create(environment.clone(), options, credential(), Box::new(|_| Ok(())))?.block()?;
-        let options = AttachOptions { memory, shape, ..AttachOptions::default() };
-        let volume = attach(environment, policy, credential(), options)?.block()?;
-        let kept = volume.clone();
-        let maintenance = thread::Builder::new()
-            .name("maintenance".into())
-            .spawn(move || kept.maintenance()?.block())
-            .map_err(|error| Error::new(Kind::Io, format!("a thread cannot be started: {error}")))?;
-        let ticked = volume.clone();
-        let (stop, stopped) = mpsc::channel();
-        let ticker = thread::spawn(move || {
-            while stopped.recv_timeout(TICK) == Err(mpsc::RecvTimeoutError::Timeout) {
-                ticked.tick();
-            }
-        });
-        Ok(Self { volume, maintenance: Some(maintenance), ticker: Some((stop, ticker)) })
-    }
-
-    /// Detaches, and says whether everything went well to the end.
-    pub fn end(mut self) -> Result<()> {
-        self.stop()
-    }
-
-    fn stop(&mut self) -> Result<()> {
-        self.volume.stop();
-        let defect = |_| Error::new(Kind::Io, "a thread of the volume died; this is a defect");
-        let result = self.maintenance.take().map_or(Ok(()), |thread| thread.join().map_err(defect)?);
-        if let Some((stop, ticker)) = self.ticker.take() {
-            drop(stop);
-            ticker.join().map_err(defect)?;
-        }
-        result
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        // Reached after another failure, which is the one to tell.
-        let _ = self.stop();
-    }
+fn session(environment: Environment, options: CreateOptions, memory: u64) -> Result<Session> {
+    let mut key = [0; 64];
+    environment.random.fill(&mut key);
+    let credential = || Credential::KeyFile(SecretBytes::from_slice(&key));
+    let shape = options.shape;
+    let policy = create(environment.clone(), options, credential(), Box::new(|_| Ok(())))?.block()?;
+    let options = AttachOptions { memory, shape, ..AttachOptions::default() };
+    Session::begin(attach(environment, policy, credential(), options)?.block()?)
 }

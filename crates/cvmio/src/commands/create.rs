@@ -12,50 +12,69 @@ use store::{BLOCK_SIZE, FileStore, Options};
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;
-use volume::{CreateOptions, SavePolicy};
+use volume::{CreateOptions, Environment, SavePolicy};
 
-use crate::cli::Create;
+use crate::cli::{Create, NewVolume};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
 use crate::{output, system};
 
+/// A volume to be made.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    pub store: &'a Path,
+    pub size: Option<u64>,
+    pub new: &'a NewVolume,
+}
+
 pub fn run(args: &Create) -> Result<(), Failure> {
-    let policy_path = input::default_policy(&args.store, args.policy.as_deref())?;
-    if !args.force && policy_path.exists() {
+    let wanted = Wanted { store: &args.store, size: args.size, new: &args.new };
+    let policy_path = input::default_policy(&args.store, args.new.policy.as_deref())?;
+    if !args.new.force && policy_path.exists() {
         return Err(Failure::usage(input::already_there(&policy_path)));
     }
-    let options = options(args)?;
-    check_anchor(args)?;
+    let options = options(wanted)?;
+    check_anchor(&args.new)?;
     system::protect()?.iter().for_each(|warning| output::warning(warning));
-    let credential = input::load(&args.credential, Origin::New)?;
+    let credential = input::load(&args.new.credential, Origin::New)?;
+    let saved = Rc::new(Cell::new(false));
+    let save = save_policy(&policy_path, args.new.force, Rc::clone(&saved));
+    let made = make(wanted, options, |environment, options| {
+        let _spinner = output::spinner(format!("creating {}", args.store.display()));
+        Ok(volume::create(environment, options, credential, save)?.block()?)
+    });
+    if made.is_err() && saved.get() {
+        let _ = fs::remove_file(&policy_path);
+    }
+    report(args, &made?, &policy_path)
+}
+
+/// Makes store and anchor where they are not there, and lets `create` make the volume. If that fails, what was made goes again.
+pub(super) fn make<T>(
+    wanted: Wanted<'_>,
+    options: CreateOptions,
+    create: impl FnOnce(Environment, CreateOptions) -> Result<T, Failure>,
+) -> Result<T, Failure> {
     let mut made = Made(Vec::new());
-    let store = open_or_make(args, &options, &mut made)?;
+    let store = open_or_make(wanted, &options, &mut made)?;
     let reserve = (options.provision == Provision::Full).then(|| store.clone());
+    let is_new = !made.0.is_empty();
     // What was there before is left as it is until the volume's own checks have let it pass.
-    if let (Some(store), false) = (&reserve, made.0.is_empty()) {
+    if let (Some(store), true) = (&reserve, is_new) {
         allocate(store)?;
     }
     let mut anchor = None;
-    if let Some(address) = &args.anchor {
+    if let Some(address) = &wanted.new.anchor {
         let (opened, path) = new_anchor(address)?;
         made.0.extend(path);
         anchor = Some(opened);
     }
-    let spinner = output::spinner(format!("creating {}", args.store.display()));
-    let saved = Rc::new(Cell::new(false));
-    let save = save_policy(&policy_path, args.force, Rc::clone(&saved));
-    let created = volume::create(system::environment(store, anchor), options, credential, save)?.block();
-    drop(spinner);
-    if let (Ok(_), Some(store), true) = (&created, &reserve, made.0.is_empty()) {
+    let created = create(system::environment(store, anchor), options)?;
+    made.0.clear();
+    if let (Some(store), false) = (&reserve, is_new) {
         allocate(store)?;
     }
-    match &created {
-        Ok(_) => made.0.clear(),
-        Err(_) if saved.get() => made.0.push(policy_path.clone()),
-        Err(_) => {}
-    }
-    let policy = created?;
-    report(args, &policy, &policy_path)
+    Ok(created)
 }
 
 fn allocate(store: &FileStore) -> Result<(), Failure> {
@@ -74,26 +93,27 @@ fn save_policy(path: &Path, force: bool, made: Rc<Cell<bool>>) -> SavePolicy {
     })
 }
 
-fn options(args: &Create) -> Result<CreateOptions, Failure> {
+pub(super) fn options(wanted: Wanted<'_>) -> Result<CreateOptions, Failure> {
+    let Wanted { size, new, .. } = wanted;
     let block = BLOCK_SIZE as u64;
-    if let Some(size) = args.size.filter(|size| !size.is_multiple_of(block)) {
+    if let Some(size) = size.filter(|size| !size.is_multiple_of(block)) {
         return Err(Failure::usage(format!(
             "a size of {size} bytes is no whole number of blocks of {block} bytes; choose a multiple"
         )));
     }
-    let unauthenticated = args.no_integrity && !args.no_confidentiality;
+    let unauthenticated = new.no_integrity && !new.no_confidentiality;
     let suite = if unauthenticated { SuiteCode::Aes256Xts } else { SuiteCode::Aes256Gcm };
     let options = CreateOptions {
-        suite: args.suite.unwrap_or(suite),
-        confidentiality: !args.no_confidentiality,
-        integrity: !args.no_integrity,
-        freshness: args.freshness,
-        provision: args.provision,
-        logical_blocks: args.size.map(|size| size / block),
-        force: args.force,
+        suite: new.suite.unwrap_or(suite),
+        confidentiality: !new.no_confidentiality,
+        integrity: !new.no_integrity,
+        freshness: new.freshness,
+        provision: new.provision,
+        logical_blocks: size.map(|size| size / block),
+        force: new.force,
         shape: Shape::STANDARD,
         argon2: Argon2Params::default(),
-        label: args.label.clone(),
+        label: new.label.clone(),
     };
     volume::format::protections::check_protections(
         options.suite,
@@ -110,8 +130,8 @@ fn hint(field: &str) -> &'static str {
 }
 
 /// Before anything is made.
-fn check_anchor(args: &Create) -> Result<(), Failure> {
-    match (&args.anchor, args.freshness) {
+pub(super) fn check_anchor(new: &NewVolume) -> Result<(), Failure> {
+    match (&new.anchor, new.freshness) {
         (None, Freshness::Off) => Ok(()),
         (None, level) => Err(Failure::usage(format!(
             "freshness `{level}` needs an anchor, outside the reach of the store's host; name one with --anchor file:/PATH, or give up freshness with --freshness off"
@@ -134,21 +154,23 @@ impl Drop for Made {
     }
 }
 
-fn open_or_make(args: &Create, options: &CreateOptions, made: &mut Made) -> Result<FileStore, Failure> {
-    if args.store.exists() {
-        return Ok(system::open_store(&args.store, args.buffered)?);
+fn open_or_make(wanted: Wanted<'_>, options: &CreateOptions, made: &mut Made) -> Result<FileStore, Failure> {
+    if wanted.store.exists() {
+        return Ok(system::open_store(wanted.store, wanted.new.buffered)?);
     }
     let Some(logical) = options.logical_blocks else {
         return Err(Failure::usage(format!(
             "{} does not exist; give the size of the volume to be made with --size",
-            args.store.display()
+            wanted.store.display()
         )));
     };
     let geometry = Geometry::for_logical(logical, Shape::STANDARD).map_err(Failure::usage)?;
     let create = Some(geometry.physical_blocks);
-    let store =
-        FileStore::open(&args.store, Options { direct: !args.buffered, create, ..Options::default() })?;
-    made.0.push(args.store.clone());
+    let store = FileStore::open(
+        wanted.store,
+        Options { direct: !wanted.new.buffered, create, ..Options::default() },
+    )?;
+    made.0.push(wanted.store.to_path_buf());
     Ok(store)
 }
 
@@ -164,7 +186,7 @@ pub(super) fn new_anchor(address: &str) -> Result<(Arc<dyn Anchor>, Option<PathB
 }
 
 fn report(args: &Create, policy: &Policy, policy_path: &Path) -> Result<(), Failure> {
-    if args.json {
+    if args.new.json {
         return output::print_json(&serde_json::json!({
             "store": args.store,
             "policy": policy_path,
@@ -172,7 +194,7 @@ fn report(args: &Create, policy: &Policy, policy_path: &Path) -> Result<(), Fail
         }));
     }
     let on = |protected| if protected { "on" } else { "OFF" };
-    let provision = if args.provision == Provision::Full { "" } else { " (thin)" };
+    let provision = if args.new.provision == Provision::Full { "" } else { " (thin)" };
     let mut text = format!(
         "created {}{provision} on {}: {}, confidentiality {}, integrity {}, freshness {}\n  policy  {}\n",
         output::bytes(policy.size),

@@ -1,0 +1,61 @@
+//! A volume that this process works on itself, without a daemon.
+
+use std::sync::mpsc::{self, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use volume::{Error, Kind, Result, Volume};
+
+/// An attached volume with the threads that keep it going.
+pub struct Session {
+    pub volume: Volume,
+    maintenance: Option<JoinHandle<Result<()>>>,
+    ticker: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+const TICK: Duration = Duration::from_millis(100);
+
+impl Session {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// When the system refuses a thread.
+    pub fn begin(volume: Volume) -> Result<Self> {
+        let kept = volume.clone();
+        let maintenance = thread::Builder::new()
+            .name("maintenance".into())
+            .spawn(move || kept.maintenance()?.block())
+            .map_err(|error| Error::new(Kind::Io, format!("a thread cannot be started: {error}")))?;
+        let ticked = volume.clone();
+        let (stop, stopped) = mpsc::channel();
+        let ticker = thread::spawn(move || {
+            while stopped.recv_timeout(TICK) == Err(mpsc::RecvTimeoutError::Timeout) {
+                ticked.tick();
+            }
+        });
+        Ok(Self { volume, maintenance: Some(maintenance), ticker: Some((stop, ticker)) })
+    }
+
+    /// Detaches, and says whether everything went well to the end.
+    pub fn end(mut self) -> Result<()> {
+        self.stop()
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        self.volume.stop();
+        let defect = |_| Error::new(Kind::Io, "a thread of the volume died; this is a defect");
+        let result = self.maintenance.take().map_or(Ok(()), |thread| thread.join().map_err(defect)?);
+        if let Some((stop, ticker)) = self.ticker.take() {
+            drop(stop);
+            ticker.join().map_err(defect)?;
+        }
+        result
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Reached after another failure, which is the one to tell.
+        let _ = self.stop();
+    }
+}
