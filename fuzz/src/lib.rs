@@ -9,6 +9,7 @@ use volume::format::header::{Header, mac, put_mac};
 use volume::format::probe::Probe;
 use volume::format::record::{self, RECORD_HEADER, RecordHeader};
 use volume::format::salts::{self, put_salt, salt_at};
+use volume::format::stream::{Chunk, FRAME_SIZE, Frame, START, StreamHeader};
 use volume::format::superblock::{self, Superblock};
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;
@@ -17,7 +18,7 @@ use volume::policy::Policy;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them. Each has a file in `fuzz_targets/` and a directory in `seeds/`.
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     ("backup", backup),
     ("entry", entry),
     ("header", header),
@@ -28,6 +29,7 @@ pub const TARGETS: [Target; 11] = [
     ("record", record),
     ("salts", salts),
     ("slots", slots),
+    ("stream", stream),
     ("superblock", superblock),
 ];
 
@@ -146,6 +148,38 @@ pub fn slots(bytes: &[u8]) {
     let Ok(slots) = KeySlots::decode(area) else { return };
     assert_eq!(&slots.encode(), area);
     assert!(slots.list().iter().all(|slot| !slot.label.chars().any(char::is_control)));
+}
+
+/// Any bytes as a stream whose chunks are open, and as one open chunk: each part is refused, or laid out again to the byte, and none is longer
+/// than it may be.
+pub fn stream(bytes: &[u8]) {
+    open_chunk(bytes);
+    let Some((page, mut rest)) = bytes.split_at_checked(volume::format::BLOCK_SIZE) else { return };
+    if let Ok(header) = StreamHeader::decode(page) {
+        let mut again = header.encode_unsigned();
+        put_mac(&mut again, mac(page).expect("what was decoded is a block"));
+        assert_eq!(again, page);
+    }
+    rest = rest.get(START - volume::format::BLOCK_SIZE..).unwrap_or_default();
+    while let Some((head, after)) = rest.split_first_chunk::<FRAME_SIZE>() {
+        let Ok(frame) = Frame::decode(head) else { return };
+        assert_eq!(frame.encode(), *head);
+        assert!(frame.body() < 2 << 20);
+        let Some((body, after)) = after.split_at_checked(frame.body()) else { return };
+        if let Frame::Chunk { length, .. } = frame {
+            open_chunk(&body[..length]);
+        }
+        rest = after;
+    }
+}
+
+fn open_chunk(payload: &[u8]) {
+    let Ok((chunk, data)) = Chunk::decode(payload) else { return };
+    let mut again = chunk.encode();
+    let table = again.len() - data.len();
+    again[table..].copy_from_slice(data);
+    assert_eq!(again, payload);
+    assert!(chunk.stretches.iter().all(|stretch| stretch.end <= chunk.range.end));
 }
 
 /// Any bytes as a superblock, sealed and opened: refused, or laid out again to the byte.

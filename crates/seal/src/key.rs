@@ -57,6 +57,13 @@ impl VolumeKey {
         self.aead(suite, salt, &label("one-time", Some(suite), &[kind]))
     }
 
+    /// The key of one leg of a stream, begun by a fresh random `salt`, so that no two legs repeat a nonce. AES-256-GCM, whatever the
+    /// volume's suite.
+    pub fn stream(&self, salt: &[u8; SALT_SIZE]) -> BlockKey {
+        let suite = Suite::Aes256Gcm;
+        self.aead(suite, salt, &label("stream", Some(suite), &["chunk"]))
+    }
+
     /// The HMAC key for `purpose`: the header's MAC, the stamp's. `purpose` holds no zero byte.
     pub fn mac(&self, purpose: &'static str) -> MacKey {
         MacKey::new(&self.derive(&[], &label("mac", None, &[purpose])))

@@ -98,6 +98,23 @@ pub fn create(
     })
 }
 
+/// The same for a volume whose id its owner has noted before: a creation with this id that was cut short is done again.
+///
+/// # Errors
+/// As [`create`]; [`Kind::Stale`] when the store is blank but the anchor vouches for a volume.
+pub fn create_as(
+    environment: Environment,
+    options: CreateOptions,
+    volume: [u8; 16],
+    credential: Credential,
+) -> Result<Driven<Result<Policy>>> {
+    let store = Arc::clone(&environment.store);
+    Driven::new(store.as_ref(), 16, move |io| {
+        let creating = Creating { environment, options, known: Some(volume), io };
+        async move { creating.run(credential, Box::new(|_| Ok(()))).await }.boxed_local()
+    })
+}
+
 struct Creating {
     environment: Environment,
     options: CreateOptions,

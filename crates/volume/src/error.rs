@@ -53,6 +53,11 @@ impl Error {
         }
     }
 
+    /// Several logical blocks that did not verify.
+    pub(crate) fn corrupt_blocks(message: impl Into<String>, blocks: Vec<u64>) -> Self {
+        Self { kind: Kind::Corrupt, message: message.into(), blocks }
+    }
+
     /// The kind.
     #[must_use]
     pub fn kind(&self) -> Kind {

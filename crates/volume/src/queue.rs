@@ -162,11 +162,7 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         self.tasks.clear();
-        let mut runs = self.runs.borrow_mut();
-        runs.tell(&self.core);
-        for run in runs.runs.drain(..) {
-            self.core.space.give_back(run);
-        }
+        self.runs.borrow_mut().close(&self.core);
     }
 }
 
@@ -241,6 +237,14 @@ impl Runs {
         }
         if self.placed.len() >= UNTOLD {
             self.tell(core);
+        }
+    }
+
+    /// Gives back what was taken ahead.
+    pub(crate) fn close(&mut self, core: &Core) {
+        self.tell(core);
+        for run in self.runs.drain(..) {
+            core.space.give_back(run);
         }
     }
 

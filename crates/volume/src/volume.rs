@@ -112,6 +112,10 @@ impl Volume {
         Self(core)
     }
 
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.0
+    }
+
     /// Opens a queue for the calling thread, with room for `depth` store operations in flight.
     ///
     /// # Errors

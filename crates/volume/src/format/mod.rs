@@ -16,6 +16,7 @@ pub mod probe;
 pub mod protections;
 pub mod record;
 pub mod salts;
+pub mod stream;
 pub mod superblock;
 
 /// Bytes in a block.

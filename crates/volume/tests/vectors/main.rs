@@ -1,13 +1,18 @@
-//! The vectors that `generate.py` made from the specification alone: what the code lays out is what they hold,
+//! The vectors that `generate.py` and `stream.py` made from the specification alone: what the code lays out is what they hold,
 //! and it reads from them what was meant.
 
+use std::ops::Range;
 use std::path::Path;
 
+use seal::SecretBytes;
+use seal::slot::{Credential, SlotLimits};
+use volume::StreamReader;
 use volume::format::ad::{Tree, data_ad, node_ad, salt_node_ad, superblock_ad};
 use volume::format::backup::HeaderBackup;
 use volume::format::entry::{Entry, entry_at, put_entry};
 use volume::format::header::{self, Freshness, Header, Provision, SuiteCode};
 use volume::format::record::{self, Item, RecordHeader, Units};
+use volume::format::stream::{Chunk, StreamHeader};
 use volume::format::superblock::{self, Leg, Superblock};
 use volume::format::{BLOCK_SIZE, salts};
 use volume::geometry::{Geometry, Shape};
@@ -111,6 +116,36 @@ fn header_backups() {
     assert_eq!(backup.pair[..BLOCK_SIZE], vector("header"));
     assert_eq!(backup.digest, seal::sha256(&[&*backup.pair]));
     assert_eq!(backup.encode()[..], bytes);
+}
+
+#[test]
+#[expect(clippy::single_range_in_vec_init, reason = "a list of ranges that has one")]
+fn streams() {
+    let bytes = vector("stream");
+    let key = Credential::KeyFile(SecretBytes::from_slice(&ramp::<48>(0x11)));
+    let mut reader = StreamReader::open(&bytes[..], &key, &SlotLimits::default()).expect("it opens");
+    let header = StreamHeader {
+        stream: ramp(SESSION),
+        volume: ramp(VOLUME),
+        generation: 41,
+        head: ramp(0x40),
+        blocks: 1 << 18,
+    };
+    assert_eq!(reader.header(), &header);
+    let mut page = header.encode_unsigned();
+    header::put_mac(&mut page, header::mac(&bytes[..BLOCK_SIZE]).expect("a block"));
+    assert_eq!(page[..], bytes[..BLOCK_SIZE]);
+    let mut data = Vec::new();
+    let expected: [(Range<u64>, &[Range<u64>]); 3] =
+        [(0..7, &[0..1, 6..7]), (7..70_000, &[]), (70_000..1 << 18, &[70_000..70_002])];
+    for (range, stretches) in expected {
+        let opened = reader.chunk().expect("it verifies").expect("a chunk");
+        assert_eq!(opened.chunk, Chunk { range, stretches: stretches.to_vec() });
+        data.extend_from_slice(opened.data());
+    }
+    assert!(reader.chunk().expect("nothing follows").is_none());
+    let blocks = [0u64, 6, 70_000, 70_001];
+    assert!(data == blocks.map(|block| block.to_le_bytes().repeat(512)).concat());
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod header;
 mod probe;
 mod record;
 mod strategies;
+mod stream;
 mod superblock;
 
 /// A decoder and its encoder in one: what the accepted bytes stand for, laid out again.

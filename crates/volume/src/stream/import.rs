@@ -1,0 +1,199 @@
+//! From a stream to an attached volume.
+
+use std::cell::RefCell;
+use std::io::Read;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use futures::future::try_join_all;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
+use store::{BLOCK_SIZE, Buffer};
+
+use super::StreamProgress;
+use super::read::{Opened, StreamReader};
+use crate::core::Core;
+use crate::error::{Error, Kind, Result};
+use crate::io::{Driven, Io};
+use crate::queue::{Request, Runs};
+use crate::volume::Volume;
+
+/// Chunks that are written at the same time; so many MiB of memory, twice.
+const CHUNKS_AT_ONCE: usize = 4;
+/// Chunks after which what was imported is made durable: what a crash may cost, and what a transaction may hold.
+const COMMIT_CHUNKS: u64 = 256;
+/// Blocks whose allocation is looked up at a time.
+const WINDOW: u64 = 1 << 15;
+
+/// What an import did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Imported {
+    /// Chunks of the stream.
+    pub chunks: u64,
+    /// Blocks of data in it.
+    pub blocks: u64,
+    /// Those of them that were there already.
+    pub kept: u64,
+}
+
+impl Volume {
+    /// Makes this volume equal to a stream, which may be shorter: what is behind its end becomes a hole. Nobody else may write meanwhile. When
+    /// the job ends, also with an error, what was imported is durable.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] when the stream does not fit. In the job: as [`StreamReader::chunk`], [`Kind::NoSpace`], [`Kind::Io`]; the volume then
+    /// holds a part of the stream. Doing it again goes on with the rest.
+    pub fn import<R: Read + 'static>(
+        &self,
+        reader: StreamReader<R>,
+        progress: Arc<StreamProgress>,
+    ) -> Result<Driven<Result<Imported>>> {
+        let core = Arc::clone(self.core());
+        let (has, needs) = (core.geometry.logical_blocks, reader.header().blocks);
+        if has < needs {
+            return Err(Error::new(
+                Kind::Usage,
+                format!(
+                    "the stream is of a volume of {needs} blocks, and this one has {has}; make a larger one"
+                ),
+            ));
+        }
+        Driven::new(self.core().environment.store.as_ref(), 128, move |io| {
+            async move {
+                let runs = RefCell::default();
+                let importing = Importing { core: &core, io: &io, runs: &runs, progress: &progress };
+                let imported = importing.run(reader).await;
+                runs.borrow_mut().close(&core);
+                imported
+            }
+            .boxed_local()
+        })
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Importing<'a> {
+    core: &'a Core,
+    io: &'a Io,
+    runs: &'a RefCell<Runs>,
+    progress: &'a StreamProgress,
+}
+
+impl Importing<'_> {
+    async fn run<R: Read>(self, mut reader: StreamReader<R>) -> Result<Imported> {
+        // Nothing is looked up in a volume that has nothing yet.
+        let blank = self.core.roots().mapped == 0 && self.core.overlay.logical_blocks().is_empty();
+        let done = self.chunks(&mut reader, blank).await;
+        // Also behind a chunk that is damaged: what came before it need not come again.
+        let committed = self.ask(Request::Commit).await;
+        let imported = done?;
+        committed.map(|()| imported)
+    }
+
+    async fn chunks<R: Read>(self, reader: &mut StreamReader<R>, blank: bool) -> Result<Imported> {
+        let mut imported = Imported::default();
+        let mut under_way = FuturesUnordered::new();
+        // What is under way ends before an error of the stream's is told.
+        let mut trouble = None;
+        while trouble.is_none() {
+            match reader.chunk() {
+                Ok(Some(opened)) => {
+                    imported.chunks += 1;
+                    imported.blocks += opened.chunk.data_blocks() as u64;
+                    under_way.push(self.chunk(opened, blank));
+                }
+                Ok(None) => break,
+                Err(error) => trouble = Some(error),
+            }
+            let full = if imported.chunks.is_multiple_of(COMMIT_CHUNKS) { 1 } else { CHUNKS_AT_ONCE };
+            while under_way.len() >= full {
+                if let Some(kept) = under_way.next().await {
+                    imported.kept += kept?;
+                }
+            }
+            if full == 1 {
+                self.ask(Request::Commit).await?;
+            }
+            self.progress.blocks.store(imported.blocks, Ordering::Relaxed);
+            self.progress.bytes.store(reader.bytes(), Ordering::Relaxed);
+        }
+        while let Some(kept) = under_way.next().await {
+            imported.kept += kept?;
+        }
+        if let Some(error) = trouble {
+            return Err(error);
+        }
+        if !blank {
+            self.clear(reader.header().blocks..self.core.geometry.logical_blocks, &[]).await?;
+        }
+        Ok(imported)
+    }
+
+    /// Makes a chunk's range equal to it; how many of its blocks were so already.
+    async fn chunk(self, opened: Opened, blank: bool) -> Result<u64> {
+        let chunk = &opened.chunk;
+        if !blank {
+            self.clear(chunk.range.clone(), &chunk.stretches).await?;
+        }
+        let mut data = opened.data();
+        let mut stretches = Vec::with_capacity(chunk.stretches.len());
+        for stretch in chunk.stretches.iter().cloned() {
+            let blocks = usize::try_from(stretch.end - stretch.start).unwrap_or(0);
+            let (bytes, rest) = data.split_at(blocks * BLOCK_SIZE);
+            data = rest;
+            stretches.push(self.stretch(stretch, bytes, blank));
+        }
+        Ok(try_join_all(stretches).await?.into_iter().sum())
+    }
+
+    async fn stretch(self, stretch: Range<u64>, bytes: &[u8], blank: bool) -> Result<u64> {
+        let blocks = bytes.len() / BLOCK_SIZE;
+        if !blank && self.holds(stretch.clone(), bytes).await? {
+            return Ok(stretch.end - stretch.start);
+        }
+        let mut buffer = Buffer::private_zeroed(blocks);
+        buffer.copy_from(0, bytes);
+        self.ask(Request::Write { block: stretch.start, buffer, fua: false }).await?;
+        Ok(0)
+    }
+
+    /// Whether this is what the volume has there, as data.
+    async fn holds(self, stretch: Range<u64>, bytes: &[u8]) -> Result<bool> {
+        let blocks = stretch.end - stretch.start;
+        let extents = self.core.allocation(self.io, stretch.start, blocks).await?;
+        if !extents.iter().all(|extent| extent.allocated) {
+            return Ok(false);
+        }
+        let mut buffer = Buffer::private_zeroed(bytes.len() / BLOCK_SIZE);
+        match self.core.read(self.io, stretch.start, &mut buffer).await {
+            Ok(()) => Ok(buffer.private() == Some(bytes)),
+            // It is written anew.
+            Err(error) if error.kind() == Kind::Corrupt => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Discards what the volume has in `range` but for `keep`.
+    async fn clear(self, range: Range<u64>, keep: &[Range<u64>]) -> Result<()> {
+        let mut at = range.start;
+        for kept in keep.iter().cloned().chain(std::iter::once(range.end..range.end)) {
+            while at < kept.start {
+                let blocks = WINDOW.min(kept.start - at);
+                let extents = self.core.allocation(self.io, at, blocks).await?;
+                if extents.iter().any(|extent| extent.allocated) {
+                    self.ask(Request::Discard { block: at, blocks }).await?;
+                }
+                at += blocks;
+            }
+            at = kept.end;
+        }
+        Ok(())
+    }
+
+    async fn ask(self, request: Request) -> Result<()> {
+        let mut extents = Vec::new();
+        let (_, result) = self.core.serve(self.io, self.runs, request, &mut extents).boxed_local().await;
+        result
+    }
+}
