@@ -5,6 +5,7 @@ mod documents;
 pub mod header;
 pub mod manual;
 pub mod service;
+pub mod stream;
 pub mod top;
 
 use std::net::SocketAddr;
@@ -82,6 +83,8 @@ pub enum VolumeCommand {
     Key(header::Key),
     #[command(subcommand)]
     Header(header::Header),
+    Export(stream::Export),
+    Import(stream::Import),
     Reanchor(header::Reanchor),
     Prepare(service::Prepare),
     Activate(service::Activate),

@@ -9,6 +9,7 @@ mod offline;
 mod reanchor;
 pub mod running;
 pub mod service;
+mod stream;
 mod top;
 
 use crate::cli::VolumeCommand;
@@ -38,6 +39,8 @@ pub fn volume(command: VolumeCommand) -> Result<(), Failure> {
         VolumeCommand::Key(key) => offline::key(&key),
         VolumeCommand::Reanchor(args) => reanchor::run(&args),
         VolumeCommand::Header(header) => header::run(&header),
+        VolumeCommand::Export(args) => stream::export::run(&args),
+        VolumeCommand::Import(args) => stream::import::run(&args),
         VolumeCommand::Serve { .. } => attach::serve(),
         VolumeCommand::LoopAttach { file, read_only } => {
             // Without the daemon that serves the file nobody would ever take the device away again.

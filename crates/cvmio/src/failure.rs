@@ -53,6 +53,11 @@ impl Failure {
         self.code == USAGE
     }
 
+    /// Whether something that this needs did not work, perhaps half-way.
+    pub fn is_io(&self) -> bool {
+        self.code == IO
+    }
+
     /// The exit code.
     pub fn code(&self) -> u8 {
         self.code

@@ -61,6 +61,26 @@ pub fn bar(message: &'static str, length: u64) -> ProgressBar {
     }
 }
 
+/// A bar for so many bytes, with their rate and the time that is left; where nobody knows how many, without.
+pub fn bytes_bar(message: &'static str, length: Option<u64>) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let (bar, template) = match length {
+        Some(length) => (
+            ProgressBar::new(length),
+            "{msg} {wide_bar} {binary_bytes} of {binary_total_bytes}, {binary_bytes_per_sec}, {eta} left",
+        ),
+        None => {
+            (ProgressBar::new_spinner(), "{spinner} {msg} {binary_bytes}, {binary_bytes_per_sec} ({elapsed})")
+        }
+    };
+    match ProgressStyle::with_template(template) {
+        Ok(style) => bar.with_message(message).with_style(style),
+        Err(_) => bar,
+    }
+}
+
 impl Drop for Spinner {
     fn drop(&mut self) {
         self.0.finish_and_clear();

@@ -28,6 +28,8 @@ fn help_texts() {
         "volume header",
         "volume header backup",
         "volume header restore",
+        "volume export",
+        "volume import",
         "volume reanchor",
         "volume prepare",
         "volume activate",

@@ -24,6 +24,22 @@ pub enum Origin {
     Known,
     /// It is to open a new slot, so a typing error would lock the owner out.
     New,
+    /// It opens a stream.
+    KnownStream,
+    /// It is to open a new stream.
+    NewStream,
+}
+
+impl Origin {
+    /// What the terminal asks, and whether it asks again.
+    fn prompt(self) -> (&'static str, bool) {
+        match self {
+            Self::Known => ("Passphrase: ", false),
+            Self::New => ("New passphrase: ", true),
+            Self::KnownStream => ("Passphrase of the stream: ", false),
+            Self::NewStream => ("New passphrase for the stream: ", true),
+        }
+    }
 }
 
 /// Gets the secret from where the user says.
@@ -37,16 +53,11 @@ pub fn load(args: &CredentialArgs, origin: Origin) -> Result<Credential, Failure
     if let Some(path) = &args.passphrase_file {
         return Ok(Credential::Passphrase(first_line(read_file(path, MAX_PASSPHRASE, "passphrase file")?)));
     }
-    let passphrase = match origin {
-        Origin::Known => ask("Passphrase: ")?,
-        Origin::New => {
-            let passphrase = ask("New passphrase: ")?;
-            if ask("The same again: ")? != passphrase {
-                return Err(Failure::usage("the two passphrases differ; nothing was changed"));
-            }
-            passphrase
-        }
-    };
+    let (prompt, again) = origin.prompt();
+    let passphrase = ask(prompt)?;
+    if again && ask("The same again: ")? != passphrase {
+        return Err(Failure::usage("the two passphrases differ; nothing was changed"));
+    }
     Ok(Credential::Passphrase(passphrase))
 }
 

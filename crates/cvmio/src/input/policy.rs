@@ -28,12 +28,23 @@ pub fn default_policy(store: &Path, given: Option<&Path>) -> Result<PathBuf, Fai
     Ok(name.into())
 }
 
+/// Where the policy of a volume lies whose import has not ended: the volume is there, and nothing takes it for a whole one.
+pub fn unfinished(policy: &Path) -> PathBuf {
+    let mut name = policy.as_os_str().to_owned();
+    name.push(".importing");
+    name.into()
+}
+
 /// Reads and checks a policy.
 ///
 /// # Errors
 /// When it is missing, unreadable or no policy.
 pub fn read_policy(path: &Path) -> Result<Policy, Failure> {
     let fail = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound if unfinished(path).exists() => Failure::policy(format!(
+            "there is no attach policy at {}: the import of this volume has not ended. Run `cvmio volume import` again, with the same options",
+            path.display()
+        )),
         io::ErrorKind::NotFound => Failure::policy(format!(
             "there is no attach policy at {}; name it with --policy. Without it nothing says what the disk must be",
             path.display()
@@ -68,8 +79,13 @@ pub fn save_policy(path: &Path, policy: &Policy, force: bool) -> Result<(), Fail
     if force {
         fs::rename(&target, path).map_err(fail)?;
     }
+    sync_directory(path).map_err(fail)
+}
+
+/// Makes the name of a file durable.
+pub fn sync_directory(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    File::open(parent.unwrap_or(Path::new("."))).and_then(|directory| directory.sync_all()).map_err(fail)
+    File::open(parent.unwrap_or(Path::new("."))).and_then(|directory| directory.sync_all())
 }
 
 /// Why a policy file is not written.

@@ -196,8 +196,8 @@ fn first_use(target: &Target, policy: &Policy) -> Result<(), Failure> {
     reserve.map_or(Ok(()), |store| Ok(store.allocate()?))
 }
 
-/// Asked without waiting for anything but the anchor.
-fn is_claimed(anchor: &dyn Anchor) -> Result<bool, Failure> {
+/// Whether a volume lives by an anchor. Asked without waiting for anything but the anchor.
+pub fn is_claimed(anchor: &dyn Anchor) -> Result<bool, Failure> {
     let mut reading = anchor.read();
     let waker = std::task::Waker::noop();
     let mut context = std::task::Context::from_waker(waker);

@@ -1,0 +1,277 @@
+//! `cvmio volume import`: a new volume of a sealed stream.
+//!
+//! The policy is what makes a volume one that can be attached. Until the stream has ended it lies under another name, which is also how the next
+//! import knows that the store, the anchor and what is on them are its own to go on with.
+
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use seal::slot::{Credential, SlotLimits};
+use seal::{Random, SecretBytes};
+use serde_json::json;
+use store::BLOCK_SIZE;
+use volume::format::stream::StreamHeader;
+use volume::policy::{self, Policy};
+use volume::{AttachOptions, CreateOptions, Imported, Kind, StreamProgress, StreamReader, Volume};
+
+use crate::cli::CredentialArgs;
+use crate::cli::stream::Import;
+use crate::commands::create::{self, Wanted};
+use crate::failure::Failure;
+use crate::input::{self, Origin};
+use crate::session::Session;
+use crate::{output, system};
+
+/// How long to wait for something before the bar is moved.
+const GLANCE: Duration = Duration::from_millis(100);
+
+pub fn run(args: &Import) -> Result<(), Failure> {
+    let policy_path = input::default_policy(&args.to, args.new.policy.as_deref())?;
+    if !args.new.force && policy_path.exists() {
+        return Err(Failure::usage(input::already_there(&policy_path)));
+    }
+    create::check_anchor(&args.new)?;
+    let stream = args.stream.as_credential();
+    check_input(args, &stream)?;
+    system::protect()?.iter().for_each(|warning| output::warning(warning));
+    let (file, length) = open_input(&args.from)?;
+    let credential = input::load(&stream, Origin::KnownStream)?;
+    let reader = StreamReader::open(file, &credential, &SlotLimits::default())?;
+    let header = reader.header().clone();
+    check_state(args, &header)?;
+    let target = Target::find(args, &header, &policy_path)?;
+    let session = Session::begin(target.open()?)?;
+    let imported = copy(&session, reader, length);
+    let ended = session.end();
+    let imported = imported.map_err(explain)?;
+    ended?;
+    target.finish()?;
+    report(args, &target.policy, &policy_path, &header, imported)
+}
+
+/// Standard input is one thing only.
+fn check_input(args: &Import, stream: &CredentialArgs) -> Result<(), Failure> {
+    let files = [&stream.key_file, &stream.passphrase_file, &args.new.credential.key_file];
+    let files = files.into_iter().chain([&args.new.credential.passphrase_file]).flatten();
+    let named = std::iter::once(&args.from).chain(files).filter(|path| *path == Path::new("-")).count();
+    if named > 1 {
+        return Err(Failure::usage("only one of stream, keys and passphrases can come from standard input"));
+    }
+    Ok(())
+}
+
+fn open_input(path: &Path) -> Result<(File, Option<u64>), Failure> {
+    let fail = |error| Failure::usage(format!("the stream {} cannot be read: {error}", path.display()));
+    let file = match path == Path::new("-") {
+        true => File::from(std::io::stdin().as_fd().try_clone_to_owned().map_err(fail)?),
+        false => File::open(path).map_err(fail)?,
+    };
+    let metadata = file.metadata().map_err(fail)?;
+    if metadata.is_dir() {
+        return Err(Failure::usage(format!("{} is a directory, and no stream", path.display())));
+    }
+    Ok((file, metadata.is_file().then_some(metadata.len())))
+}
+
+fn check_state(args: &Import, header: &StreamHeader) -> Result<(), Failure> {
+    match args.expect {
+        Some(expected) if expected != header.state() => Err(volume::Error::new(
+            Kind::Stale,
+            format!(
+                "the stream holds the state {}, and {expected} is expected: it is an older one, or of another volume. Nothing was written; get the right one, and suspect whoever kept it",
+                header.state()
+            ),
+        )
+        .into()),
+        _ => Ok(()),
+    }
+}
+
+/// The volume that is made.
+struct Target<'a> {
+    wanted: Wanted<'a>,
+    options: CreateOptions,
+    credential: Credential,
+    policy: Policy,
+    policy_path: &'a Path,
+    /// Where the policy lies until the end.
+    unfinished: PathBuf,
+    /// Whether an import has begun it before.
+    begun: bool,
+}
+
+impl<'a> Target<'a> {
+    /// What was begun, or a new one. Writes nothing.
+    fn find(args: &'a Import, header: &StreamHeader, policy_path: &'a Path) -> Result<Self, Failure> {
+        let has = header.blocks * BLOCK_SIZE as u64;
+        let size = args.size.unwrap_or(has);
+        if size < has {
+            return Err(Failure::usage(format!(
+                "the stream is of a volume of {}, and cannot become a smaller one; leave --size out, or raise it",
+                output::bytes(has)
+            )));
+        }
+        let wanted = Wanted { store: &args.to, size: Some(size), new: &args.new };
+        let options = create::options(wanted)?;
+        let unfinished = input::unfinished(policy_path);
+        let begun = unfinished.exists();
+        let mut policy = Policy {
+            version: policy::VERSION,
+            volume: [0; 16],
+            suite: options.suite,
+            confidentiality: options.confidentiality,
+            integrity: options.integrity,
+            freshness: options.freshness,
+            size,
+            anchor: args.new.anchor.clone(),
+            format_if_blank: false,
+        };
+        if begun {
+            let before = input::read_policy(&unfinished)?;
+            policy.volume = before.volume;
+            if policy != before {
+                return Err(Failure::usage(format!(
+                    "an import with other options was cut short here: {} says which. Use those, or remove that file, the store and the anchor, and begin anew",
+                    unfinished.display()
+                )));
+            }
+        } else {
+            seal::SystemRandom.fill(&mut policy.volume);
+        }
+        let origin = if begun { Origin::Known } else { Origin::New };
+        let credential = input::load(&args.new.credential, origin)?;
+        Ok(Self { wanted, options, credential, policy, policy_path, unfinished, begun })
+    }
+
+    /// Attaches it, and makes it before if it is not there yet.
+    fn open(&self) -> Result<Volume, Failure> {
+        if !self.begun {
+            input::save_policy(&self.unfinished, &self.policy, false)?;
+            if let Err(failure) = self.make() {
+                // What was refused was not begun.
+                if !failure.is_io() {
+                    let _ = fs::remove_file(&self.unfinished);
+                }
+                return Err(failure);
+            }
+            return self.attach();
+        }
+        let failure = match self.attach() {
+            Ok(volume) => return Ok(volume),
+            Err(failure) => failure,
+        };
+        // The import before may have been cut while it made the volume. What is another's, or was used, is not made anew.
+        match self.make() {
+            Ok(()) => self.attach(),
+            Err(why) if failure.is_usage() || why.tamper().is_some() => Err(why),
+            Err(_) => Err(failure),
+        }
+    }
+
+    fn make(&self) -> Result<(), Failure> {
+        create::make(self.wanted, self.options.clone(), |environment, options| {
+            let _spinner = output::spinner(format!("creating {}", self.wanted.store.display()));
+            if let (false, Some(anchor)) = (self.begun, &environment.anchor)
+                && crate::service::is_claimed(anchor.as_ref())?
+            {
+                return Err(anchor::Error::Unusable(format!(
+                    "the anchor {} belongs to a volume already; name a new one",
+                    anchor.address()
+                ))
+                .into());
+            }
+            let credential = copy_of(&self.credential);
+            volume::create_as(environment, options, self.policy.volume, credential)?.block()?;
+            Ok(())
+        })
+    }
+
+    fn attach(&self) -> Result<Volume, Failure> {
+        let _spinner = output::spinner("opening");
+        let store = system::open_store(self.wanted.store, self.wanted.new.buffered)?;
+        let environment = system::environment(store, system::open_anchor(&self.policy)?);
+        let (policy, credential) = (self.policy.clone(), copy_of(&self.credential));
+        Ok(volume::attach(environment, policy, credential, AttachOptions::default())?.block()?)
+    }
+
+    /// From here on it is a volume like any other.
+    fn finish(&self) -> Result<(), Failure> {
+        fs::rename(&self.unfinished, self.policy_path)
+            .and_then(|()| input::sync_directory(self.policy_path))
+            .map_err(|error| {
+                Failure::io(format!("the policy {} cannot be written: {error}", self.policy_path.display()))
+            })
+    }
+}
+
+fn copy_of(credential: &Credential) -> Credential {
+    match credential {
+        Credential::Passphrase(secret) => Credential::Passphrase(SecretBytes::from_slice(secret.expose())),
+        Credential::KeyFile(secret) => Credential::KeyFile(SecretBytes::from_slice(secret.expose())),
+    }
+}
+
+fn copy(session: &Session, reader: StreamReader<File>, length: Option<u64>) -> volume::Result<Imported> {
+    let progress = Arc::new(StreamProgress::default());
+    let bar = output::bytes_bar("importing", length);
+    let mut job = session.volume.import(reader, Arc::clone(&progress))?;
+    let ended = loop {
+        if let Some(ended) = job.step(GLANCE) {
+            break ended;
+        }
+        bar.set_position(progress.bytes.load(Ordering::Relaxed));
+    };
+    bar.finish_and_clear();
+    ended
+}
+
+fn explain(error: volume::Error) -> Failure {
+    let more = match error.kind() {
+        Kind::NoSpace => {
+            "its store is too small for this stream; remove store, anchor and the policy's .importing, and import to a larger one"
+        }
+        _ => {
+            "the volume is not whole, and cannot be attached; what was imported is kept. Run the same command again, with the whole stream, to go on"
+        }
+    };
+    Failure::from(error).with(more)
+}
+
+fn report(
+    args: &Import,
+    policy: &Policy,
+    policy_path: &Path,
+    header: &StreamHeader,
+    imported: Imported,
+) -> Result<(), Failure> {
+    let bytes = |blocks: u64| blocks * BLOCK_SIZE as u64;
+    if args.new.json {
+        return output::print_json(&json!({
+            "store": args.to,
+            "policy": policy_path,
+            "volume": policy,
+            "from": { "volume": hex::encode(header.volume), "state": header.state().to_string() },
+            "chunks": imported.chunks,
+            "data-bytes": bytes(imported.blocks),
+            "kept-bytes": bytes(imported.kept),
+        }));
+    }
+    let kept = match imported.kept {
+        0 => String::new(),
+        kept => format!(" ({} were there already)", output::bytes(bytes(kept))),
+    };
+    output::print(&format!(
+        "imported volume {} in its state {} to {}: {} of data{kept}, {}\n  policy  {}\nKeep policy and anchor where the host of the store cannot change them.",
+        hex::encode(header.volume),
+        header.state(),
+        args.to.display(),
+        output::bytes(bytes(imported.blocks)),
+        output::bytes(policy.size),
+        policy_path.display()
+    ));
+    Ok(())
+}
