@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What is unpacked, with all that it depends on. The machine's own release may be older than a QEMU that works (7.2 crashes this kernel).
+/// The machine's own release may be older than a QEMU that works (7.2 crashes this kernel).
 const RELEASE: &str = "trixie";
+/// What is unpacked, with all that it depends on.
 const PACKAGES: &[&str] = &[
     // The machine.
     "qemu-system-x86",
@@ -17,6 +18,7 @@ const PACKAGES: &[&str] = &[
     "e2fsprogs",
     "xfsprogs",
     "sqlite3",
+    "nbd-client",
 ];
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
