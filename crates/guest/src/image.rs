@@ -14,6 +14,7 @@ pub struct Guest<'a> {
     bed: &'a Bed,
     programs: Vec<String>,
     modules: Vec<String>,
+    files: Vec<(String, PathBuf)>,
     disks: Vec<PathBuf>,
     limit: Duration,
 }
@@ -24,6 +25,7 @@ impl<'a> Guest<'a> {
             bed,
             programs: Vec::new(),
             modules: Vec::new(),
+            files: Vec::new(),
             disks: Vec::new(),
             limit: Duration::from_secs(120),
         }
@@ -40,6 +42,17 @@ impl<'a> Guest<'a> {
     #[must_use]
     pub fn modules(mut self, names: &[&str]) -> Self {
         self.modules.extend(names.iter().map(|&name| name.into()));
+        self
+    }
+
+    /// Takes the integration test `name` of this workspace along, as `/usr/bin/NAME`, with the libraries of this machine that it was made for: not
+    /// together with programs of Debian's.
+    ///
+    /// # Panics
+    /// When it does not build.
+    #[must_use]
+    pub fn tests(mut self, name: &str) -> Self {
+        self.files.extend(self.bed.tests(name));
         self
     }
 
@@ -99,6 +112,9 @@ impl<'a> Guest<'a> {
         archive.file("script", script.as_bytes());
         archive.file("bin/busybox", &read(&debian.path("usr/bin/busybox")));
         archive.file("usr/bin/cvmio", &read(&self.bed.cvmio));
+        for (path, file) in &self.files {
+            archive.file(path, &read(file));
+        }
         for program in &self.programs {
             archive.file(program, &read(&debian.path(program)));
             for (path, file) in debian.libraries(program) {

@@ -55,6 +55,10 @@ impl Bed {
     pub fn guest(&self) -> Guest<'_> {
         Guest::new(self)
     }
+
+    fn tests(&self, name: &str) -> Vec<(String, PathBuf)> {
+        program::tests(&target(), &self.running, name)
+    }
 }
 
 /// Waits for this test's turn. `None` where no guest can be made, and says why in a line that `scripts/test` counts.

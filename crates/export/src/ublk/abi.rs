@@ -208,6 +208,7 @@ impl Wanted {
     /// From a descriptor. `None` for what a device of `size` bytes cannot do.
     pub(super) fn decode(descriptor: &[u8; DESCRIPTOR], size: u64) -> Option<Self> {
         const FUA: u32 = 1 << 13;
+        const NO_UNMAP: u32 = 1 << 15;
         let word = u32::from_ne_bytes(take(descriptor, 0));
         let operation = word & 0xff;
         // It has no place: the rest of its descriptor says nothing.
@@ -225,6 +226,8 @@ impl Wanted {
             0 => Self::Read { offset, length: transfer? },
             1 => Self::Write { offset, length: transfer?, fua: word & FUA != 0 },
             3 => Self::Discard { offset, length },
+            // A hole will do, as it will for the other front ends.
+            5 if word & NO_UNMAP == 0 => Self::Discard { offset, length },
             5 => Self::WriteZeroes { offset, length },
             _ => return None,
         })
@@ -315,6 +318,7 @@ mod tests {
         );
         assert_eq!(found(2, 0, u64::MAX), Some(Wanted::Flush), "as the kernel sends it");
         assert_eq!(found(3, 2048, 0), Some(Wanted::Discard { offset: 0, length: 1 << 20 }));
+        assert_eq!(found(5, 8, 8), Some(Wanted::Discard { offset: 4096, length: 4096 }));
         assert_eq!(found(5 | 1 << 15, 8, 8), Some(Wanted::WriteZeroes { offset: 4096, length: 4096 }));
     }
 

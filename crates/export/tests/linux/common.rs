@@ -245,14 +245,18 @@ pub type Turn = MutexGuard<'static, ()>;
 /// One test at a time: a process that another test starts holds copies of all open files until it runs its own
 /// program, so an unmount would now and then find the mount in use.
 pub fn turn(loops: bool) -> Option<Turn> {
+    turn_with(if loops { &["/dev/fuse", "/dev/loop-control"] } else { &["/dev/fuse"] })
+}
+
+/// The same for what needs these devices.
+pub fn turn_with(devices: &[&str]) -> Option<Turn> {
     let missing = if !rustix::process::geteuid().is_root() {
-        "mounting needs root"
-    } else if std::fs::File::open("/dev/fuse").is_err() {
-        "there is no /dev/fuse"
-    } else if loops && std::fs::File::open("/dev/loop-control").is_err() {
-        "there is no /dev/loop-control"
+        "mounting needs root".into()
     } else {
-        return Some(alone());
+        match devices.iter().find(|device| std::fs::File::open(device).is_err()) {
+            Some(device) => format!("there is no {device}"),
+            None => return Some(alone()),
+        }
     };
     // Straight to the stream: what `println!` says is shown only when a test fails. `scripts/test` counts these lines.
     let thread = std::thread::current();

@@ -1,10 +1,11 @@
 //! What every front end must do alike, over the same device in memory.
 
 use crate::client::Client;
-use crate::common::{Memory, Rig, Turn, turn};
+use crate::common::{Memory, Rig, Turn, turn, turn_with};
 use export::fuse::Options;
 use export::nbd::wire::{Command, Flags};
 use export::nbd::{self, Listen, Server};
+use export::ublk::{self, Recovery, Ublk};
 use rustix::fs::{Advice, FallocateFlags, OFlags};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
@@ -121,6 +122,48 @@ impl Shown for Fuse {
             self.0.detach();
         }
         self.0.finish();
+    }
+}
+
+/// A ublk device, which goes when it is dropped, after the users of this test.
+struct ByUblk {
+    device: Arc<Memory>,
+    ublk: Ublk,
+    directory: tempfile::TempDir,
+}
+
+impl ByUblk {
+    fn show(recoverable: bool) -> Box<dyn Shown> {
+        let device = Memory::new(SIZE);
+        // In memory in a guest, as the log wants it.
+        let directory = tempfile::tempdir_in("/run").unwrap();
+        let recovery = Recovery { path: directory.path().join("ublk"), owner: [7; 16] };
+        let options = ublk::Options { queues: 2, depth: 64, recovery: recoverable.then_some(recovery) };
+        let ublk = Ublk::show(device.clone(), &options).unwrap();
+        Box::new(ByUblk { device, ublk, directory })
+    }
+}
+
+impl Shown for ByUblk {
+    fn device(&self) -> &Memory {
+        &self.device
+    }
+
+    fn user(&self) -> Box<dyn User> {
+        Box::new(ByFile::open(self.ublk.path().into()))
+    }
+
+    fn full(&self) -> Errno {
+        // The kernel is told, and says so in its log; who wrote to a block device's page cache learns of one error only.
+        Errno::IO
+    }
+
+    fn finish(self: Box<Self>) {
+        self.ublk.stop().unwrap();
+        assert!(!self.ublk.path().exists(), "the device is gone");
+        assert!(std::fs::read_dir(self.directory.path()).unwrap().next().is_none(), "the log is gone");
+        assert_eq!(self.device.counts().wrong, [""; 0]);
+        assert_eq!(self.device.counts().in_flight, 0);
     }
 }
 
@@ -317,19 +360,10 @@ fn run(turn: Option<Turn>, show: fn() -> Box<dyn Shown>, check: fn(&dyn Shown)) 
     shown.finish();
 }
 
-/// All checks for one front end.
-macro_rules! conforms {
-    ($name:ident, $turn:expr, $show:expr, [$($check:ident),*]) => {
-        mod $name {
-            use super::*;
-            $(#[test]
-            fn $check() {
-                run($turn, $show, super::$check);
-            })*
-        }
-    };
-    ($name:ident, $turn:expr, $show:expr) => {
-        conforms!($name, $turn, $show, [
+/// Hands a list of all checks to another macro, behind what else it wants.
+macro_rules! with_all_checks {
+    ($other:ident, $($more:tt)*) => {
+        $other!($($more)* [
             content_of_any_size_and_place,
             the_last_write_counts,
             a_flush_covers_what_others_wrote,
@@ -342,7 +376,47 @@ macro_rules! conforms {
     };
 }
 
+/// All checks for one front end.
+macro_rules! conforms {
+    ($name:ident, $turn:expr, $show:expr, [$($check:ident),*]) => {
+        mod $name {
+            use super::*;
+            $(#[test]
+            fn $check() {
+                run($turn, $show, super::$check);
+            })*
+        }
+    };
+    ($name:ident, $turn:expr, $show:expr) => {
+        with_all_checks!(conforms, $name, $turn, $show,);
+    };
+}
+
 conforms!(fuse_file, turn(false), Fuse::file);
 conforms!(loop_device, turn(true), Fuse::looped);
 conforms!(nbd_structured, Some(crate::common::alone()), || Box::new(ByNbd::new(true)));
 conforms!(nbd_simple, Some(crate::common::alone()), || Box::new(ByNbd::new(false)));
+
+macro_rules! table {
+    ([$($check:ident),*]) => {
+        const CHECKS: &[(&str, fn(&dyn Shown))] = &[$((stringify!($check), $check)),*];
+    };
+}
+with_all_checks!(table,);
+
+/// One test, since most machines lack the driver. The crate `guest` runs it where there is one.
+#[test]
+fn ublk_devices() {
+    for (name, check) in CHECKS {
+        for (kind, show) in
+            [("plain", (|| ByUblk::show(false)) as fn() -> _), ("kept", || ByUblk::show(true))]
+        {
+            let turn = turn_with(&["/dev/ublk-control"]);
+            if turn.is_none() {
+                return;
+            }
+            println!("{kind}: {name}");
+            run(turn, show, *check);
+        }
+    }
+}
