@@ -20,6 +20,43 @@ const PACKAGES: &[&str] = &[
     "sqlite3",
     "nbd-client",
 ];
+/// What a system is made of that guests boot, beside the kernel: all that a real one has, and nothing configured.
+const SYSTEM: &[&str] = &[
+    "base-files",
+    "base-passwd",
+    "bash",
+    "busybox-static",
+    "coreutils",
+    "dash",
+    "diffutils",
+    "dpkg",
+    "e2fsprogs",
+    "findutils",
+    "grep",
+    "gzip",
+    "hostname",
+    "initramfs-tools",
+    "kmod",
+    "libc-bin",
+    "mount",
+    "sed",
+    "systemd",
+    "systemd-sysv",
+    "tar",
+    "udev",
+    "util-linux",
+];
+/// What nothing in a guest reads.
+const LEFT_OUT: &[&str] = &[
+    "usr/lib/udev/hwdb.d",
+    "usr/share/bash-completion",
+    "usr/share/doc",
+    "usr/share/i18n",
+    "usr/share/locale",
+    "usr/share/man",
+    "usr/share/perl5",
+    "usr/share/zoneinfo",
+];
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
@@ -27,6 +64,7 @@ const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 #[derive(Debug)]
 pub(crate) struct Debian {
     root: PathBuf,
+    system: PathBuf,
     kernel: String,
 }
 
@@ -40,7 +78,7 @@ impl Debian {
             return Err("guests are of x86-64, and this machine is not".into());
         }
         let known = directory.join("packages");
-        let wanted = format!("{RELEASE} {}", PACKAGES.join(" "));
+        let wanted = format!("{RELEASE} {} / {}", PACKAGES.join(" "), SYSTEM.join(" "));
         if fs::read_to_string(&known).is_ok_and(|found| found == wanted) {
             return Self::open(directory);
         }
@@ -56,15 +94,15 @@ impl Debian {
                 _ => {}
             }
         }
-        let packages = fetch(&fresh.join("apt"))?;
+        let apt = Apt::new(&fresh.join("apt"))?;
         let root = fresh.join("root");
-        make(&root)?;
-        packages
-            .iter()
-            .try_for_each(|package| run(Command::new("dpkg-deb").arg("-x").args([package, &root])))?;
-        fs::remove_dir_all(fresh.join("apt")).map_err(|error| error.to_string())?;
+        unpack(&apt.download("machine", PACKAGES)?, &root)?;
         let debian = Self::open(&fresh)?;
         run(debian.program("usr/sbin/depmod").arg("-b").arg(debian.path("usr")).arg(&debian.kernel))?;
+        let packages = apt.download("system", SYSTEM)?;
+        unpack(&packages, &debian.system)?;
+        debian.configure(&packages)?;
+        fs::remove_dir_all(fresh.join("apt")).map_err(|error| error.to_string())?;
         let written = fs::write(fresh.join("packages"), wanted);
         written.and_then(|()| fs::rename(&fresh, directory)).map_err(|error| error.to_string())?;
         Self::open(directory)
@@ -76,7 +114,55 @@ impl Debian {
             fs::read_dir(root.join("boot")).map_err(|error| format!("{}: {error}", root.display()))?;
         let mut names = names.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let kernel = names.find_map(|name| name.strip_prefix("vmlinuz-").map(String::from));
-        Ok(Self { root, kernel: kernel.ok_or("the kernel's package has no kernel in it")? })
+        let system = directory.join("system");
+        Ok(Self { root, system, kernel: kernel.ok_or("the kernel's package has no kernel in it")? })
+    }
+
+    /// What the packages' own scripts would do, as far as it matters: users, an identity, what dpkg knows; and the kernel's modules.
+    fn configure(&self, packages: &[PathBuf]) -> Result<(), String> {
+        for path in LEFT_OUT {
+            let _ = fs::remove_dir_all(self.system.join(path));
+        }
+        let at = |path: &str| self.system.join(path);
+        for directory in
+            ["etc", "var/lib/dpkg/updates", "var/lib/dpkg/info", "dev", "proc", "run", "sys", "tmp"]
+        {
+            make(&at(directory))?;
+        }
+        let write = |path: &str, content: &str| {
+            fs::write(at(path), content).map_err(|error| format!("{}: {error}", at(path).display()))
+        };
+        let mut known = String::new();
+        for package in packages {
+            let fields = said(Command::new("dpkg-deb").arg("-f").arg(package))?;
+            let field =
+                |name: &str| fields.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+            let suffix = if field("Multi-Arch: ") == "same" { ":amd64" } else { "" };
+            let list = said(Command::new("dpkg-deb").arg("-c").arg(package))?;
+            // `MODE OWNER SIZE DATE TIME ./PATH`, and behind it where a link leads.
+            let paths = list.lines().filter_map(|line| line.split_once(" ./")?.1.split(" -> ").next());
+            let paths: String = paths.map(|path| format!("/{}\n", path.trim_end_matches('/'))).collect();
+            let name = format!("{}{suffix}", field("Package: "));
+            write(&format!("var/lib/dpkg/info/{name}.list"), &paths.replacen("/\n", "/.\n", 1))?;
+            known += &format!("{}\nStatus: install ok installed\n\n", fields.trim_end());
+        }
+        write("var/lib/dpkg/status", &known)?;
+        write("etc/machine-id", "6f1c9a5d3b7e4a2f8c0d1e2f3a4b5c6d\n")?;
+        write("etc/hostname", "guest\n")?;
+        // Nothing to bring up to date at boot.
+        write("etc/.updated", "")?;
+        write("var/.updated", "")?;
+        for file in ["passwd", "group"] {
+            let copied =
+                fs::copy(at(&format!("usr/share/base-passwd/{file}.master")), at(&format!("etc/{file}")));
+            copied.map_err(|error| format!("{file}: {error}"))?;
+        }
+        run(Command::new("cp").arg("-al").arg(self.path("usr/lib/modules")).arg(at("usr/lib")))
+    }
+
+    /// The packages of a system, unpacked. It is shared: who changes something does so in a copy.
+    pub(crate) fn system(&self) -> &Path {
+        &self.system
     }
 
     /// A file of a package.
@@ -120,38 +206,56 @@ impl Debian {
     }
 }
 
-/// Has apt download, in a world of its own: the machine's packages, lists and sources are neither looked at nor changed. Its proxies are used.
-fn fetch(directory: &Path) -> Result<Vec<PathBuf>, String> {
-    for part in ["lists/partial", "archives/partial"] {
-        make(&directory.join(part))?;
+/// apt in a world of its own: the machine's packages, lists and sources are neither looked at nor changed. Its proxies are used.
+struct Apt(PathBuf);
+
+impl Apt {
+    fn new(directory: &Path) -> Result<Self, String> {
+        make(&directory.join("lists/partial"))?;
+        let here = directory.display();
+        let mirror = std::env::var("DEBIAN_MIRROR").unwrap_or_else(|_| "http://deb.debian.org/debian".into());
+        let source =
+            format!("Types: deb\nURIs: {mirror}\nSuites: {RELEASE}\nComponents: main\nSigned-By: {KEYS}\n");
+        let settings = format!(
+            "#clear APT::Update::Pre-Invoke;\n#clear APT::Update::Post-Invoke;\n#clear APT::Update::Post-Invoke-Success;\n\
+             Dir::State \"{here}\";\nDir::State::lists \"{here}/lists\";\nDir::State::status \"{here}/status\";\n\
+             Dir::State::extended_states \"{here}/extended\";\nDir::Cache \"{here}\";\n\
+             Dir::Etc::SourceList \"{here}/debian.sources\";\nDir::Etc::SourceParts \"/dev/null\";\n\
+             Dir::Etc::Preferences \"/dev/null\";\nDir::Etc::PreferencesParts \"/dev/null\";\n\
+             APT::Architecture \"amd64\";\n#clear APT::Architectures;\nAPT::Architectures \"amd64\";\n\
+             APT::Install-Recommends \"false\";\nAPT::Sandbox::User \"\";\nAPT::Update::Error-Mode \"any\";\n\
+             Acquire::Languages \"none\";\nAcquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\nAcquire::Retries \"2\";\n"
+        );
+        for (name, content) in [("status", ""), ("debian.sources", &source), ("settings", &settings)] {
+            fs::write(directory.join(name), content).map_err(|error| format!("{name}: {error}"))?;
+        }
+        let apt = Self(directory.into());
+        run(apt.get().arg("update"))?;
+        Ok(apt)
     }
-    let here = directory.display();
-    let mirror = std::env::var("DEBIAN_MIRROR").unwrap_or_else(|_| "http://deb.debian.org/debian".into());
-    let source =
-        format!("Types: deb\nURIs: {mirror}\nSuites: {RELEASE}\nComponents: main\nSigned-By: {KEYS}\n");
-    let settings = format!(
-        "#clear APT::Update::Pre-Invoke;\n#clear APT::Update::Post-Invoke;\n#clear APT::Update::Post-Invoke-Success;\n\
-         Dir::State \"{here}\";\nDir::State::lists \"{here}/lists\";\nDir::State::status \"{here}/status\";\n\
-         Dir::State::extended_states \"{here}/extended\";\nDir::Cache \"{here}\";\nDir::Cache::archives \"{here}/archives\";\n\
-         Dir::Etc::SourceList \"{here}/debian.sources\";\nDir::Etc::SourceParts \"/dev/null\";\n\
-         Dir::Etc::Preferences \"/dev/null\";\nDir::Etc::PreferencesParts \"/dev/null\";\n\
-         APT::Architecture \"amd64\";\n#clear APT::Architectures;\nAPT::Architectures \"amd64\";\n\
-         APT::Install-Recommends \"false\";\nAPT::Sandbox::User \"\";\nAPT::Update::Error-Mode \"any\";\n\
-         Acquire::Languages \"none\";\nAcquire::IndexTargets::deb::DEP-11::DefaultEnabled \"false\";\nAcquire::Retries \"2\";\n"
-    );
-    for (name, content) in [("status", ""), ("debian.sources", &source), ("settings", &settings)] {
-        fs::write(directory.join(name), content).map_err(|error| format!("{name}: {error}"))?;
+
+    /// Packages with all that they depend on, in a directory of this name.
+    fn download(&self, name: &str, packages: &[&str]) -> Result<Vec<PathBuf>, String> {
+        let archives = self.0.join(name);
+        make(&archives.join("partial"))?;
+        let mut command = self.get();
+        command.arg("-o").arg(format!("Dir::Cache::archives={}", archives.display()));
+        run(command.args(["install", "--yes", "--download-only"]).args(packages))?;
+        let entries = fs::read_dir(archives).map_err(|error| error.to_string())?;
+        let files = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        Ok(files.filter(|path| path.extension().is_some_and(|kind| kind == "deb")).collect())
     }
-    let apt = || {
+
+    fn get(&self) -> Command {
         let mut command = Command::new("apt-get");
-        command.arg("-qq").arg("-c").arg(directory.join("settings"));
+        command.arg("-qq").arg("-c").arg(self.0.join("settings"));
         command
-    };
-    run(apt().arg("update"))?;
-    run(apt().args(["install", "--yes", "--download-only"]).args(PACKAGES))?;
-    let entries = fs::read_dir(directory.join("archives")).map_err(|error| error.to_string())?;
-    let files = entries.filter_map(|entry| Some(entry.ok()?.path()));
-    Ok(files.filter(|path| path.extension().is_some_and(|kind| kind == "deb")).collect())
+    }
+}
+
+fn unpack(packages: &[PathBuf], root: &Path) -> Result<(), String> {
+    make(root)?;
+    packages.iter().try_for_each(|package| run(Command::new("dpkg-deb").arg("-x").arg(package).arg(root)))
 }
 
 fn make(directory: &Path) -> Result<(), String> {
@@ -160,10 +264,15 @@ fn make(directory: &Path) -> Result<(), String> {
 
 /// Runs what a machine without network, or one that is not Debian, cannot.
 fn run(command: &mut Command) -> Result<(), String> {
+    said(command).map(drop)
+}
+
+/// The same, and what it prints.
+fn said(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().display().to_string();
     let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{name}: {error}"))?;
     if output.status.success() {
-        return Ok(());
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     let said = String::from_utf8_lossy(&output.stderr);
     let reason = said.lines().find(|line| line.starts_with("E:")).or_else(|| said.lines().last());

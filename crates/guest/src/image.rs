@@ -16,7 +16,19 @@ pub struct Guest<'a> {
     modules: Vec<String>,
     files: Vec<(String, PathBuf)>,
     disks: Vec<PathBuf>,
+    start: Start,
     limit: Duration,
+}
+
+/// What a guest does once its kernel runs.
+#[derive(Debug)]
+enum Start {
+    /// Runs the script, as root and without anything else.
+    Script,
+    /// Starts the system on its first disk.
+    System,
+    /// What this archive does, with these words for the kernel.
+    Own(PathBuf, String),
 }
 
 impl<'a> Guest<'a> {
@@ -27,6 +39,7 @@ impl<'a> Guest<'a> {
             modules: Vec::new(),
             files: Vec::new(),
             disks: Vec::new(),
+            start: Start::Script,
             limit: Duration::from_secs(120),
         }
     }
@@ -63,6 +76,20 @@ impl<'a> Guest<'a> {
         self
     }
 
+    /// Starts the [`System`](crate::System) on the first disk, which runs the script when it is up.
+    #[must_use]
+    pub fn system(mut self) -> Self {
+        self.start = Start::System;
+        self
+    }
+
+    /// is then the system's own, as [`System::script`](crate::System::script) has it, and not the one that [`run`](Self::run) is handed.
+    #[must_use]
+    pub fn initramfs(mut self, archive: &Path, words: &str) -> Self {
+        self.start = Start::Own(archive.into(), words.into());
+        self
+    }
+
     /// How long the guest may live, from power on to power off. Two minutes, unless something else is said.
     #[must_use]
     pub fn limit(mut self, limit: Duration) -> Self {
@@ -81,9 +108,17 @@ impl<'a> Guest<'a> {
         if !self.disks.is_empty() {
             self.modules.push("virtio_blk".into());
         }
-        let image = self.pack(script);
+        let (image, words) = match &self.start {
+            Start::Script => (self.pack(include_bytes!("init.sh"), script), ""),
+            Start::System => {
+                self.modules.push("ext4".into());
+                (self.pack(include_bytes!("start.sh"), script), "")
+            }
+            Start::Own(archive, words) => (read(archive), words.as_str()),
+        };
         let Bed { debian, running, .. } = self.bed;
-        let machine = Machine { debian, directory: running, image, disks: self.disks, limit: self.limit };
+        let (disks, limit) = (&self.disks, self.limit);
+        let machine = Machine { debian, directory: running, image, words, disks, limit };
         machine::run(&machine)
     }
 
@@ -100,7 +135,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    fn pack(&self, script: &str) -> Vec<u8> {
+    fn pack(&self, init: &[u8], script: &str) -> Vec<u8> {
         let debian = &self.bed.debian;
         let mut archive = Archive::default();
         for directory in ["dev", "proc", "sys", "run", "tmp", "root", "mnt", "modules", "bin", "etc"] {
@@ -108,7 +143,7 @@ impl<'a> Guest<'a> {
         }
         archive.link("lib64", "usr/lib64");
         archive.link("etc/mtab", "/proc/self/mounts");
-        archive.file("init", include_bytes!("init.sh"));
+        archive.file("init", init);
         archive.file("script", script.as_bytes());
         archive.file("bin/busybox", &read(&debian.path("usr/bin/busybox")));
         archive.file("usr/bin/cvmio", &read(&self.bed.cvmio));

@@ -17,6 +17,7 @@ mod debian;
 mod image;
 mod machine;
 mod program;
+mod system;
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -24,6 +25,7 @@ use std::path::{Path, PathBuf};
 
 pub use image::Guest;
 pub use machine::{Outcome, Trouble};
+pub use system::System;
 
 use debian::Debian;
 
@@ -56,6 +58,24 @@ impl Bed {
         Guest::new(self)
     }
 
+    /// A Debian system for a guest, with nothing of ours in it yet.
+    ///
+    /// # Panics
+    /// When it cannot be copied.
+    #[must_use]
+    pub fn system(&self) -> System<'_> {
+        System::new(self)
+    }
+
+    /// A Debian package of `cvmio`, with this version. `None` where there is no cargo-deb, and says so in a line that `scripts/test` counts.
+    ///
+    /// # Panics
+    /// When it cannot be made.
+    #[must_use]
+    pub fn package(&self, version: &str) -> Option<PathBuf> {
+        program::package(version).inspect_err(|reason| skipped(reason)).ok()
+    }
+
     fn tests(&self, name: &str) -> Vec<(String, PathBuf)> {
         program::tests(&target(), &self.running, name)
     }
@@ -80,12 +100,16 @@ pub fn bed() -> Option<Bed> {
             Some(Bed { debian, cvmio: program::cvmio(&target(), &directory), running, _turn: turn })
         }
         Err(reason) => {
-            let thread = std::thread::current();
-            // Straight to the stream: what `eprintln!` says is shown only when a test fails.
-            let _ = writeln!(std::io::stderr(), "\nSKIPPED {}: {reason}", thread.name().unwrap_or("a test"));
+            skipped(&reason);
             None
         }
     }
+}
+
+fn skipped(reason: &str) {
+    let thread = std::thread::current();
+    // Straight to the stream: what `eprintln!` says is shown only when a test fails.
+    let _ = writeln!(std::io::stderr(), "\nSKIPPED {}: {reason}", thread.name().unwrap_or("a test"));
 }
 
 fn workspace() -> &'static Path {

@@ -37,7 +37,9 @@ pub(crate) struct Machine<'a> {
     /// For what it writes while it runs.
     pub(crate) directory: &'a Path,
     pub(crate) image: Vec<u8>,
-    pub(crate) disks: Vec<PathBuf>,
+    /// For the kernel, and for what is in the image.
+    pub(crate) words: &'a str,
+    pub(crate) disks: &'a [PathBuf],
     pub(crate) limit: Duration,
 }
 
@@ -86,13 +88,14 @@ fn command(machine: &Machine<'_>, directory: &Path) -> Command {
     }
     command.env("QEMU_MODULE_DIR", debian.path("usr/lib/x86_64-linux-gnu/qemu"));
     command.args(HARDWARE.split(' ')).args(["-no-reboot", "-initrd", "image", "-kernel"]);
-    command.arg(debian.kernel()).args(["-append", "console=ttyS0 quiet oops=panic panic=-1"]);
+    let words = format!("console=ttyS0 quiet oops=panic panic=-1 {}", machine.words);
+    command.arg(debian.kernel()).args(["-append", &words]);
     command.args(["-serial", "file:console", "-device", "virtio-serial-pci"]);
     for port in PORTS {
         command.args(["-chardev", &format!("file,id={port},path={port}")]);
         command.args(["-device", &format!("virtserialport,chardev={port}")]);
     }
-    for disk in &machine.disks {
+    for disk in machine.disks {
         // A comma in a path is written twice.
         let path = disk.display().to_string().replace(',', ",,");
         command.args(["-drive", &format!("if=virtio,format=raw,discard=unmap,file={path}")]);

@@ -43,6 +43,24 @@ pub(crate) fn tests(target: &Path, directory: &Path, name: &str) -> Vec<(String,
     std::iter::once((format!("usr/bin/{name}"), path)).chain(files).collect()
 }
 
+/// Makes a Debian package of `cvmio` as guests have it, with this version.
+///
+/// # Errors
+/// When there is no cargo-deb, which `make test` installs.
+pub(crate) fn package(version: &str) -> Result<PathBuf, String> {
+    let made = Command::new("scripts/deb")
+        .args(["guest", "--deb-version", version])
+        .current_dir(workspace())
+        .output();
+    let made = made.map_err(|error| format!("scripts/deb: {error}"))?;
+    let said = String::from_utf8_lossy(&made.stderr);
+    if said.starts_with("cargo-deb is missing") {
+        return Err(said.trim().into());
+    }
+    assert!(made.status.success(), "scripts/deb failed: {said}");
+    Ok(workspace().join(String::from_utf8_lossy(&made.stdout).trim()))
+}
+
 fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(workspace());
