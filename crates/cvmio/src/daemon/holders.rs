@@ -47,11 +47,12 @@ pub fn of_block_device(device: &Path) -> Vec<String> {
 fn mounts_anywhere(devices: &[PathBuf]) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let mut found = BTreeSet::new();
+    let devices = numbered(devices);
     for process in process_ids() {
         let Ok(namespace) = fs::read_link(format!("/proc/{process}/ns/mnt")) else { continue };
         if seen.insert(namespace) {
-            let table = fs::read_to_string(format!("/proc/{process}/mounts")).unwrap_or_default();
-            found.extend(mounts_in(&table, devices));
+            let table = fs::read_to_string(format!("/proc/{process}/mountinfo")).unwrap_or_default();
+            found.extend(mounts_in(&table, &devices));
         }
     }
     found.into_iter().collect()
@@ -63,17 +64,32 @@ fn process_ids() -> impl Iterator<Item = u32> {
 }
 
 fn mounts(devices: &[PathBuf]) -> Vec<String> {
-    let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    mounts_in(&table, devices)
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    mounts_in(&table, &numbered(devices))
 }
 
-fn mounts_in(table: &str, devices: &[PathBuf]) -> Vec<String> {
+/// Block devices with their numbers, as `8:1`: one may be mounted by another name than ours, such as a link.
+fn numbered(devices: &[PathBuf]) -> Vec<(PathBuf, Option<String>)> {
+    let number = |device: &PathBuf| {
+        let text = fs::read_to_string(Path::new("/sys/class/block").join(device.file_name()?).join("dev"));
+        Some(text.ok()?.trim().to_string())
+    };
+    devices.iter().map(|device| (device.clone(), number(device))).collect()
+}
+
+/// From a table of the kernel's (proc_pid_mountinfo(5)). A file system of many devices has a number of its own, and names one of them.
+fn mounts_in(table: &str, devices: &[(PathBuf, Option<String>)]) -> Vec<String> {
     let mounted = table.lines().filter_map(|line| {
-        let mut fields = line.split(' ');
-        let (device, at) = (fields.next()?, fields.next()?);
+        let (fields, source) = line.split_once(" - ")?;
+        let fields: Vec<&str> = fields.split(' ').collect();
+        let (number, at) = (*fields.get(2)?, fields.get(4)?);
+        let source = source.split(' ').nth(1)?;
         // The kernel writes a space in a path as \040.
         let at = at.replace("\\040", " ");
-        devices.iter().any(|known| known == Path::new(device)).then(|| format!("{device} is mounted on {at}"))
+        let same = |(path, known): &&(PathBuf, Option<String>)| {
+            known.as_deref() == Some(number) || path == Path::new(source)
+        };
+        devices.iter().find(same).map(|(device, _)| format!("{} is mounted on {at}", device.display()))
     });
     mounted.collect()
 }
@@ -120,8 +136,15 @@ mod tests {
 
     #[test]
     fn a_mount_is_named_with_its_place() {
-        let table =
-            "proc /proc proc rw 0 0\n/dev/loop3 /srv/my\\040data ext4 rw 0 0\n/dev/loop33 /x ext4 rw 0 0\n";
-        assert_eq!(mounts_in(table, &["/dev/loop3".into()]), ["/dev/loop3 is mounted on /srv/my data"]);
+        let table = "22 1 0:5 / /proc rw - proc proc rw\n\
+                     36 35 7:3 / /srv/my\\040data rw,noatime shared:1 - ext4 /dev/disk/by-label/data rw\n\
+                     37 35 7:33 / /x rw - ext4 /dev/loop33 rw\n\
+                     38 35 0:44 / /many rw - btrfs /dev/loop4 rw\n";
+        let device = |path: &str, number: &str| (PathBuf::from(path), Some(number.to_string()));
+        let loops = [device("/dev/loop3", "7:3"), device("/dev/loop4", "7:4")];
+        assert_eq!(
+            mounts_in(table, &loops),
+            ["/dev/loop3 is mounted on /srv/my data", "/dev/loop4 is mounted on /many"]
+        );
     }
 }
