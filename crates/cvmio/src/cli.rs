@@ -246,6 +246,9 @@ pub struct Attach {
     /// Stay in the foreground until SIGTERM or SIGINT
     #[arg(long)]
     pub foreground: bool,
+    /// The root file system is to lie on the volume: mark the process as one that systemd must not kill at shutdown
+    #[arg(long, conflicts_with = "foreground")]
+    pub for_root: bool,
     /// What the device does once a block is not what was written there, or another session has claimed the volume
     #[arg(long, value_name = "WHAT", default_value = "continue")]
     pub on_tamper: OnTamper,

@@ -50,6 +50,8 @@ pub struct Order {
     pub buffered: bool,
     pub tamper: tamper::Orders,
     pub metrics: Option<metrics::Address>,
+    /// The root file system will be on it.
+    pub for_root: bool,
 }
 
 /// Where the volume is, when it is there.

@@ -11,6 +11,7 @@ const PACKAGES: &[&str] = &[
     // The machine.
     "qemu-system-x86",
     "linux-image-cloud-amd64",
+    "qemu-utils",
     "kmod",
     "xz-utils",
     // What guests work with.
@@ -163,6 +164,11 @@ impl Debian {
     /// The packages of a system, unpacked. It is shared: who changes something does so in a copy.
     pub(crate) fn system(&self) -> &Path {
         &self.system
+    }
+
+    /// The kernel's version.
+    pub(crate) fn version(&self) -> &str {
+        &self.kernel
     }
 
     /// A file of a package.

@@ -52,6 +52,21 @@ impl Bed {
         path
     }
 
+    /// `cvmio`, which runs on this machine as well.
+    #[must_use]
+    pub fn cvmio(&self) -> &Path {
+        &self.cvmio
+    }
+
+    /// Writes a disk to an NBD server, such as `cvmio` is.
+    ///
+    /// # Panics
+    /// When it cannot be written.
+    pub fn write_to(&self, disk: &Path, server: &str) {
+        let mut command = self.debian.program("usr/bin/qemu-img");
+        debian::output(command.args(["convert", "-n", "-f", "raw", "-O", "raw"]).arg(disk).arg(server));
+    }
+
     /// A guest that can be booted, with `cvmio` and busybox in it.
     #[must_use]
     pub fn guest(&self) -> Guest<'_> {

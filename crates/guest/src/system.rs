@@ -71,6 +71,48 @@ impl<'a> System<'a> {
         self.file(path, &fs::read(file).unwrap_or_else(|error| panic!("{}: {error}", file.display())));
     }
 
+    /// Unpacks a Debian package there.
+    ///
+    /// # Panics
+    /// When it is none.
+    pub fn unpack(&self, package: &Path) {
+        output(Command::new("dpkg-deb").arg("-x").arg(package).arg(&self.tree));
+    }
+
+    /// Makes an initramfs with the system's own `mkinitramfs`. `None` where this machine does not let a process
+    /// have another root, and says so in a line that `scripts/test` counts.
+    ///
+    /// # Errors
+    /// What `mkinitramfs` says when it fails.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    pub fn initramfs(&self) -> Option<Result<PathBuf, String>> {
+        // Its mounts are seen by nobody else, and go with it.
+        let script = r#"
+            set -e
+            for directory in dev proc; do mount --rbind "/$directory" "$1/$directory"; done
+            chroot "$1" /usr/bin/env -i PATH=/usr/sbin:/usr/bin mkinitramfs -o /tmp/initramfs "$2"
+        "#;
+        let apart = |script: &str| {
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "--map-root-user", "sh", "-c", script, "sh"]);
+            command
+        };
+        if !apart("mount -t tmpfs none /mnt").output().is_ok_and(|tried| tried.status.success()) {
+            crate::skipped("this machine allows no user namespaces");
+            return None;
+        }
+        let made = apart(script).arg(&self.tree).arg(self.bed.debian.version()).output();
+        let made = made.expect("it ran a moment ago");
+        if !made.status.success() {
+            return Some(Err(String::from_utf8_lossy(&made.stderr).into_owned()));
+        }
+        let archive = self.bed.running.join("initramfs");
+        fs::rename(self.tree.join("tmp/initramfs"), &archive).expect("both are on one file system");
+        Some(Ok(archive))
+    }
+
     /// Puts a link there.
     ///
     /// # Panics
@@ -97,7 +139,11 @@ impl<'a> System<'a> {
         let disk = self.bed.disk(name, size);
         let mut make = self.bed.debian.program("usr/sbin/mke2fs");
         make.env("MKE2FS_CONFIG", self.bed.debian.path("etc/mke2fs.conf"));
-        output(make.args(["-q", "-t", "ext4", "-E", "root_owner=0:0", "-d"]).arg(&self.tree).arg(&disk));
+        output(
+            make.args(["-q", "-t", "ext4", "-b", "4096", "-E", "root_owner=0:0", "-d"])
+                .arg(&self.tree)
+                .arg(&disk),
+        );
         disk
     }
 

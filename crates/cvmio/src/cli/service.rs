@@ -85,7 +85,7 @@ pub struct Which {
     /// Take the volume from a configuration in JSON (`-` for standard input)
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub config: Option<PathBuf>,
-    /// All volumes of the table but those with the option noauto
+    /// All volumes of the table but those with the options noauto or initramfs
     #[arg(long)]
     pub all: bool,
     /// The table

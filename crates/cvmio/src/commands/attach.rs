@@ -80,6 +80,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
         interval: args.interval,
         buffered: args.buffered,
         metrics: args.metrics.clone(),
+        for_root: args.for_root,
         tamper: tamper::Orders {
             on: args.on_tamper,
             hook: args.tamper_hook.as_deref().map(hook).transpose()?,
@@ -170,7 +171,8 @@ pub fn start(order: &Order, credential: &Credential) -> Result<Ready, Failure> {
     let log = File::options().create(true).append(true).open(place.log()).map_err(fail)?;
     // This very program, also if another was installed in its place meanwhile.
     let mut child = Command::new("/proc/self/exe")
-        .arg0("cvmio")
+        // The sign by which systemd knows whom the root file system needs (https://systemd.io/ROOT_STORAGE_DAEMONS).
+        .arg0(if order.for_root { "@cvmio" } else { "cvmio" })
         .args(["volume", "serve", &order.name])
         .current_dir("/")
         .stdin(Stdio::piped())

@@ -76,7 +76,7 @@ pub fn activate(args: &Activate) -> Result<(), Failure> {
     let which = &args.which;
     if which.all {
         let lines = tab::read(&which.tab)?;
-        return each(lines.iter().filter(|line| !line.noauto), |line| {
+        return each(lines.iter().filter(|line| !line.noauto && !line.initramfs), |line| {
             service::activate(&line.target, &runtime)
         });
     }
@@ -94,7 +94,9 @@ pub fn deactivate(args: &Deactivate) -> Result<(), Failure> {
     if which.all {
         // The last one first: it may lie on another.
         let lines = tab::read(&which.tab)?;
-        return each(lines.iter().rev(), |line| service::deactivate(&line.target.name, &runtime));
+        return each(lines.iter().rev().filter(|line| !line.initramfs), |line| {
+            service::deactivate(&line.target.name, &runtime)
+        });
     }
     let name = match (&which.name, &which.config) {
         (Some(name), _) => name.clone(),

@@ -159,6 +159,7 @@ fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure
         interval: target.interval,
         buffered: target.buffered,
         metrics: target.metrics.clone(),
+        for_root: false,
     };
     order.show.check(&Place::new(runtime, &target.name))?;
     let ready = attach::start(&order, &credential)?;

@@ -2,6 +2,8 @@
 //!
 //! `name store policy key options`, apart by blanks. The key is `key-file:/PATH` or `passphrase-file:/PATH`; the options are apart by commas, `-` for none. Lines
 //! that begin with `#` are comments. A path with a blank or, in an option, a comma cannot be written.
+//!
+//! A line with the option `initramfs` is for the boot script there, which knows no other option; its key may be `ask`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,9 +21,10 @@ const MAX_TAB: u64 = 1 << 20;
 const TYPING_ERRORS: usize = 2;
 
 /// All that may stand in the last field.
-const OPTIONS: [&str; 12] = [
+const OPTIONS: [&str; 13] = [
     "buffered",
     "fs",
+    "initramfs",
     "interval",
     "loop",
     "memory",
@@ -43,6 +46,8 @@ pub struct Line {
     pub noauto: bool,
     /// The machine starts without it.
     pub nofail: bool,
+    /// The initramfs attaches it, and nobody else brings it up or down.
+    pub initramfs: bool,
 }
 
 /// Where a table is wrong, and why.
@@ -92,7 +97,13 @@ pub fn find(path: &Path, name: &str) -> Result<Target, Failure> {
         let hint = suggestion(name, names.iter().copied());
         Failure::usage(format!("there is no volume `{name}` in {}{hint}", path.display()))
     };
-    lines.iter().find(|line| line.target.name == name).map(|line| line.target.clone()).ok_or_else(unknown)
+    let line = lines.iter().find(|line| line.target.name == name).ok_or_else(unknown)?;
+    if line.initramfs {
+        return Err(Failure::usage(format!(
+            "{name} is attached in the initramfs, before the system starts, and stays"
+        )));
+    }
+    Ok(line.target.clone())
 }
 
 /// Reads a table.
@@ -179,12 +190,21 @@ fn parse_line(text: &str) -> Result<Option<Line>, (usize, String)> {
     };
     let id = parse_name(name.text).or_else(|message| name.wrong(message))?;
     let mut target = Target::new(&id, &store.path()?, &policy.path()?);
-    parse_key(key, &mut target)?;
-    let mut parsed = Line { target, noauto: false, nofail: false };
+    let asks = key.text == "ask";
+    if !asks {
+        parse_key(key, &mut target)?;
+    }
+    let mut parsed = Line { target, noauto: false, nofail: false, initramfs: false };
     if let Some(options) = options.filter(|options| options.text != "-") {
         parse_options(options, &mut parsed)?;
     }
-    parsed.target.check().or_else(|message| name.wrong(message))?;
+    match (asks, parsed.initramfs) {
+        (true, false) => {
+            return key.wrong("`ask` goes with the option initramfs only: later nobody can be asked");
+        }
+        (true, true) => {}
+        (false, _) => parsed.target.check().or_else(|message| name.wrong(message))?,
+    }
     Ok(Some(parsed))
 }
 
@@ -219,6 +239,9 @@ fn parse_options(word: Word, line: &mut Line) -> Result<(), (usize, String)> {
         }
         set(option, name, value, line)?;
     }
+    if line.initramfs && seen.len() > 1 {
+        return word.wrong("`initramfs` stands alone: the boot script knows no other option");
+    }
     Ok(())
 }
 
@@ -229,6 +252,7 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
         ("buffered", None) => target.buffered = true,
         ("noauto", None) => line.noauto = true,
         ("nofail", None) => line.nofail = true,
+        ("initramfs", None) => line.initramfs = true,
         ("fs", Some(value)) => target.fs = Some(typed(value, str::parse)?),
         ("mountpoint", Some(value)) => target.mountpoint = Some(value.path()?),
         ("mount-option", Some(value)) if !value.text.is_empty() => {
@@ -323,6 +347,8 @@ plain\t/dev/vdd\t/etc/plain.toml\tkey-file:/k/plain\t-
             ("a /s /p key-file:/k loop,", 26, "no option ``"),
             ("a /s /p key-file:/k fs=ext4", 1, "go together"),
             ("a /s /p key-file:/k loop noauto", 26, "apart by commas"),
+            ("a /s /p ask", 9, "`ask` goes with the option initramfs only"),
+            ("a /s /p ask initramfs,nofail", 13, "`initramfs` stands alone"),
             ("\u{e4}\u{e4} /s /p key-file:/k", 1, "cannot be a volume's name"),
             ("a /\u{e4}\u{e4} p key-file:/k", 7, "`p` is no absolute path"),
         ] {

@@ -20,7 +20,7 @@ pub fn write(lines: &[Line], tab: &Path, directory: &Path) -> Result<(), Failure
     };
     // systemd wants to know where from, wherever it stands itself.
     let tab = std::path::absolute(tab).map_err(fail)?;
-    for line in lines {
+    for line in lines.iter().filter(|line| !line.initramfs) {
         let unit = format!("cvmio@{}.service", line.target.name);
         let drop_in = directory.join(format!("{unit}.d"));
         fs::create_dir_all(&drop_in).map_err(fail)?;
@@ -114,6 +114,7 @@ mod tests {
 ledger /dev/disk/by-id/virtio-1 /etc/l.toml key-file:/k/l fs=ext4,mountpoint=/srv/my-data
 scratch /var/lib/s.img /etc/s.toml passphrase-file:/k/s loop,nofail
 spare /dev/vdd /etc/p.toml key-file:/k/p noauto
+root /dev/vda /etc/r.toml ask initramfs
 ";
 
     #[test]
@@ -155,6 +156,7 @@ spare /dev/vdd /etc/p.toml key-file:/k/p noauto
         assert!(at("local-fs.target.requires/cvmio@ledger.service").is_symlink());
         assert!(at("local-fs.target.wants/cvmio@scratch.service").is_symlink());
         assert!(at("cvmio@spare.service.d").is_dir());
+        assert!(!at("cvmio@root.service.d").exists());
         let count = |name| fs::read_dir(at(name)).unwrap().count();
         assert_eq!((count("local-fs.target.requires"), count("local-fs.target.wants")), (1, 1));
     }
