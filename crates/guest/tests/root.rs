@@ -90,7 +90,7 @@ fn a_system_boots_from_a_volume_and_puts_it_away() {
     for boot in 1..=2 {
         let guest = bed.guest().disk(&store).initramfs(&initramfs, "root=/dev/cvmio/root rw");
         let outcome =
-            guest.limit(Duration::from_secs(240)).run("").unwrap_or_else(|trouble| panic!("{trouble}"));
+            guest.limit(Duration::from_secs(480)).run("").unwrap_or_else(|trouble| panic!("{trouble}"));
         assert_eq!(outcome.code, 0, "{outcome}");
         assert!(outcome.console.contains("detached root"), "{outcome}");
         assert_eq!(outcome.output.contains("the second boot"), boot == 2, "{outcome}");

@@ -110,7 +110,7 @@ fn the_package_is_installed_and_systemd_runs_its_units() {
     }
     let root = system.disk("root", 512 << 20);
     let (ledger, broken) = (bed.disk("ledger", 128 << 20), bed.disk("broken", 128 << 20));
-    let boot = || bed.guest().disk(&root).disk(&ledger).disk(&broken).limit(Duration::from_secs(240));
+    let boot = || bed.guest().disk(&root).disk(&ledger).disk(&broken).limit(Duration::from_secs(480));
     let plain = || boot().modules(&["fuse", "loop", "ext4"]);
     let _ = plain().succeed(INSTALL);
     let said = boot().system().succeed(UNITS);
