@@ -131,6 +131,24 @@ impl FileStore {
         }
     }
 
+    /// Makes a file so many blocks long, sparsely and durably, if it is shorter. A device has the size that it has.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn extend(&self, blocks: u64) -> Result<(), Error> {
+        let file = &self.inner.file;
+        let failed =
+            |error: rustix::io::Errno| Error::from_errno(error.raw_os_error(), "extend", self.name());
+        let stat = rustix::fs::fstat(file).map_err(failed)?;
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        if !is_file || self.blocks() >= blocks {
+            return Ok(());
+        }
+        let size = blocks.checked_mul(BLOCK).ok_or(rustix::io::Errno::FBIG).map_err(failed)?;
+        rustix::fs::ftruncate(file, size).map_err(failed)?;
+        rustix::fs::fsync(file).map_err(failed)
+    }
+
     fn attempt(path: &Path, options: Options, name: &str) -> Result<Self, Error> {
         // Looked at before it is opened: opening a pipe would block, and a tape would rewind.
         if options.create.is_none() {

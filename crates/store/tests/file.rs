@@ -61,6 +61,34 @@ fn allocating_takes_the_space_and_keeps_the_content() {
 }
 
 #[test]
+fn a_file_is_made_longer_sparsely_and_never_shorter() {
+    use std::os::unix::fs::MetadataExt;
+    let directory = directory();
+    let store = image(&directory, 4);
+    let path = directory.path().join("image");
+    let length = || fs::metadata(&path).unwrap().len() / 4096;
+    store.extend(3).unwrap();
+    assert_eq!((store.blocks(), length()), (4, 4));
+    let mut buffer = store.queue(1).unwrap().buffer(1);
+    buffer.copy_from(0, &[7; BLOCK_SIZE]);
+    let mut queue = store.queue(2).unwrap();
+    run(&mut *queue, vec![Operation::Write { block: 3, buffer }]).remove(0).result.unwrap();
+    store.extend(4096).unwrap();
+    assert_eq!((store.blocks(), length()), (4096, 4096));
+    assert!(fs::metadata(&path).unwrap().blocks() * 512 < 1 << 20, "sparse");
+    let buffers = [3, 4095].map(|block| Operation::Read { block, buffer: queue.buffer(1) });
+    let read = run(&mut *queue, buffers.into());
+    let first = |completion: &Completion| {
+        let mut bytes = [9; 1];
+        completion.buffer.as_ref().unwrap().copy_to(0, &mut bytes);
+        bytes[0]
+    };
+    assert_eq!(read.iter().map(first).collect::<Vec<_>>(), [7, 0], "also by a queue that was there before");
+    assert!(store.extend(u64::MAX).is_err());
+    assert_eq!(length(), 4096);
+}
+
+#[test]
 fn what_is_no_store_is_refused_by_kind() {
     let directory = directory();
     let path = directory.path().join("image");

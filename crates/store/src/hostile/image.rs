@@ -75,6 +75,11 @@ impl Image {
         let _ = self.content.split_off(&self.blocks);
     }
 
+    /// Puts zeros behind the end. An image that is larger already stays as it is.
+    pub fn extend(&mut self, blocks: u64) {
+        self.blocks = self.blocks.max(blocks);
+    }
+
     pub(super) fn written_in(&self, range: Range<u64>) -> Vec<u64> {
         self.content.range(range).map(|(&block, _)| block).collect()
     }
@@ -130,6 +135,7 @@ mod tests {
         image.set(3, &[3; BLOCK_SIZE]);
         image.truncate(3);
         image.truncate(5);
+        image.extend(2);
         assert_eq!(image, Image::new(3));
         image.set(3, &[3; BLOCK_SIZE]);
         assert_eq!(image.written().count(), 0);

@@ -155,6 +155,11 @@ impl HostileStore {
         self.tamper(|image| image.replay_block(from, block));
     }
 
+    /// Makes the disk larger; what is new is zero.
+    pub fn extend(&self, blocks: u64) {
+        self.tamper(|image| image.extend(blocks));
+    }
+
     /// Makes the disk smaller.
     pub fn truncate(&self, blocks: u64) {
         self.tamper(|image| image.truncate(blocks));
@@ -162,6 +167,11 @@ impl HostileStore {
 }
 
 impl Session {
+    /// Kills this guest, whose disk may be another one by now than the one that is offered.
+    pub fn crash(&self) {
+        lock(&self.disk).kill(self.id);
+    }
+
     /// Holds this guest's operations back (or no longer): `complete_some` and `complete_all` of the store
     /// pass them by. So a guest can be made to sleep and wake up as a zombie.
     pub fn hold(&self, hold: bool) {
