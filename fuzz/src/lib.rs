@@ -62,8 +62,10 @@ pub fn header(page: &[u8]) {
     put_mac(&mut again, mac(page).expect("what was decoded is a block"));
     assert_eq!(again, page);
     let geometry = header.geometry;
-    assert!(geometry.data_start() + geometry.data_blocks() <= geometry.physical_blocks);
-    assert_eq!(geometry.unit_range(geometry.units() - 1).end, geometry.data_start() + geometry.data_blocks());
+    assert!(geometry.data().all(|data| data.end <= geometry.physical_blocks));
+    assert_eq!(geometry.data().map(|data| data.end - data.start).sum::<u64>(), geometry.data_blocks());
+    let last = geometry.data().filter(|data| !data.is_empty()).last().expect("extent 0 has data");
+    assert_eq!(geometry.unit_range(geometry.units() - 1).end, last.end);
 }
 
 /// Any bytes as an opened record's items: those before the first malformed one are laid out again to the byte.
@@ -194,8 +196,12 @@ pub fn superblock(bytes: &[u8]) {
     };
     let Ok(superblock) = Superblock::decode(payload) else { return };
     assert_eq!(superblock.encode().expect("what was decoded is valid"), payload);
-    let geometry = Geometry::for_logical(Geometry::MIN_LOGICAL, Shape::STANDARD).expect("the least size");
-    if superblock.check(&geometry).is_ok() {
-        assert!(superblock.legs.iter().all(|leg| leg.segment < geometry.segments));
+    let created = Geometry::for_logical(Geometry::MIN_LOGICAL, Shape::STANDARD).expect("the least size");
+    let grown = created.grown(Geometry::MIN_LOGICAL, 2 * created.physical_blocks).expect("it grows");
+    for geometry in [created, grown] {
+        if superblock.check(&geometry).is_ok() {
+            assert!(superblock.legs.iter().all(|leg| leg.segment < geometry.segments));
+            assert!(usize::from(superblock.growths) <= geometry.growths());
+        }
     }
 }

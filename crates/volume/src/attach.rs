@@ -26,7 +26,7 @@ use crate::mutation::{Mutation, mutated};
 use crate::open_header::{Opened, check_anchored, open_header, suite_of};
 use crate::policy::Policy;
 use crate::replay::{Replay, Replayed, Standing, standing_error};
-use crate::superblock_io::read_superblocks;
+use crate::superblock_io::{check_growths, read_superblocks};
 use crate::volume::Volume;
 
 /// How far the anchor may lag behind at level `interval`: whatever comes first.
@@ -225,6 +225,7 @@ impl Attaching {
     pub(crate) async fn superblocks(&self, header: &Header, keys: &Keyring) -> Result<Vec<Superblock>> {
         let read = read_superblocks(&self.io, &keys.key, keys.suite, &header.volume).await?;
         let mut superblocks: Vec<Superblock> = read.into_iter().map(|(_, superblock)| superblock).collect();
+        check_growths(header, &superblocks)?;
         superblocks.retain(|superblock| superblock.check(&header.geometry).is_ok());
         superblocks.sort_by_key(|superblock| {
             std::cmp::Reverse((superblock.generation, superblock.claims, superblock.publication))

@@ -74,9 +74,10 @@ pub(crate) struct Check {
 
 impl Check {
     pub(crate) async fn run(self, io: Io) -> Result<CheckReport> {
-        let root = NodeKey { tree: Tree::Map, level: self.core.geometry.map_levels() - 1, index: 0 };
+        let (entry, level) = self.core.top(Tree::Map);
+        let root = NodeKey { tree: Tree::Map, level, index: 0 };
         let report = RefCell::new(CheckReport::default());
-        if !self.core.root(Tree::Map).is_absent() {
+        if !entry.is_absent() {
             self.subtree(&io, root, &report).await?;
         }
         if self.part == 0 {

@@ -167,7 +167,7 @@ impl Core {
     /// A bit per block of a unit, as the bitmap has it.
     pub(crate) async fn unit_bits(&self, io: &Io, unit: u32) -> Result<Vec<u64>> {
         let range = self.geometry.unit_range(unit);
-        let first = range.start - self.geometry.data_start();
+        let first = self.geometry.bit_of(range.start);
         let key = NodeKey { tree: Tree::Bitmap, level: 0, index: first >> self.geometry.bitmap_bits };
         let bits = range.end - range.start;
         let words = usize::try_from(bits.div_ceil(64)).unwrap_or(0);
@@ -286,6 +286,7 @@ impl Core {
         let frozen = self.overlay.frozen();
         self.pace.begin(Phase::Map, frozen.entries.len() as u64);
         let merge = Merge::new(self, io);
+        merge.lift(Tree::Map).await?;
         merge.run(Tree::Map, &frozen.entries, &frozen.discards).await?;
         self.overlay.thaw();
         self.progress.notify(usize::MAX);
@@ -296,18 +297,22 @@ impl Core {
                 .collect();
         salts.sort_unstable_by_key(|(epoch, _)| *epoch);
         merge.run(Tree::Salts, &salts, &[]).await?;
-        let start = self.geometry.data_start();
         let freed = merge.freed.take();
-        let mut bits: Vec<(u64, Bit)> = freed.iter().map(|block| (block - start, Bit(false))).collect();
-        bits.extend(merge.placed.take().into_iter().map(|block| (block - start, Bit(true))));
-        bits.sort_unstable_by_key(|(bit, _)| *bit);
+        let bit = |block: &u64| self.geometry.bit_of(*block);
+        let mut bits: Vec<(u64, Bit)> =
+            merge.placed.take().iter().map(|block| (bit(block), Bit(true))).collect();
+        bits.extend(freed.iter().map(|block| (bit(block), Bit(false))));
+        // In this order: a root that was put on top may have been replaced at once.
+        bits.sort_by_key(|(bit, _)| *bit);
         // Pinned before the bitmap says that they are free: a unit may be loaded at any moment from now.
         let freed = freed.into_iter().filter(|_| !mutated(Mutation::FreedBeforeSuperblock));
         let pin = self.space.pin(freed.chain(frozen.void).collect());
         self.pace.begin(Phase::Bitmap, bits.len() as u64);
+        merge.lift(Tree::Bitmap).await?;
         merge.run(Tree::Bitmap, &bits, &[]).await?;
         self.pace.begin(Phase::Publish, 1);
         let mut roots = self.roots();
+        roots.growths = u8::try_from(self.geometry.growths()).unwrap_or(u8::MAX);
         roots.mapped = roots.mapped.saturating_add_signed(merge.mapped.get());
         drop(roots);
         self.space.after_merge();
@@ -344,7 +349,7 @@ impl Core {
             for (tree, entry) in
                 [(Tree::Map, roots.map), (Tree::Salts, roots.salts), (Tree::Bitmap, roots.bitmap)]
             {
-                self.commit.add_control(Item::Root { tree, entry });
+                self.commit.add_control(Item::Root { tree, growths: roots.growths, entry });
             }
             self.commit.add_control(Item::Mapped(roots.mapped));
             let cut = self.commit(io, Want { anchor: true, urgent: true, ..Want::default() }).await?;

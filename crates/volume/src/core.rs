@@ -53,6 +53,19 @@ pub(crate) struct Roots {
     pub(crate) bitmap: Entry,
     /// Logical blocks that have an entry in the map.
     pub(crate) mapped: u64,
+    /// Growths of the volume that the roots of map and bitmap knew behind the last merge, or at the start.
+    pub(crate) growths: u8,
+    /// Levels that they have now; a merge under way may have put some on top.
+    pub(crate) map_levels: u8,
+    pub(crate) bitmap_levels: u8,
+}
+
+impl Roots {
+    /// The same roots, of trees as they were when the volume had grown so often.
+    pub(crate) fn knowing(self, growths: u8, geometry: &Geometry) -> Self {
+        let own = geometry.as_of(growths.into());
+        Self { growths, map_levels: own.map_levels(), bitmap_levels: own.bitmap_levels(), ..self }
+    }
 }
 
 /// A count that only grows.
@@ -174,12 +187,23 @@ impl Core {
         self.roots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn root(&self, tree: Tree) -> Entry {
+    /// A tree's root and its level. Until the first merge behind a growth, the level is that of the smaller volume.
+    pub(crate) fn top(&self, tree: Tree) -> (Entry, u8) {
         let roots = self.roots();
         match tree {
-            Tree::Map => roots.map,
-            Tree::Salts => roots.salts,
-            Tree::Bitmap => roots.bitmap,
+            Tree::Map => (roots.map, roots.map_levels - 1),
+            Tree::Salts => (roots.salts, self.geometry.salt_levels() - 1),
+            Tree::Bitmap => (roots.bitmap, roots.bitmap_levels - 1),
+        }
+    }
+
+    /// Puts a root on top of another, which is its first child.
+    pub(crate) fn set_top(&self, tree: Tree, entry: Entry, level: u8) {
+        let mut roots = self.roots();
+        match tree {
+            Tree::Map => (roots.map, roots.map_levels) = (entry, level + 1),
+            Tree::Salts => roots.salts = entry,
+            Tree::Bitmap => (roots.bitmap, roots.bitmap_levels) = (entry, level + 1),
         }
     }
 

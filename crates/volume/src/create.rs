@@ -241,6 +241,7 @@ impl Creating {
             pair: 0,
             legs: vec![Leg { segment: 0, block: 0, first: 1, last: Leg::OPEN, head }],
             units: Vec::new(),
+            growths: 0,
         };
         let mut salt = [0; 32];
         self.environment.random.fill(&mut salt);

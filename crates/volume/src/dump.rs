@@ -82,6 +82,8 @@ pub struct HeaderDump {
     pub unit_blocks: u32,
     pub bitmap_start: u64,
     pub data_start: u64,
+    /// Logical and physical blocks at creation and behind each growth.
+    pub sizes: Vec<(u64, u64)>,
 }
 
 /// An occupied key slot, without anything that helps to open it.
@@ -136,6 +138,7 @@ pub struct SuperblockDump {
     pub pair: u8,
     pub legs: Vec<LegDump>,
     pub units: Vec<u32>,
+    pub growths: u8,
 }
 
 /// Where a root stands.
@@ -252,6 +255,7 @@ fn header_dump(header: &Header) -> HeaderDump {
         unit_blocks: geometry.unit_blocks,
         bitmap_start: geometry.bitmap_start(),
         data_start: geometry.data_start(),
+        sizes: geometry.sizes().collect(),
     }
 }
 
@@ -312,6 +316,7 @@ fn superblock_dump(slot: u8, superblock: &Superblock) -> SuperblockDump {
         pair: superblock.pair,
         legs: superblock.legs.iter().map(leg).collect(),
         units: superblock.units.clone(),
+        growths: superblock.growths,
     }
 }
 

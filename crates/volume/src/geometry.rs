@@ -1,8 +1,8 @@
 //! Where everything stands on the store, and how much of it there is.
 //!
-//! All places follow from two sizes, logical blocks `L` and physical blocks `P`, and from a [`Shape`]. The
-//! formulas are listed in `docs/semantics.md`, section "Sizes"; the header repeats their results, and a header
-//! that says anything else is refused ([`Geometry::check`]).
+//! All places follow from two sizes, logical blocks `L` and physical blocks `P`, and from a [`Shape`]; and from the
+//! sizes of each growth after. The formulas are listed in `docs/semantics.md`, section "Sizes"; the header repeats their
+//! results, and a header that says anything else is refused ([`Geometry::check`]).
 
 use std::fmt;
 use std::ops::Range;
@@ -10,11 +10,16 @@ use std::ops::Range;
 use crate::format::ad::Tree;
 use crate::format::{BLOCK_SIZE, Malformed};
 
+mod extents;
+mod growth;
 mod shape;
 mod sizing;
 #[cfg(test)]
 mod tests;
 
+use extents::Extent;
+pub use extents::MAX_GROWTHS;
+pub use growth::GrowthError;
 pub use shape::{Shape, Share};
 
 /// Blocks before the journal: two copies of header and key slots, and four superblock slots.
@@ -34,9 +39,9 @@ pub const MAX_PHYSICAL: u64 = 1 << 40;
 /// unless a unit is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
-    /// Blocks that the user sees.
+    /// Blocks that the user sees now.
     pub logical_blocks: u64,
-    /// Blocks of the store that the volume occupies.
+    /// Blocks of the store that the volume occupies now.
     pub physical_blocks: u64,
     /// log2 of the entries in a map node, and in an inner bitmap node.
     pub fan_out_bits: u8,
@@ -51,7 +56,9 @@ pub struct Geometry {
     /// Blocks in a unit, which is what a session reserves. Divides the bits of a bitmap leaf.
     pub unit_blocks: u32,
     shape: Shape,
-    data_start: u64,
+    /// Extent 0, and one for each growth.
+    extents: [Extent; 1 + MAX_GROWTHS],
+    growths: u8,
     data_blocks: u64,
     map_levels: u8,
     bitmap_levels: u8,
@@ -143,8 +150,10 @@ impl Geometry {
     /// Both sizes must be within the limits.
     fn lay_out(logical_blocks: u64, physical_blocks: u64, shape: Shape) -> Self {
         let (segment_blocks, segments) = sizing::journal(physical_blocks, &shape);
-        let data_blocks = sizing::data_blocks(physical_blocks, &shape);
         let bitmap_start = JOURNAL_START + u64::from(segment_blocks) * u64::from(segments);
+        let first = Extent::first(logical_blocks, physical_blocks, bitmap_start, &shape);
+        let mut extents = [Extent::default(); 1 + MAX_GROWTHS];
+        extents[0] = first;
         Self {
             logical_blocks,
             physical_blocks,
@@ -155,11 +164,65 @@ impl Geometry {
             segments,
             unit_blocks: sizing::unit_blocks(physical_blocks, &shape),
             shape,
-            data_start: bitmap_start + sizing::bitmap_blocks(data_blocks, &shape),
-            data_blocks,
-            map_levels: sizing::tree_levels(logical_blocks, shape.fan_out_bits, shape.fan_out_bits),
-            bitmap_levels: sizing::tree_levels(data_blocks, shape.bitmap_bits, shape.fan_out_bits),
+            extents,
+            growths: 0,
+            data_blocks: 0,
+            map_levels: 0,
+            bitmap_levels: 0,
         }
+        .summed_up()
+    }
+
+    /// With one more extent; there must be room for it.
+    fn with(mut self, extent: Extent) -> Self {
+        self.growths += 1;
+        self.extents[usize::from(self.growths)] = extent;
+        self.summed_up()
+    }
+
+    /// Fills in what follows from all extents.
+    fn summed_up(self) -> Self {
+        let last = *self.last();
+        Self {
+            logical_blocks: last.logical,
+            physical_blocks: last.end,
+            data_blocks: self.extents().iter().map(|extent| extent.data_blocks).sum(),
+            map_levels: sizing::tree_levels(last.logical, self.fan_out_bits, self.fan_out_bits),
+            bitmap_levels: sizing::tree_levels(last.bits, self.bitmap_bits, self.fan_out_bits),
+            ..self
+        }
+    }
+
+    fn extents(&self) -> &[Extent] {
+        &self.extents[..=usize::from(self.growths)]
+    }
+
+    fn created(&self) -> &Extent {
+        &self.extents[0]
+    }
+
+    fn last(&self) -> &Extent {
+        &self.extents[usize::from(self.growths)]
+    }
+
+    /// How often the volume has grown.
+    pub fn growths(&self) -> usize {
+        usize::from(self.growths)
+    }
+
+    /// Logical and physical blocks at creation, and behind each growth.
+    pub fn sizes(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.extents().iter().map(|extent| (extent.logical, extent.end))
+    }
+
+    /// The volume as it was when it had grown so often; as it is, if that is more often than it has.
+    pub fn as_of(&self, growths: usize) -> Self {
+        let mut earlier = *self;
+        while earlier.growths() > growths {
+            earlier.extents[earlier.growths()] = Extent::default();
+            earlier.growths -= 1;
+        }
+        earlier.summed_up()
     }
 
     /// Checks that the numbers are what the formulas give for the two sizes and `shape`.
@@ -168,11 +231,13 @@ impl Geometry {
     /// Names the first number that is not.
     pub fn check(&self, shape: Shape) -> Result<(), Malformed> {
         let wrong = |field, message: String| Malformed { what: "geometry", field, message };
-        check_logical(self.logical_blocks, &shape)
-            .map_err(|error| wrong("logical blocks", error.to_string()))?;
-        check_physical(self.physical_blocks, &shape)
-            .map_err(|error| wrong("physical blocks", error.to_string()))?;
-        let right = Self::lay_out(self.logical_blocks, self.physical_blocks, shape);
+        let (logical, physical) = match self.growths {
+            0 => (self.logical_blocks, self.physical_blocks),
+            _ => (self.created().logical, self.created().end),
+        };
+        check_logical(logical, &shape).map_err(|error| wrong("logical blocks", error.to_string()))?;
+        check_physical(physical, &shape).map_err(|error| wrong("physical blocks", error.to_string()))?;
+        let right = Self::lay_out(logical, physical, shape);
         let numbers: [(&'static str, u64, u64); 6] = [
             ("map fan-out", self.fan_out_bits.into(), right.fan_out_bits.into()),
             ("salt-table fan-out", self.salt_bits.into(), right.salt_bits.into()),
@@ -186,7 +251,10 @@ impl Geometry {
                 return Err(wrong(field, format!("is {is}, but sizes and shape give {must}")));
             }
         }
-        if *self != right {
+        let grow = |right: Self, (logical, physical)| {
+            right.grown(logical, physical).map_err(|error| wrong("growths", error.to_string()))
+        };
+        if *self != self.sizes().skip(1).try_fold(right, grow)? {
             return Err(wrong("shape", "places were computed for another shape".into()));
         }
         Ok(())
@@ -210,7 +278,12 @@ impl Geometry {
             ..right
         };
         geometry.check(shape)?;
-        Ok(geometry)
+        let grow = |geometry: Self, growth: &(u64, u64)| geometry.grown(growth.0, growth.1);
+        claim.growths.iter().try_fold(geometry, grow).map_err(|error| Malformed {
+            what: "geometry",
+            field: "growths",
+            message: error.to_string(),
+        })
     }
 
     /// The shape that the volume was laid out with.
@@ -238,25 +311,45 @@ impl Geometry {
         self.segment_start(self.segments)
     }
 
-    /// The fixed place of copy `copy` (0 to 3) of node `index` in `level` of the bitmap.
+    /// The fixed place of copy `copy` (0 to 3) of node `index` in `level` of the bitmap, which must have that node.
     pub fn bitmap_place(&self, level: u8, index: u64, copy: u8) -> u64 {
-        let below: u64 = (0..level).map(|lower| self.nodes(Tree::Bitmap, lower)).sum();
-        self.bitmap_start() + (below + index) * u64::from(BITMAP_COPIES) + u64::from(copy)
+        extents::bitmap_place(self.extents(), level, index, &self.shape) + u64::from(copy)
     }
 
-    /// First block of data and map nodes.
+    /// Whether a physical block is one of the bitmap's fixed places.
+    pub fn is_bitmap_place(&self, physical: u64) -> bool {
+        self.extents().iter().any(|extent| (extent.places..extent.data).contains(&physical))
+    }
+
+    /// First block of data and map nodes in what the volume was created with.
     pub fn data_start(&self) -> u64 {
-        self.data_start
+        self.created().data
     }
 
-    /// Number of blocks for data and map nodes; as many bits of the bitmap are in use.
+    /// Number of blocks for data and map nodes.
     pub fn data_blocks(&self) -> u64 {
         self.data_blocks
     }
 
+    /// The blocks for data and map nodes, extent by extent.
+    pub fn data(&self) -> impl Iterator<Item = Range<u64>> {
+        self.extents().iter().map(Extent::data)
+    }
+
     /// Whether a physical block is one of those that hold data and map nodes.
     pub fn holds(&self, physical: u64) -> bool {
-        physical.checked_sub(self.data_start).is_some_and(|bit| bit < self.data_blocks)
+        self.extent_of(physical).is_some()
+    }
+
+    fn extent_of(&self, physical: u64) -> Option<&Extent> {
+        self.extents().iter().find(|extent| extent.data().contains(&physical))
+    }
+
+    /// The bit of a physical block, which must be one that the volume [`holds`](Self::holds) data in.
+    pub fn bit_of(&self, physical: u64) -> u64 {
+        let extent = self.extent_of(physical);
+        debug_assert!(extent.is_some(), "block {physical} holds no data");
+        extent.map_or(0, |extent| physical - extent.data + extent.first_bit)
     }
 
     /// Levels of the map, at least 1; its root is in the last.
@@ -288,7 +381,7 @@ impl Geometry {
         let (leaves, fan_out_bits) = match tree {
             Tree::Map => (sizing::div_up(self.logical_blocks, self.fan_out_bits), self.fan_out_bits),
             Tree::Salts => (1 << (self.salt_bits * (self.shape.salt_levels - 1)), self.salt_bits),
-            Tree::Bitmap => (sizing::div_up(self.data_blocks, self.bitmap_bits), self.fan_out_bits),
+            Tree::Bitmap => (sizing::div_up(self.last().bits, self.bitmap_bits), self.fan_out_bits),
         };
         (0..level).fold(leaves, |nodes, _| sizing::div_up(nodes, fan_out_bits))
     }
@@ -305,7 +398,7 @@ impl Geometry {
 
     /// Nodes of the bitmap, all levels together.
     pub fn bitmap_nodes(&self) -> u64 {
-        sizing::tree_nodes(self.data_blocks, self.bitmap_bits, self.fan_out_bits)
+        sizing::tree_nodes(self.last().bits, self.bitmap_bits, self.fan_out_bits)
     }
 
     /// The highest epoch that the salt table has room for.
@@ -313,21 +406,22 @@ impl Geometry {
         (1 << (self.salt_bits * self.shape.salt_levels)) - 1
     }
 
-    /// Number of units; the last may be shorter than `unit_blocks`.
+    /// Number of units; the last of each extent may be shorter than `unit_blocks`.
     pub fn units(&self) -> u32 {
-        saturate(self.data_blocks.div_ceil(u64::from(self.unit_blocks)))
+        saturate(self.last().bits.div_ceil(u64::from(self.unit_blocks)))
     }
 
     /// The unit of a physical block, which must be one that the volume [`holds`](Self::holds) data in.
     pub fn unit_of(&self, physical: u64) -> u32 {
-        debug_assert!(self.holds(physical));
-        saturate(physical.saturating_sub(self.data_start) / u64::from(self.unit_blocks))
+        saturate(self.bit_of(physical) / u64::from(self.unit_blocks))
     }
 
     /// The physical blocks of a unit; empty when there is no such unit.
     pub fn unit_range(&self, unit: u32) -> Range<u64> {
-        let bit = |unit: u64| (unit * u64::from(self.unit_blocks)).min(self.data_blocks);
-        self.data_start + bit(u64::from(unit))..self.data_start + bit(u64::from(unit) + 1)
+        let first = u64::from(unit) * u64::from(self.unit_blocks);
+        let extent = self.extents().iter().find(|extent| first < extent.bits).unwrap_or(self.last());
+        let place = |bit: u64| extent.data + bit.saturating_sub(extent.first_bit).min(extent.data_blocks);
+        place(first)..place(first + u64::from(self.unit_blocks))
     }
 
     /// How many blocks may be pinned (freed or superseded, and not reusable yet) before a commit is forced.
@@ -361,6 +455,8 @@ pub(crate) struct Claim {
     pub segment_blocks: u32,
     pub segments: u32,
     pub unit_blocks: u32,
+    /// Logical and physical blocks behind each growth.
+    pub growths: Vec<(u64, u64)>,
 }
 
 fn check_logical(asked: u64, shape: &Shape) -> Result<(), SizeError> {

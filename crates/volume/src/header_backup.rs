@@ -24,7 +24,7 @@ use crate::open_header::{
     read_pair, read_stamp, suite_of, unlock, write_pair,
 };
 use crate::policy::Policy;
-use crate::superblock_io::read_superblocks;
+use crate::superblock_io::{check_growths, read_superblocks};
 
 /// What a header backup holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,7 +148,8 @@ impl Restoring {
     /// The store may be any other disk of this machine.
     async fn check_ours(&self, header: &Header, key: &VolumeKey) -> Result<()> {
         let found = read_superblocks(&self.io, key, suite_of(header), &header.volume).await?;
-        if found.is_empty() {
+        let superblocks: Vec<_> = found.into_iter().map(|(_, superblock)| superblock).collect();
+        if superblocks.is_empty() {
             return Err(Error::new(
                 Kind::Usage,
                 format!(
@@ -157,7 +158,7 @@ impl Restoring {
                 ),
             ));
         }
-        Ok(())
+        check_growths(header, &superblocks)
     }
 
     /// Brings both copies to `pair`. Says how many were written, and the generation of the newest header that was there.

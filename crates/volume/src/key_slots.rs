@@ -64,10 +64,11 @@ pub fn change_keys(
     })
 }
 
-struct Changing {
-    environment: Environment,
-    io: Io,
-    force: bool,
+/// A change of header and key slots, whatever it changes in them.
+pub(crate) struct Changing {
+    pub(crate) environment: Environment,
+    pub(crate) io: Io,
+    pub(crate) force: bool,
 }
 
 impl Changing {
@@ -75,17 +76,25 @@ impl Changing {
         self.check_released(&opened)?;
         self.equalize(&opened).await?;
         self.apply(&mut opened, change)?;
+        self.put(&mut opened).await?;
+        Ok(opened.slots.list())
+    }
+
+    /// Puts what was changed in force, as a new generation. Both copies must be the one in force until then.
+    pub(crate) async fn put(&self, opened: &mut Opened) -> Result<()> {
+        opened.header.generation = opened.header.generation.checked_add(1).ok_or_else(|| {
+            Error::new(Kind::Usage, "the header was changed four billion times; make a new volume")
+        })?;
         let pair = sign_header(&opened.header, &opened.slots, &opened.key)?;
         write_pair(&self.io, COPIES[1], &pair).await?;
         if mutated(Mutation::BothCopiesFirst) {
             write_pair(&self.io, COPIES[0], &pair).await?;
         }
-        self.move_anchor(&opened, seal::sha256(&[&pair])).await?;
-        write_pair(&self.io, COPIES[0], &pair).await?;
-        Ok(opened.slots.list())
+        self.move_anchor(opened, seal::sha256(&[&pair])).await?;
+        write_pair(&self.io, COPIES[0], &pair).await
     }
 
-    fn check_released(&self, opened: &Opened) -> Result<()> {
+    pub(crate) fn check_released(&self, opened: &Opened) -> Result<()> {
         match &opened.stamp {
             Some(stamp) if stamp.state != State::Released && !self.force => Err(Error::new(
                 Kind::Usage,
@@ -96,7 +105,7 @@ impl Changing {
     }
 
     /// Makes both copies the one in force: an earlier change may have been cut short, and B is written next.
-    async fn equalize(&self, opened: &Opened) -> Result<()> {
+    pub(crate) async fn equalize(&self, opened: &Opened) -> Result<()> {
         let copies = [read_pair(&self.io, COPIES[0]).await?, read_pair(&self.io, COPIES[1]).await?];
         let in_force = |pair: &Pair| seal::sha256(&[pair]) == opened.digest;
         let Some(current) = copies.iter().find(|pair| in_force(pair)) else {
@@ -123,9 +132,6 @@ impl Changing {
             }
             KeyChange::Remove { slot } => opened.slots.remove(slot).map_err(refused)?,
         }
-        opened.header.generation = opened.header.generation.checked_add(1).ok_or_else(|| {
-            Error::new(Kind::Usage, "the key slots were changed four billion times; make a new volume")
-        })?;
         Ok(())
     }
 

@@ -121,8 +121,9 @@ impl<'a> Merge<'a> {
         if changes.is_empty() && cleared.is_empty() {
             return Ok(());
         }
-        let root = NodeKey { tree, level: self.core.geometry.levels(tree) - 1, index: 0 };
-        if let Outcome::New(entry) = self.subtree(root, self.core.root(tree), changes, cleared).await? {
+        let (old, level) = self.core.top(tree);
+        let root = NodeKey { tree, level, index: 0 };
+        if let Outcome::New(entry) = self.subtree(root, old, changes, cleared).await? {
             self.core.set_root(tree, entry);
             self.core.cache.unpin(root, !entry.is_absent());
         }
@@ -130,6 +131,26 @@ impl<'a> Merge<'a> {
             self.core.cache.forget(key);
         }
         Ok(())
+    }
+
+    /// Puts nodes on top of the root, until the tree has the levels of the volume's sizes: it may have grown since the root was made. Each
+    /// reaches all that the one below reaches, so a reader may begin at any of them.
+    pub(crate) async fn lift(&self, tree: Tree) -> Result<()> {
+        loop {
+            let (old, below) = self.core.top(tree);
+            let root = NodeKey { tree, level: below + 1, index: 0 };
+            if root.level >= self.core.geometry.levels(tree) {
+                return Ok(());
+            }
+            let mut page = Arc::new([0; store::BLOCK_SIZE]);
+            if !mutated(Mutation::RootNotLifted) {
+                put_entry(Arc::make_mut(&mut page).as_mut_slice(), 0, &old);
+            }
+            self.core.cache.pin(root, Arc::clone(&page));
+            let entry = self.write(root, &Entry::ABSENT, &page).await?;
+            self.core.set_top(tree, entry, root.level);
+            self.core.cache.unpin(root, !entry.is_absent());
+        }
     }
 
     fn subtree<'m, T: Change>(

@@ -86,6 +86,11 @@ mutations! {
     // Creation and keys.
     ClaimBeforeSuperblock, "claim-before-superblock", "a volume's anchor is claimed when the volume is complete";
     BothCopiesFirst, "both-copies-before-anchor", "one copy of header and key slots is always the one in force";
+    // Growing.
+    RootNotLifted, "root-not-lifted", "a root of before a growth stays what its tree reaches below the new one";
+    PlacesAreData, "places-are-data", "the places of an extent's bitmap nodes hold no data";
+    PolicyBeforeHeader, "policy-before-header", "the policy follows when the header with the new size is in force";
+    GrowthForgotten, "growth-forgotten", "a header that knows fewer growths than a superblock is refused";
 }
 
 #[cfg(not(feature = "mutations"))]

@@ -82,6 +82,12 @@ pub(crate) async fn open_pair(
                     });
                 }
             }
+            // What is wrong with the copy in force says more than what is wrong with another.
+            Err(error)
+                if stamp.as_ref().is_some_and(|stamp| stamp.header_digest == seal::sha256(&[&*bytes])) =>
+            {
+                refused = Some(error);
+            }
             Err(error) => drop(refused.get_or_insert(error)),
         }
     }

@@ -17,6 +17,9 @@ mod tests;
 pub const VERSION: u32 = 1;
 /// Most bytes of a policy.
 pub const MAX_SIZE: usize = 64 * 1024;
+/// Where the header has grown and the policy has not.
+const CUT_SHORT: &str =
+    ". If the volume was about to grow, that was cut short: do it again, with `cvmio volume grow`";
 /// Most bytes of an anchor's address.
 pub const MAX_ANCHOR: usize = 4096;
 
@@ -89,6 +92,8 @@ pub struct Contradiction {
     pub policy: String,
     /// What the disk claims.
     pub disk: String,
+    /// What may be behind it, in addition.
+    pub hint: &'static str,
 }
 
 impl fmt::Display for Contradiction {
@@ -96,8 +101,8 @@ impl fmt::Display for Contradiction {
         write!(
             f,
             "the policy says {} = {}, but the disk claims {}; nothing was written. Attach the disk that the \
-             policy is for, or ask the volume's owner for a policy that allows this one",
-            self.field, self.policy, self.disk
+             policy is for, or ask the volume's owner for a policy that allows this one{}",
+            self.field, self.policy, self.disk, self.hint
         )
     }
 }
@@ -167,14 +172,17 @@ impl Policy {
             if holds {
                 Ok(())
             } else {
-                Err(Contradiction { field, policy: policy.to_string(), disk: disk.to_string() })
+                let (policy, disk) = (policy.to_string(), disk.to_string());
+                Err(Contradiction { field, policy, disk, hint: "" })
             }
         };
         let ids = (hex::encode(self.volume), hex::encode(header.volume));
         require(self.volume == header.volume, "volume", &ids.0, &ids.1)?;
         require(self.suite == header.suite, "suite", &self.suite, &header.suite)?;
         let size = header.geometry.logical_bytes();
-        require(self.size == size, "size", &self.size, &size)?;
+        let cut_short = size > self.size && header.geometry.growths() > 0;
+        require(self.size == size, "size", &self.size, &size)
+            .map_err(|error| Contradiction { hint: if cut_short { CUT_SHORT } else { "" }, ..error })?;
         for (field, least, claim) in [
             ("confidentiality", self.confidentiality, header.confidentiality),
             ("integrity", self.integrity, header.integrity),

@@ -92,7 +92,11 @@ impl Replay<'_> {
                 salts: superblock.salts,
                 bitmap: superblock.bitmap,
                 mapped: superblock.mapped,
-            },
+                growths: 0,
+                map_levels: 0,
+                bitmap_levels: 0,
+            }
+            .knowing(superblock.growths, &self.header.geometry),
             salts: Vec::new(),
             next_epoch: superblock.next_epoch,
             closed: Vec::new(),
@@ -321,9 +325,10 @@ impl Replay<'_> {
                     state.salts.push((epoch, salt));
                     state.next_epoch = state.next_epoch.max(epoch + 1);
                 }
-                Item::Root { tree, entry } => {
+                Item::Root { tree, growths, entry } => {
                     // New roots hold everything before them.
                     state.overlay = Overlay::new();
+                    state.roots = state.roots.knowing(growths, &self.header.geometry);
                     match tree {
                         Tree::Map => state.roots.map = entry,
                         Tree::Salts => state.roots.salts = entry,

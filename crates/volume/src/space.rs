@@ -428,7 +428,7 @@ impl Inner {
 
     /// Bytes of the current views.
     fn bytes(&self) -> u64 {
-        // All units but the last have the same size.
+        // All units but the last of each extent have the same size.
         let longest = self.resident.values().map(|bits| bits.words.len()).take(2).max().unwrap_or(0);
         (self.resident.len() * (longest * 8 + 64)) as u64
     }

@@ -170,8 +170,8 @@ impl Core {
         for unit in 0..geometry.units() {
             let range = geometry.unit_range(unit);
             let blocks = range.end - range.start;
-            let leaf = (range.start - geometry.data_start()) >> geometry.bitmap_bits;
-            let whole = blocks == leaf_bits && geometry.bitmap_levels() > 1;
+            let leaf = geometry.bit_of(range.start) >> geometry.bitmap_bits;
+            let whole = blocks == leaf_bits && self.top(Tree::Bitmap).1 > 0;
             let count = if whole {
                 // A unit that is a whole leaf: its parent's entry has the number.
                 let index = leaf >> geometry.fan_out_bits;

@@ -6,6 +6,7 @@ use store::BLOCK_SIZE;
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::format::ad::superblock_ad;
+use crate::format::header::Header;
 use crate::format::superblock::{Leg, Superblock, assemble, split};
 use crate::geometry::{SUPERBLOCK_SLOTS, SUPERBLOCK_START};
 use crate::io::Io;
@@ -62,6 +63,21 @@ pub(crate) async fn read_superblocks(
     Ok(found)
 }
 
+/// Whether the header is as new as all superblocks: one from before a growth would have places taken for free that are not.
+pub(crate) fn check_growths(header: &Header, superblocks: &[Superblock]) -> Result<()> {
+    let most = superblocks.iter().map(|superblock| usize::from(superblock.growths)).max().unwrap_or(0);
+    if most <= header.geometry.growths() || mutated(Mutation::GrowthForgotten) {
+        return Ok(());
+    }
+    Err(Error::new(
+        Kind::Stale,
+        format!(
+            "the header is of when the volume had grown {} times, and it has grown {most} times since it was created: an older copy was put back. Attach the current image",
+            header.geometry.growths()
+        ),
+    ))
+}
+
 impl Core {
     /// Writes the next superblock of this session and makes it durable. It covers an anchored generation.
     pub(crate) async fn publish(
@@ -92,6 +108,7 @@ impl Core {
             pair: self.pair,
             legs,
             units: units.clone(),
+            growths: roots.growths,
         };
         // The two slots of the pair in turn, beginning with the one that the claim's number selects: a predecessor that
         // started from the same superblock, and may still be about to write its first, then has the other one.

@@ -261,7 +261,7 @@ impl Looking {
 
 /// Reads all of the bitmap.
 async fn bitmap_opens(core: &Core, io: &Io) -> Result<()> {
-    for level in (0..core.geometry.bitmap_levels()).rev() {
+    for level in (0..=core.top(Tree::Bitmap).1).rev() {
         for index in 0..core.geometry.nodes(Tree::Bitmap, level) {
             core.node(io, NodeKey { tree: Tree::Bitmap, level, index }).await.map_err(|error| {
                 let message =

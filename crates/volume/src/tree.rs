@@ -54,15 +54,21 @@ impl Core {
 
     async fn missing_node(&self, io: &Io, key: NodeKey) -> Result<Option<Arc<Page>>> {
         let bits = self.geometry.inner_bits(key.tree);
-        let top = self.geometry.levels(key.tree) - 1;
         let at = |level: u8| NodeKey { level, index: key.index >> (bits * (level - key.level)), ..key };
         // All versions first: whatever entry we find on the way down was current at some moment after.
-        let versions: Vec<u64> = (key.level..=top).map(|level| self.cache.version(at(level))).collect();
+        let levels = key.level..self.geometry.levels(key.tree);
+        let versions: Vec<u64> = levels.map(|level| self.cache.version(at(level))).collect();
+        let (root, top) = self.top(key.tree);
+        debug_assert!(key.level <= top, "{key:?} is above the root");
+        if key.level > top || at(top).index > 0 {
+            // The tree is that of a smaller volume still.
+            return Ok(None);
+        }
         let mut parent: Option<Arc<Page>> = None;
         for level in (key.level..=top).rev() {
             let here = at(level);
             let entry = match &parent {
-                None => self.root(key.tree),
+                None => root,
                 Some(page) => entry_at(page.as_slice(), child_slot(here.index, bits))?,
             };
             let page = match self.cache.get(here) {

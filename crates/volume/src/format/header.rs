@@ -2,7 +2,7 @@
 
 use super::bytes::{Reader, Writer};
 use super::{BLOCK_SIZE, Malformed, Page};
-use crate::geometry::{Claim, Geometry, Shape};
+use crate::geometry::{Claim, Geometry, MAX_GROWTHS, Shape};
 
 pub use super::probe::Probe;
 pub use super::protections::{Freshness, Provision, SuiteCode, check_protections};
@@ -17,7 +17,10 @@ pub const SIGNED: usize = 4064;
 pub const MAC_SIZE: usize = 32;
 
 const WHAT: &str = "header";
-const RESERVED: usize = 3992;
+const GROWTH_SIZE: usize = 16;
+/// Bytes for growths that no header lists.
+const GROWTHS_RESERVED: usize = 760;
+const RESERVED: usize = 2968;
 
 /// The header, without its MAC.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +47,9 @@ impl Header {
     /// Lays the header out, with zeros in place of the MAC.
     pub fn encode_unsigned(&self) -> Page {
         let geometry = &self.geometry;
-        Writer::<BLOCK_SIZE>::new()
+        let mut sizes = geometry.sizes();
+        let (logical, physical) = sizes.next().unwrap_or_default();
+        let writer = Writer::<BLOCK_SIZE>::new()
             .put(MAGIC)
             .put(&VERSION.to_le_bytes())
             .put(&self.generation.to_le_bytes())
@@ -53,15 +58,19 @@ impl Header {
             .put(&[u8::from(self.confidentiality) | u8::from(self.integrity) << 1])
             .put(&[self.freshness.code(), self.provision.code()])
             .skip(4)
-            .put(&geometry.logical_blocks.to_le_bytes())
-            .put(&geometry.physical_blocks.to_le_bytes())
+            .put(&logical.to_le_bytes())
+            .put(&physical.to_le_bytes())
             .put(&[geometry.fan_out_bits, geometry.salt_bits, geometry.bitmap_bits])
             .skip(1)
             .put(&geometry.segment_blocks.to_le_bytes())
             .put(&geometry.segments.to_le_bytes())
             .put(&geometry.unit_blocks.to_le_bytes())
-            .skip(RESERVED + MAC_SIZE)
-            .end()
+            .put(&geometry.growths().to_le_bytes());
+        let growths = sizes.fold(writer, |writer, (logical, physical)| {
+            writer.put(&logical.to_le_bytes()).put(&physical.to_le_bytes())
+        });
+        let left = (MAX_GROWTHS - geometry.growths()) * GROWTH_SIZE;
+        growths.skip(left + GROWTHS_RESERVED + RESERVED + MAC_SIZE).end()
     }
 
     /// Reads a header of the standard shape. The MAC is the caller's to check, and the policy to compare.
@@ -95,7 +104,7 @@ impl Header {
         let provision = known(&mut reader, "provision", Provision::from_code)?;
         reader.zeros(4, "reserved")?;
         let claim = claim(&mut reader)?;
-        reader.zeros(RESERVED, "reserved")?;
+        reader.zeros(GROWTHS_RESERVED + RESERVED, "reserved")?;
         reader.array::<MAC_SIZE>("MAC")?;
         reader.end()?;
 
@@ -164,6 +173,14 @@ fn claim(reader: &mut Reader<'_>) -> Result<Claim, Malformed> {
     reader.zeros(1, "reserved")?;
     let (segment_blocks, segments) = (reader.u32("segment blocks")?, reader.u32("segments")?);
     let unit_blocks = reader.u32("unit blocks")?;
+    let count = reader.u64("growths")?;
+    let count = usize::try_from(count)
+        .ok()
+        .filter(|count| *count <= MAX_GROWTHS)
+        .ok_or_else(|| reader.malformed("growths", format!("{count} is more than {MAX_GROWTHS}")))?;
+    let sizes = (0..count).map(|_| Ok((reader.u64("growths")?, reader.u64("growths")?)));
+    let growths = sizes.collect::<Result<_, _>>()?;
+    reader.zeros((MAX_GROWTHS - count) * GROWTH_SIZE, "growths")?;
     Ok(Claim {
         logical_blocks,
         physical_blocks,
@@ -173,5 +190,6 @@ fn claim(reader: &mut Reader<'_>) -> Result<Claim, Malformed> {
         segment_blocks,
         segments,
         unit_blocks,
+        growths,
     })
 }

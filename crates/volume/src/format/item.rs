@@ -70,6 +70,8 @@ pub enum Item {
     Root {
         /// The tree.
         tree: Tree,
+        /// Growths of the volume that it knows: it has the levels of those sizes.
+        growths: u8,
         /// Entry of its root node.
         entry: Entry,
     },
@@ -92,7 +94,9 @@ impl Item {
                 (units.length.into(), 3, writer.end())
             }
             Self::Epoch { epoch, salt } => ((*epoch).into(), 4, *salt),
-            Self::Root { tree, entry } => (tree.code().into(), 5, entry.encode()),
+            Self::Root { tree, growths, entry } => {
+                (u64::from(tree.code()) | u64::from(*growths) << 8, 5, entry.encode())
+            }
             Self::Mapped(blocks) => (0, 6, number(*blocks)),
         };
         assert!(argument < ARGUMENT_END);
@@ -123,10 +127,13 @@ impl Item {
                 _ => return Err(reader.malformed("epoch", format!("{argument} is out of bounds"))),
             },
             5 => {
-                let tree = Tree::from_code(argument)?;
+                let growths = u8::try_from(argument >> 8).map_err(|_| {
+                    reader.malformed("growths", format!("{} is out of bounds", argument >> 8))
+                })?;
+                let tree = Tree::from_code(argument & 0xff)?;
                 let entry = Entry::decode(&reader.array::<ENTRY_SIZE>("entry")?)?;
                 check_root(WHAT, "root", tree, &entry)?;
-                Self::Root { tree, entry }
+                Self::Root { tree, growths, entry }
             }
             6 if argument == 0 => Self::Mapped(number_in(&mut reader, "mapped blocks")?),
             6 => return Err(reader.malformed("argument", "it must be zero")),
@@ -158,11 +165,15 @@ impl Item {
                 require("units", units.as_slice().iter().all(|&unit| unit < geometry.units()))
             }
             Self::Epoch { epoch, .. } => require("epoch", epoch <= geometry.last_epoch()),
-            Self::Root { tree: Tree::Bitmap, entry } => {
-                let places = geometry.bitmap_start()..geometry.data_start();
-                require("root", entry.is_absent() || places.contains(&entry.physical))
+            Self::Root { tree, growths, entry } => {
+                require("growths", usize::from(growths) <= geometry.growths())?;
+                let own = geometry.as_of(growths.into());
+                let inside = match tree {
+                    Tree::Bitmap => own.is_bitmap_place(entry.physical),
+                    Tree::Map | Tree::Salts => own.holds(entry.physical),
+                };
+                require("root", entry.is_absent() || inside)
             }
-            Self::Root { entry, .. } => require("root", entry.is_absent() || geometry.holds(entry.physical)),
             Self::Mapped(blocks) => require("mapped blocks", blocks <= geometry.logical_blocks),
         }
     }

@@ -6,7 +6,7 @@ use super::entry::{ENTRY_SIZE, Entry};
 use super::record::check_root;
 use super::salts::SALT_SIZE;
 use super::{BLOCK_SIZE, EPOCH_END, Malformed, Page};
-use crate::geometry::Geometry;
+use crate::geometry::{Geometry, MAX_GROWTHS};
 
 /// First bytes of a superblock.
 pub const MAGIC: &[u8; 8] = b"cvmioSB1";
@@ -19,7 +19,9 @@ pub const MAX_UNITS: usize = 256;
 
 const WHAT: &str = "superblock";
 const LEG_SIZE: usize = 56;
-const RESERVED: usize = 1448;
+/// Bytes beside `growths` that belong to it.
+const GROWTHS_RESERVED: usize = 95;
+const RESERVED: usize = 1352;
 
 /// A stretch of journal to replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +82,8 @@ pub struct Superblock {
     pub legs: Vec<Leg>,
     /// Own reserved units, at most 256.
     pub units: Vec<u32>,
+    /// Growths of the volume that the roots of map and bitmap know: they have the levels of those sizes.
+    pub growths: u8,
 }
 
 impl Superblock {
@@ -110,7 +114,8 @@ impl Superblock {
             writer.put(&leg.first.to_le_bytes()).put(&leg.last.to_le_bytes()).put(&leg.head)
         });
         let writer = writer.skip((MAX_LEGS - self.legs.len()) * LEG_SIZE);
-        Ok(put_numbers(writer, &self.units, MAX_UNITS).skip(RESERVED).end())
+        let writer = put_numbers(writer, &self.units, MAX_UNITS).put(&[self.growths]);
+        Ok(writer.skip(GROWTHS_RESERVED + RESERVED).end())
     }
 
     /// Reads an opened payload. Whether its numbers exist in the volume is for [`check`](Self::check) to say.
@@ -145,8 +150,9 @@ impl Superblock {
             pair,
             legs: read_legs(r, legs)?,
             units: numbers(r, "own units", units, MAX_UNITS)?,
+            growths: r.u8("growths")?,
         };
-        reader.zeros(RESERVED, "reserved")?;
+        reader.zeros(GROWTHS_RESERVED + RESERVED, "reserved")?;
         reader.end()?;
         superblock.validate()?;
         Ok(superblock)
@@ -161,12 +167,14 @@ impl Superblock {
         let leg = |leg: &Leg| leg.segment < geometry.segments && leg.block < geometry.segment_blocks;
         require("legs", self.legs.iter().all(leg), "a leg starts outside the journal")?;
         require("own units", all(&self.units, geometry.units()), "there is no such unit")?;
-        require("mapped blocks", self.mapped <= geometry.logical_blocks, "more than the logical blocks")?;
-        let inside = |root: &Entry| root.is_absent() || geometry.holds(root.physical);
+        let known = usize::from(self.growths);
+        require("growths", known <= geometry.growths(), "more than the header lists")?;
+        let own = geometry.as_of(known);
+        require("mapped blocks", self.mapped <= own.logical_blocks, "more than the logical blocks")?;
+        let inside = |root: &Entry| root.is_absent() || own.holds(root.physical);
         require("map root", inside(&self.map), "it is outside the data blocks")?;
         require("salts root", inside(&self.salts), "it is outside the data blocks")?;
-        let places = geometry.bitmap_start()..geometry.data_start();
-        let bitmap = self.bitmap.is_absent() || places.contains(&self.bitmap.physical);
+        let bitmap = self.bitmap.is_absent() || own.is_bitmap_place(self.bitmap.physical);
         require("bitmap root", bitmap, "it is outside the bitmap's places")?;
         require(
             "next epoch",
@@ -178,6 +186,7 @@ impl Superblock {
     /// What holds for a superblock in itself.
     fn validate(&self) -> Result<(), Malformed> {
         require("pair", self.pair < 2, "it is neither 0 nor 1")?;
+        require("growths", usize::from(self.growths) <= MAX_GROWTHS, "no volume has so many")?;
         let epochs = self.epoch < self.next_epoch && self.next_epoch <= EPOCH_END;
         require("next epoch", epochs, "it must be above the session's epoch, and at most 2^24")?;
         let salted = self.epoch != 0 || self.epoch_salt == [0; SALT_SIZE];

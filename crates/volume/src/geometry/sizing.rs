@@ -105,7 +105,7 @@ fn fixpoint(from: u64, function: impl Fn(u64) -> u64) -> u64 {
 
 /// The greatest number in `least..=most` for which `fits` holds, given that it holds for all below that one;
 /// `least` when it holds for none.
-fn greatest(mut least: u64, mut most: u64, fits: impl Fn(u64) -> bool) -> u64 {
+pub(super) fn greatest(mut least: u64, mut most: u64, fits: impl Fn(u64) -> bool) -> u64 {
     while least < most {
         let middle = most - (most - least) / 2;
         if fits(middle) { least = middle } else { most = middle - 1 }

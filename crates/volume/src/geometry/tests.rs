@@ -2,6 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod growth;
+
 /// A size between two powers of two, all magnitudes alike, and often a power of two itself.
 fn size(least_bits: u32, most_bits: u32) -> impl Strategy<Value = u64> {
     let power = (least_bits..=most_bits).prop_map(|bits| 1_u64 << bits);
@@ -116,15 +118,17 @@ fn has_room_for_all(geometry: &Geometry) -> bool {
 }
 
 fn claim(geometry: &Geometry) -> Claim {
+    let (logical_blocks, physical_blocks) = geometry.sizes().next().expect("the first");
     Claim {
-        logical_blocks: geometry.logical_blocks,
-        physical_blocks: geometry.physical_blocks,
+        logical_blocks,
+        physical_blocks,
         fan_out_bits: geometry.fan_out_bits,
         salt_bits: geometry.salt_bits,
         bitmap_bits: geometry.bitmap_bits,
         segment_blocks: geometry.segment_blocks,
         segments: geometry.segments,
         unit_blocks: geometry.unit_blocks,
+        growths: geometry.sizes().skip(1).collect(),
     }
 }
 
@@ -205,6 +209,7 @@ proptest! {
             segment_blocks: numbers.0,
             segments: numbers.1,
             unit_blocks: numbers.2,
+            growths: Vec::new(),
         };
         prop_assert!(Geometry::from_header(&claim, Shape::STANDARD).is_err());
     }
@@ -241,7 +246,7 @@ fn shape_or_size_of_another_volume_is_refused() {
     assert_eq!(field(Geometry { physical_blocks: MAX_PHYSICAL + 1, ..geometry }), "physical blocks");
     assert_eq!(field(Geometry { physical_blocks: geometry.physical_blocks * 4, ..geometry }), "segments");
     assert_eq!(field(Geometry { segment_blocks: 32, segments: 8, ..geometry }), "segment blocks");
-    assert_eq!(field(Geometry { data_start: geometry.data_start + 1, ..geometry }), "shape");
+    assert_eq!(field(Geometry { data_blocks: geometry.data_blocks + 1, ..geometry }), "shape");
 }
 
 #[test]

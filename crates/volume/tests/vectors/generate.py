@@ -133,6 +133,43 @@ with open("sizes.csv", "w") as file:
     for row in rows:
         file.write(",".join(str(value) for value in row.values()) + "\n")
 
+
+
+# Growth, from section "Extents": for each extent its first place, first block of data, data blocks and first bit.
+def extents(created, growths):
+    first = sizes(*created)
+    unit = first["unit-blocks"]
+    rows = [(first["bitmap-start"], first["data-start"], first["data-blocks"], 0)]
+    end, bits = created[1], first["data-blocks"]
+    for logical, physical in growths:
+        first_bit = -(-bits // unit) * unit
+        data = physical - end
+        while data > 0:  # take away until the places of the nodes that are new fit before it
+            old, new = tree(bits, 32768, 128), tree(first_bit + data, 32768, 128)
+            places = 4 * sum(count - (old[level] if level < len(old) else 0) for level, count in enumerate(new))
+            if places + data <= physical - end:
+                break
+            data -= 1
+        if data == 0:
+            places = 0
+        else:
+            bits = first_bit + data
+        rows.append((end, end + places, data, first_bit))
+        end = physical
+    return rows
+
+
+GROWN = [
+    ((5000, 9000), [(5000, 20000), (60000, 20000), (100000, 200000), (200000, 500000)]),
+    ((2**18, 300000), [(2**18, 301025), (2**20, 2**21), (2**24, 2**24)]),
+    ((2**23, 9 * 2**20), [(2**26, 70 * 2**20), (2**34, 2**35)]),
+]
+with open("extents.csv", "w") as file:
+    file.write("volume,logical,physical,places,data,data-blocks,first-bit\n")
+    for number, (created, growths) in enumerate(GROWN):
+        for size, row in zip([created] + growths, extents(created, growths)):
+            file.write(",".join(str(value) for value in (number, *size, *row)) + "\n")
+
 GIB = sizes(2**18, smallest_full(2**18))
 header = b"cvmioVOL" + struct.pack("<II", 1, 7) + VOLUME
 header += bytes([1, 3, 3, 1]) + bytes(4)
@@ -141,6 +178,10 @@ header += struct.pack("<III", GIB["segment-blocks"], GIB["segments"], GIB["unit-
 header += bytes(3992)
 assert len(header) == 4064
 save("header", header + ramp(0xE0, 32), "header")
+growths = [(2**18, 2 * GIB["physical"]), (2**20, 5 * GIB["physical"])]
+grown = header[:35] + bytes([0]) + header[36:72] + struct.pack("<Q", len(growths))
+grown += b"".join(struct.pack("<QQ", *growth) for growth in growths)
+save("header-grown", grown.ljust(4064, b"\0") + ramp(0xE0, 32), "header")
 pair = (header + ramp(0xE0, 32)).ljust(8192, b"\0")
 backup = (b"cvmioHB1" + struct.pack("<II", 1, 0) + hashlib.sha256(pair).digest()).ljust(4096, b"\0")
 save("header-backup", backup + pair, "backup")
@@ -153,6 +194,7 @@ payload += leg(5, 6, 11, 40, ramp(0x70, 32)) + leg(7, 0, 41, 41, ramp(0x80, 32))
 payload = payload.ljust(1568, b"\0") + struct.pack("<II", 10, 11)
 payload = payload.ljust(4040, b"\0")
 save("superblock-payload", payload, "superblock")
+save("superblock-grown", payload[:2592] + bytes([5]) + payload[2593:], "superblock")
 save("superblock-block", b"cvmioSB1" + ramp(0xB0, 32) + payload + ramp(0xC0, 16), "superblock")
 
 items = (
@@ -167,6 +209,7 @@ items = (
     + item(6, 0, struct.pack("<Q", 1000))
 )
 save("items", items, "items")
+save("items-grown", item(5, 1 + 256 * 5, MAP_ROOT) + item(5, 3 + 256 * 16, BITMAP_ROOT), "items")
 
 record = b"cvmioJR1" + VOLUME + SESSION + struct.pack("<QIHH", 42, 120 * 40, 2, 1)
 record += struct.pack("<IIQ", 11, 3, 2**48 - 1) + ramp(0x60, 32) + bytes(8)

@@ -110,6 +110,19 @@ fn headers() {
 }
 
 #[test]
+fn grown_headers() {
+    let created = Geometry::for_logical(1 << 18, Shape::STANDARD).expect("1 GiB");
+    let grown = created.grown(1 << 18, 2 * created.physical_blocks).expect("it grows");
+    let grown = grown.grown(1 << 20, 5 * created.physical_blocks).expect("it grows");
+    let bytes = vector("header-grown");
+    let header = Header::decode(&bytes).expect("a header");
+    assert_eq!((header.geometry, header.provision), (grown, Provision::Thin));
+    let mut page = header.encode_unsigned();
+    header::put_mac(&mut page, &ramp(0xe0));
+    assert_eq!(page[..], bytes);
+}
+
+#[test]
 fn header_backups() {
     let bytes = vector("header-backup");
     let backup = HeaderBackup::decode(&bytes).expect("a backup");
@@ -168,10 +181,15 @@ fn superblocks() {
         pair: 1,
         legs: vec![leg(5, 6, 11, 40, 0x70), leg(7, 0, 41, 41, 0x80), leg(9, 1, 42, Leg::OPEN, 0x40)],
         units: vec![10, 11],
+        growths: 0,
     };
     let payload = superblock.encode().expect("a valid superblock");
     assert_eq!(payload[..], vector("superblock-payload"));
     assert_eq!(Superblock::decode(&payload), Ok(superblock));
+
+    let grown = Superblock { growths: 5, ..Superblock::decode(&payload).expect("it was encoded") };
+    assert_eq!(grown.encode().expect("a valid superblock")[..], vector("superblock-grown"));
+    assert_eq!(Superblock::decode(&vector("superblock-grown")), Ok(grown));
 
     let block = vector("superblock-block");
     assert_eq!(superblock::split(&block), Ok((&ramp(0xb0), &payload, &ramp(0xc0))));
@@ -188,15 +206,22 @@ fn items() {
         units(&[5, 6]),
         units(&[100, 101, 102, 103, 104, 105, 106, 107]),
         Item::Epoch { epoch: (1 << 24) - 1, salt: ramp(0x60) },
-        Item::Root { tree: Tree::Map, entry: map },
-        Item::Root { tree: Tree::Salts, entry: salts },
-        Item::Root { tree: Tree::Bitmap, entry: bitmap },
+        Item::Root { tree: Tree::Map, growths: 0, entry: map },
+        Item::Root { tree: Tree::Salts, growths: 0, entry: salts },
+        Item::Root { tree: Tree::Bitmap, growths: 0, entry: bitmap },
         Item::Mapped(1000),
     ];
     let mut payload = Vec::new();
     all.iter().for_each(|item| item.encode_into(&mut payload));
     assert_eq!(payload, vector("items"));
     assert_eq!(record::items(&payload).collect::<Result<Vec<_>, _>>().as_deref(), Ok(&all[..]));
+
+    let grown = [
+        Item::Root { tree: Tree::Map, growths: 5, entry: map },
+        Item::Root { tree: Tree::Bitmap, growths: 16, entry: bitmap },
+    ];
+    let read: Result<Vec<_>, _> = record::items(&vector("items-grown")).collect();
+    assert_eq!(read.as_deref(), Ok(&grown[..]));
 }
 
 #[test]
@@ -272,6 +297,34 @@ fn sizes() {
         rows += 1;
     }
     assert_eq!(rows, 11);
+}
+
+#[test]
+fn extents() {
+    let table = read("extents.csv");
+    let mut volume: Option<(u64, Geometry)> = None;
+    let mut rows = 0;
+    for line in table.lines().skip(1) {
+        let numbers: Vec<u64> = line.split(',').map(|number| number.parse().expect("a number")).collect();
+        let [number, logical, physical, places, data, data_blocks, first_bit] = numbers[..] else {
+            panic!("{line}")
+        };
+        let (before, geometry) = match volume {
+            Some((same, geometry)) if same == number => {
+                (geometry.bitmap_nodes(), geometry.grown(logical, physical).expect("it grows"))
+            }
+            _ => (0, Geometry::thin(logical, physical, Shape::STANDARD).expect("within the limits")),
+        };
+        volume = Some((number, geometry));
+        assert_eq!(geometry.data().last(), Some(data..data + data_blocks), "{line}");
+        assert_eq!(geometry.is_bitmap_place(places), data > places, "{line}");
+        assert_eq!(4 * (geometry.bitmap_nodes() - before), data - places, "{line}");
+        if data_blocks > 0 {
+            assert_eq!(geometry.bit_of(data), first_bit, "{line}");
+        }
+        rows += 1;
+    }
+    assert_eq!(rows, 12);
 }
 
 #[test]

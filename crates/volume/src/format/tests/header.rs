@@ -125,6 +125,33 @@ fn the_suite_must_fit_the_protections() {
 }
 
 #[test]
+fn growths_are_those_that_the_formulas_allow() {
+    let created = valid().geometry;
+    let (logical, physical) = (created.logical_blocks, created.physical_blocks);
+    let once = created.grown(2 * logical, 3 * physical).expect("it grows");
+    let twice = once.grown(2 * logical, 4 * physical).expect("it grows again");
+    let page = Header { geometry: twice, ..valid() }.encode_unsigned();
+    assert_eq!(Header::decode(&page).map(|header| header.geometry), Ok(twice));
+    // Where the volume began stays what it was.
+    assert_eq!(page[..72], valid().encode_unsigned()[..72]);
+    let refused = |at: usize, bytes: &[u8]| {
+        let mut page = page;
+        page[at..at + bytes.len()].copy_from_slice(bytes);
+        Header::decode(&page).expect_err("it must be refused").field
+    };
+    assert_eq!(refused(72, &[1]), "growths", "what is not counted is zero");
+    assert_eq!(refused(72, &[3]), "growths", "a growth to nothing");
+    assert_eq!(refused(72, &[17]), "growths");
+    assert_eq!(refused(73, &[1]), "growths");
+    assert_eq!(refused(80, &(logical - 1).to_le_bytes()), "growths", "smaller");
+    assert_eq!(refused(88, &(physical - 1).to_le_bytes()), "growths", "smaller");
+    assert_eq!(refused(88, &(physical + 1).to_le_bytes()), "growths", "too little for a unit");
+    assert_eq!(refused(96, &(2 * logical - 1).to_le_bytes()), "growths", "smaller than before");
+    assert_eq!(refused(104, &(65 * physical).to_le_bytes()), "growths", "too far");
+    assert_eq!((refused(336, &[1]), refused(1096, &[1])), ("reserved", "reserved"));
+}
+
+#[test]
 fn the_shape_is_not_taken_from_the_disk() {
     let geometry = Geometry::for_logical(4096, Shape::TINY).expect("within the limits");
     let page = Header { geometry, ..valid() }.encode_unsigned();

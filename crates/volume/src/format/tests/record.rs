@@ -196,9 +196,10 @@ fn reserved_bytes_of_items_are_refused() {
 
 #[test]
 fn items_without_meaning_are_refused() {
-    let item = |kind: u8, argument: u8, body: [u8; 32]| {
+    let item = |kind: u8, argument: u32, body: [u8; 32]| {
         let mut bytes = [0; ITEM_SIZE];
-        (bytes[0], bytes[7]) = (argument, kind);
+        bytes[..4].copy_from_slice(&argument.to_le_bytes());
+        bytes[7] = kind;
         bytes[8..].copy_from_slice(&body);
         Item::decode(&bytes).map_err(|error| error.field)
     };
@@ -221,6 +222,8 @@ fn items_without_meaning_are_refused() {
     assert_eq!(item(5, 1, body(|entry| entry.epoch = 0)), Err("root"));
     assert_eq!(item(5, 2, entry.encode()), Err("root"), "the salt table's root has no epoch");
     assert_eq!(item(5, 4, entry.encode()), Err("number"));
+    assert!(item(5, 1 | 16 << 8, body(|_| {})).is_ok());
+    assert_eq!(item(5, 1 | 1 << 16, body(|_| {})), Err("growths"));
     assert_eq!(item(0, 0, [0; 32]), Err("kind"));
     assert_eq!(item(7, 0, [0; 32]), Err("kind"));
     let mut epoch = encoded(&Item::Epoch { epoch: (1 << 24) - 1, salt: [1; 32] });
@@ -252,11 +255,12 @@ fn items_outside_the_volume_are_refused() {
     assert_eq!((reserve(geometry.units() - 1), reserve(geometry.units())), (Ok(()), Err("units")));
     let epoch = |epoch| inside(Item::Epoch { epoch, salt: [1; 32] });
     assert_eq!((epoch(255), epoch(256)), (Ok(()), Err("epoch")));
-    let root = |tree, physical| inside(Item::Root { tree, entry: entry(physical) });
+    let root = |tree, physical| inside(Item::Root { tree, growths: 0, entry: entry(physical) });
     use crate::format::ad::Tree;
     assert_eq!((root(Tree::Map, first), root(Tree::Map, first - 1)), (Ok(()), Err("root")));
     assert_eq!((root(Tree::Bitmap, first - 1), root(Tree::Bitmap, first)), (Ok(()), Err("root")));
-    assert_eq!(inside(Item::Root { tree: Tree::Map, entry: Entry::ABSENT }), Ok(()));
+    assert_eq!(inside(Item::Root { tree: Tree::Map, growths: 0, entry: Entry::ABSENT }), Ok(()));
+    assert_eq!(inside(Item::Root { tree: Tree::Map, growths: 1, entry: Entry::ABSENT }), Err("growths"));
     assert_eq!((inside(Item::Mapped(4096)), inside(Item::Mapped(4097))), (Ok(()), Err("mapped blocks")));
 }
 

@@ -55,7 +55,17 @@ pub fn geometry() -> impl Strategy<Value = Geometry> {
     let any =
         |(logical, physical)| Geometry::thin(logical, physical, Shape::STANDARD).expect("within the limits");
     let full = |logical| Geometry::for_logical(logical, Shape::STANDARD).expect("within the limits");
-    prop_oneof![sizes.prop_map(any), bounded(Geometry::MIN_LOGICAL, Geometry::MAX_LOGICAL).prop_map(full)]
+    let created = prop_oneof![
+        sizes.prop_map(any),
+        bounded(Geometry::MIN_LOGICAL, Geometry::MAX_LOGICAL).prop_map(full)
+    ];
+    (created, vec((bounded(0, 1 << 20), bounded(0, 1 << 24)), 0..=16)).prop_map(|(created, growths)| {
+        let grow = |geometry: Geometry, (logical, physical)| {
+            let sizes = (geometry.logical_blocks + logical, geometry.physical_blocks + physical);
+            geometry.grown(sizes.0, sizes.1).unwrap_or(geometry)
+        };
+        growths.into_iter().fold(created, grow)
+    })
 }
 
 pub fn header() -> impl Strategy<Value = Header> {
@@ -109,7 +119,9 @@ pub fn item() -> impl Strategy<Value = Item> {
         (argument(), bounded(1, 1 << 60)).prop_map(|(logical, blocks)| Item::Discard { logical, blocks }),
         units.prop_map(Item::Reserve),
         (bounded_u32(1, (1 << 24) - 1), hash()).prop_map(|(epoch, salt)| Item::Epoch { epoch, salt }),
-        tree.prop_flat_map(|tree| root(tree).prop_map(move |entry| Item::Root { tree, entry })),
+        (tree, any::<u8>()).prop_flat_map(|(tree, growths)| {
+            root(tree).prop_map(move |entry| Item::Root { tree, growths, entry })
+        }),
         any::<u64>().prop_map(Item::Mapped),
     ]
 }
@@ -142,6 +154,7 @@ pub fn superblock() -> impl Strategy<Value = Superblock> {
     let roots = (root(Tree::Map), root(Tree::Salts), root(Tree::Bitmap));
     let counts = (any::<u64>(), any::<u64>(), any::<u64>(), 0..2_u8);
     let units = prop_oneof![vec(any::<u32>(), 256), vec(any::<u32>(), 0..=256)];
+    let units = (units, 0..=16_u8);
     (chain, id(), epochs, roots, counts, units).prop_map(|(chain, session, epochs, roots, counts, units)| {
         Superblock {
             generation: chain.0,
@@ -158,7 +171,8 @@ pub fn superblock() -> impl Strategy<Value = Superblock> {
             mapped: counts.1,
             publication: counts.2,
             pair: counts.3,
-            units,
+            units: units.0,
+            growths: units.1,
         }
     })
 }

@@ -33,6 +33,7 @@ fn valid(geometry: &Geometry) -> Superblock {
         pair: 0,
         legs: vec![leg(0, 5, 9, [7; 32]), leg(1, 10, Leg::OPEN, [1; 32])],
         units: vec![1],
+        growths: 0,
     }
 }
 
@@ -82,7 +83,7 @@ proptest! {
 fn reserved_and_unused_bytes_are_refused() {
     let payload = valid(&tiny()).encode().expect("a valid superblock");
     // The reserved ones, and then behind the last leg and unit.
-    for unused in [220..224, 2592..4040, 224 + 2 * 56..1568, 1572..2592] {
+    for unused in [220..224, 2593..4040, 224 + 2 * 56..1568, 1572..2592] {
         reserved_is_refused(&payload, unused, AGAIN);
     }
     other_lengths_are_refused(&payload, AGAIN);
@@ -179,4 +180,27 @@ fn numbers_outside_the_volume_are_refused() {
     assert_eq!(refused(&|superblock| superblock.salts.physical = geometry.physical_blocks), "salts root");
     assert_eq!(refused(&|superblock| superblock.bitmap.physical = geometry.data_start()), "bitmap root");
     assert_eq!(refused(&|superblock| superblock.next_epoch = 257), "next epoch");
+    assert_eq!(refused(&|superblock| superblock.growths = 1), "growths");
+}
+
+#[test]
+fn roots_are_of_the_growths_that_are_known() {
+    let created = tiny();
+    let grown = created.grown(5000, created.physical_blocks + 2000).expect("it grows");
+    let unit = |superblock: &mut Superblock| superblock.units[0] = grown.units() - 1;
+    let check = |growths, change: &dyn Fn(&mut Superblock)| {
+        let mut superblock = Superblock { growths, ..valid(&created) };
+        change(&mut superblock);
+        superblock.check(&grown).map_err(|error| error.field)
+    };
+    assert_eq!((check(0, &|_| {}), check(1, &|_| {}), check(2, &|_| {})), (Ok(()), Ok(()), Err("growths")));
+    // A session that has merged nothing writes everywhere already.
+    assert_eq!((check(0, &unit), check(1, &unit)), (Ok(()), Ok(())));
+    let root = |superblock: &mut Superblock| superblock.map.physical = grown.physical_blocks - 1;
+    assert_eq!((check(0, &root), check(1, &root)), (Err("map root"), Ok(())));
+    let place = |superblock: &mut Superblock| superblock.bitmap.physical = created.physical_blocks;
+    assert_eq!((check(0, &place), check(1, &place)), (Err("bitmap root"), Ok(())));
+    let mapped = |superblock: &mut Superblock| superblock.mapped = 5000;
+    assert_eq!((check(0, &mapped), check(1, &mapped)), (Err("mapped blocks"), Ok(())));
+    assert_eq!(refused(|superblock| superblock.growths = 17), "growths");
 }
