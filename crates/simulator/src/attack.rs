@@ -55,6 +55,8 @@ const ANY_DAMAGE: &[Kind] =
     &[Kind::Corrupt, Kind::Stale, Kind::Forked, Kind::Policy, Kind::Locked, Kind::Io, Kind::Usage];
 const OLD_IMAGE: &[Kind] = &[Kind::Stale, Kind::Forked];
 const OLD_SLOTS: &[Kind] = &[Kind::Stale, Kind::Forked, Kind::Locked];
+/// Of a volume that has grown since.
+const OLD_SIZE: &[Kind] = &[Kind::Stale, Kind::Forked, Kind::Locked, Kind::Policy];
 const OLD_STAMP: &[Kind] = &[Kind::Stale, Kind::Forked, Kind::Fenced, Kind::Anchor];
 
 impl Simulation {
@@ -88,6 +90,8 @@ impl Simulation {
         if self.plan.mischief.lies && !self.tainted {
             say!(self, "the disk begins to lie: {:?}", self.plan.faults);
             self.taint();
+            // Superblocks that read differently each time look like a rival's.
+            self.excused.push(Kind::Fenced);
             self.store.set_faults(self.plan.faults);
         }
         if self.plan.mischief.tamper && self.once_in(4) {
@@ -182,7 +186,7 @@ impl Simulation {
         let mischief = self.plan.mischief;
         if mischief.rollback && !self.hasty && self.once_in(2) {
             if self.once_in(3) {
-                return self.put_old_slots_back();
+                return self.put_old_slots_back().or_else(|| self.put_old_header_back());
             }
             return self.drop_suffix();
         }
@@ -219,6 +223,9 @@ impl Simulation {
         );
         // Without an anchor it has the key slots of its time.
         let mut kinds = if digest.is_some() { OLD_IMAGE } else { OLD_SLOTS };
+        if self.has_grown_since(&snapshot.image) {
+            kinds = OLD_SIZE;
+        }
         if snapshot.given_up && !must_refuse {
             kinds = ANY_DAMAGE;
         }
@@ -282,14 +289,14 @@ impl Simulation {
             self.believe_nothing("an image from before the anchor moved");
         }
         self.anchor.answer_reads_with(None);
-        if attack.kinds.is_empty() || matches!(attack.kinds, OLD_IMAGE | OLD_SLOTS) {
+        if attack.kinds.is_empty() || matches!(attack.kinds, OLD_IMAGE | OLD_SLOTS | OLD_SIZE) {
             // The next guest may die soon, and find all that again that this one has not found.
             self.hasty = true;
             let image = attack.genuine.clone();
             self.snapshots.push(Snapshot { image, generation: u64::MAX, anchored, given_up: false });
         }
         match attack.kinds {
-            OLD_IMAGE | OLD_SLOTS => self.coverage.rollbacks_accepted += 1,
+            OLD_IMAGE | OLD_SLOTS | OLD_SIZE => self.coverage.rollbacks_accepted += 1,
             // The swap told the truth, and the volume listened; or the host did nothing wrong.
             OLD_STAMP | &[] => {}
             _ => self.taint(),
@@ -335,8 +342,10 @@ impl Simulation {
                 "the host presents the first machine's disk; the anchor went from {before} to {anchored}"
             );
             let genuine = self.store.snapshot();
-            self.store.restore(&first.snapshot());
-            self.prepared = Some(Attack::that_must_fail("a fork", genuine, OLD_IMAGE));
+            let image = first.snapshot();
+            let kinds = if self.has_grown_since(&image) { OLD_SIZE } else { OLD_IMAGE };
+            self.store.restore(&image);
+            self.prepared = Some(Attack::that_must_fail("a fork", genuine, kinds));
         }
         self.recover()
     }

@@ -29,6 +29,43 @@ pub(crate) struct Book {
     pub(crate) geometry: Geometry,
 }
 
+impl Book {
+    /// Whether data may stand in a block: behind the bitmap of the created volume, or behind the places that a growth adds at the head of
+    /// what it takes, four for each node that the larger bitmap has and the smaller has not.
+    fn holds_data(&self, block: u64) -> bool {
+        let geometry = &self.geometry;
+        let nodes = |bits: u64| {
+            let mut level = bits.div_ceil(1 << geometry.bitmap_bits);
+            let mut sum = level;
+            while level > 1 {
+                level = level.div_ceil(1 << geometry.fan_out_bits);
+                sum += level;
+            }
+            sum
+        };
+        let unit = u64::from(geometry.unit_blocks);
+        let mut sizes = geometry.sizes();
+        let Some((_, mut end)) = sizes.next() else { return false };
+        let mut bits = geometry.as_of(0).data_blocks();
+        if block < end {
+            return block >= geometry.data_start();
+        }
+        for (_, next) in sizes {
+            let first = bits.div_ceil(unit) * unit;
+            let places = |data: u64| 4 * (nodes(first + data) - nodes(bits));
+            let data = (1..=next - end).rev().find(|data| places(*data) + data <= next - end);
+            if let Some(data) = data {
+                if block < next {
+                    return block >= end + places(data);
+                }
+                bits = first + data;
+            }
+            end = next;
+        }
+        false
+    }
+}
+
 /// A block that a guest wrote.
 struct Written {
     content: Arc<Vec<u8>>,
@@ -80,6 +117,13 @@ impl Audit {
         let genesis = seal::sha256(&[b"cvmio genesis", &book.volume]);
         inner.heads.insert(0, vec![genesis]);
         inner.book = Some(book);
+    }
+
+    /// The volume has other sizes from now on.
+    pub(crate) fn resize(&self, geometry: Geometry) {
+        if let Some(book) = &mut self.lock().book {
+            book.geometry = geometry;
+        }
     }
 
     /// What is wrong, if anything is.
@@ -210,16 +254,14 @@ impl Inner {
         let blocks = (buffer.len() / BLOCK_SIZE) as u64;
         self.desks[desk].writes += blocks;
         let Some(book) = &self.book else { return blocks };
-        let (journal, data) = (
-            book.geometry.journal_start()..book.geometry.bitmap_start(),
-            book.geometry.data_start()..book.geometry.physical_blocks,
-        );
-        if !data.contains(&block) && !journal.contains(&block) {
+        let journal = book.geometry.journal_start()..book.geometry.bitmap_start();
+        let is_data = book.holds_data(block);
+        if !is_data && !journal.contains(&block) {
             return blocks;
         }
         let mut bytes = vec![0; buffer.len()];
         buffer.copy_to(0, &mut bytes);
-        if data.contains(&block) {
+        if is_data {
             let content = Arc::new(bytes);
             for at in 0..blocks {
                 let offset = usize::try_from(at).unwrap_or(0) * BLOCK_SIZE;

@@ -45,6 +45,14 @@ coverage! {
     key_changes: "key changes",
     /// Changes of the key slots that were cut short.
     cut_key_changes: "key changes cut short",
+    /// Growths of the volume.
+    growths: "growths",
+    /// Growths that were cut short.
+    cut_growths: "growths cut short",
+    /// Growths of a volume whose last guest may be alive.
+    growths_under_zombies: "growths under zombies",
+    /// Trees that got a level more.
+    lifts: "trees lifted",
     /// Attaches.
     attaches: "attaches",
     /// Attaches that were refused.

@@ -10,6 +10,7 @@ use volume::{CreateOptions, Environment, Kind};
 
 use crate::attack::Attack;
 use crate::creation::{keep, put_stamp};
+use crate::growing::OLD_HEADER;
 use crate::plan::protections;
 use crate::simulation::{Simulation, say};
 
@@ -107,7 +108,8 @@ impl Simulation {
         for block in 0..4 {
             self.store.replay_block(old, block);
         }
-        Some(Attack::that_must_fail("a removed key", genuine, NOT_ANCHORED))
+        let kinds = if self.has_grown_since(&self.store.snapshot()) { OLD_HEADER } else { NOT_ANCHORED };
+        Some(Attack::that_must_fail("a removed key", genuine, kinds))
     }
 
     /// The host takes away the end of the disk.

@@ -156,6 +156,9 @@ impl Simulation {
             }
             let _ = self.store.complete_some();
             self.move_anchor();
+            if self.zombie.as_ref().is_some_and(|zombie| !zombie.deep) && self.once_in(2) {
+                self.zombie_step()?;
+            }
         }
         Err(Failure(format!("{what} does not end")))
     }

@@ -14,6 +14,7 @@ mod content;
 mod coverage;
 mod creation;
 mod forgery;
+mod growing;
 mod guest;
 mod keyring;
 mod model;

@@ -70,6 +70,14 @@ impl Model {
         }
     }
 
+    /// The volume has grown: what is new is zeros, and has never been anything else.
+    pub(crate) fn grow(&mut self, blocks: u64) {
+        let count = usize::try_from(blocks).expect("a simulated volume is small");
+        let zero = Change { version: 0, begin: 0, end: Some(0), certain: true, durable: Some(0) };
+        self.blocks.resize(count, vec![zero]);
+        self.ever.resize(count, vec![0]);
+    }
+
     /// A new moment.
     pub(crate) fn tick(&mut self) -> u64 {
         self.now += 1;

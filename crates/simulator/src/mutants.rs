@@ -82,7 +82,9 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
             honest && plan.crashes_when_publishing
         }
         M::ClaimBeforeSuperblock => plan.cut_creations > 0 && anchored,
-        M::BothCopiesFirst => mischief.keys && anchored,
+        M::BothCopiesFirst => (mischief.keys || plan.growths > 0) && anchored,
+        M::RootNotLifted | M::PlacesAreData | M::PolicyBeforeHeader => honest && plan.growths > 0,
+        M::GrowthForgotten => mischief.rollback && !anchored && plan.growths > 0,
         _ => honest,
     }
 }

@@ -11,7 +11,7 @@ use volume::{AttachOptions, CreateOptions, Window};
 
 /// The version of all that a seed decides. Raise it when a seed's run changes because the simulator does: what another version reports
 /// cannot be replayed here.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// What may go wrong beyond crashes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -74,6 +74,8 @@ pub(crate) struct Plan {
     pub(crate) quiet_zombies: bool,
     /// How often the making of the volume is cut short.
     pub(crate) cut_creations: u32,
+    /// How often the volume grows.
+    pub(crate) growths: u32,
 }
 
 fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
@@ -139,6 +141,7 @@ impl Plan {
             crashes_when_publishing: rng.u32(..3) == 0,
             quiet_zombies: rng.bool(),
             cut_creations: if rng.u32(..4) == 0 { rng.u32(1..4) } else { 0 },
+            growths: if rng.u32(..3) == 0 { pick(rng, &[1, 2, 4, 20]) } else { 0 },
         }
     }
 }
@@ -216,7 +219,7 @@ mod tests {
     use super::*;
 
     /// Over the plans of a hundred seeds. When it changes, raise `VERSION`.
-    const FINGERPRINT: (u32, u64) = (4, 6865977303781039734);
+    const FINGERPRINT: (u32, u64) = (5, 6438588785460181968);
 
     #[test]
     fn a_plan_that_changes_is_another_version() {

@@ -67,7 +67,7 @@ impl Simulation {
 
     /// What a dead guest had in flight happens in part.
     pub(crate) fn bury(&mut self, guest: Guest) {
-        self.store.crash_session(&guest.session);
+        guest.session.crash();
         self.dead.push(guest.session.clone());
         self.watch.lock().unwrap_or_else(PoisonError::into_inner).forget_flights();
     }
@@ -151,6 +151,7 @@ impl Simulation {
         if self.plan.mischief.keys && idle && self.once_in(3) {
             self.change_keys()?;
         }
+        self.perhaps_grow()?;
         if self.zombie.is_some() && self.plan.create.freshness == Freshness::Off {
             self.believe_nothing("two guests at once, and no anchor");
         }
@@ -202,8 +203,11 @@ impl Simulation {
                     if let Some(attack) = &attack {
                         self.judge_success(attack, anchored)?;
                     }
+                    // An attach that has to tidy up first may reserve space, which has a record.
                     let found = volume.status().generation;
-                    if let Some(chosen) = chosen.filter(|chosen| *chosen != found) {
+                    let tidied = volume.status().checkpoints > 0;
+                    let wrong = |chosen: &u64| found < *chosen || (found > *chosen && !tidied);
+                    if let Some(chosen) = chosen.filter(wrong) {
                         return Err(Failure(format!(
                             "generation {chosen} was chosen, and {found} was found"
                         )));
@@ -290,6 +294,7 @@ impl Simulation {
     }
 
     fn stand_up(&mut self, volume: Volume, session: Session) -> Outcomes {
+        self.look_at_the_size(&volume)?;
         let fault = |error: Error| Failure(format!("opening queues: {error}"));
         let mut queues = Vec::new();
         for _ in 0..self.plan.queues {

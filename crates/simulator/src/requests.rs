@@ -14,7 +14,7 @@ const DEPTH: usize = 24;
 impl Simulation {
     /// Makes a request, of the guest or of the one that is believed dead.
     pub(crate) fn request(&mut self, zombie: bool) -> Outcomes {
-        let asked = if zombie && self.plan.quiet_zombies { self.ask_quietly() } else { self.ask() };
+        let asked = if zombie && self.plan.quiet_zombies { self.ask_quietly() } else { self.ask(zombie) };
         self.submit(zombie, asked)
     }
 
@@ -42,10 +42,10 @@ impl Simulation {
         Ok(())
     }
 
-    fn ask(&mut self) -> Asked {
+    fn ask(&mut self, zombie: bool) -> Asked {
         let mix = self.plan.mix;
         let mut left = self.rng.u32(..mix.read + mix.write + mix.flush + mix.discard + mix.commit);
-        let (block, blocks) = self.stretch();
+        let (block, blocks) = self.stretch(zombie);
         for (weight, asked) in [
             (mix.read, Asked::Read { block, blocks }),
             (
@@ -58,7 +58,7 @@ impl Simulation {
                 },
             ),
             (mix.flush, Asked::Flush),
-            (mix.discard, self.discard(block, blocks)),
+            (mix.discard, self.discard(zombie, block, blocks)),
         ] {
             if left < weight {
                 if matches!(asked, Asked::Write { .. }) {
@@ -73,24 +73,31 @@ impl Simulation {
 
     /// Something that asks nobody whether the volume still is the guest's.
     fn ask_quietly(&mut self) -> Asked {
-        let (block, blocks) = self.stretch();
+        let (block, blocks) = self.stretch(true);
         let first_version = self.next_version;
         self.next_version += blocks;
         Asked::Write { block, blocks, fua: false, first_version }
     }
 
-    fn stretch(&mut self) -> (u64, u64) {
-        let size = self.geometry.logical_blocks;
-        let limit = if self.rng.u32(..8) == 0 { size } else { self.plan.hot };
+    /// Of the guest's volume; to one that is believed dead it has the size that it had.
+    fn size(&self, zombie: bool) -> u64 {
+        let guest = if zombie { &self.zombie } else { &self.guest };
+        guest.as_ref().map_or(self.geometry.logical_blocks, |guest| guest.volume.blocks())
+    }
+
+    fn stretch(&mut self, zombie: bool) -> (u64, u64) {
+        let size = self.size(zombie);
+        let limit = if self.rng.u32(..8) == 0 { size } else { self.plan.hot.min(size) };
         let block = self.rng.u64(..limit);
-        let most = self.guest.as_ref().map_or(1, |guest| guest.volume.largest_change());
+        let guest = if zombie { &self.zombie } else { &self.guest };
+        let most = guest.as_ref().map_or(1, |guest| guest.volume.largest_change());
         let blocks = self.rng.u64(1..=self.plan.longest).min(most).min(size - block);
         (block, blocks)
     }
 
     /// Small ones, ones that are kept as ranges, and all of the volume.
-    fn discard(&mut self, block: u64, blocks: u64) -> Asked {
-        let size = self.geometry.logical_blocks;
+    fn discard(&mut self, zombie: bool, block: u64, blocks: u64) -> Asked {
+        let size = self.size(zombie);
         match self.rng.u32(..8) {
             0 => Asked::Discard { block: 0, blocks: size },
             1..=3 => Asked::Discard { block, blocks: self.rng.u64(1..=size - block) },

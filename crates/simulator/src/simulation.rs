@@ -97,6 +97,10 @@ pub(crate) struct Simulation {
     pub(crate) lost: bool,
     /// The host has put something old in place and hopes to do so again before much happens.
     pub(crate) hasty: bool,
+    /// What the disk held before the volume grew.
+    pub(crate) before_growth: Option<Image>,
+    /// A superblock knows the last growth.
+    pub(crate) lifted: bool,
 }
 
 macro_rules! say {
@@ -167,6 +171,8 @@ impl Simulation {
             excused: Vec::new(),
             lost: false,
             hasty: false,
+            before_growth: None,
+            lifted: false,
             rng,
             plan,
         };
@@ -431,6 +437,7 @@ impl Simulation {
             return;
         }
         let transactional = self.plan.create.freshness == Freshness::Transaction;
+        self.lifted |= !transactional;
         *(if transactional { &mut self.coverage.spills } else { &mut self.coverage.checkpoints }) += new;
         self.coverage.checkpoints_under_load += if waiting { new } else { 0 };
         say!(self, "guest {name} has made a {}", if transactional { "spill" } else { "checkpoint" });

@@ -34,6 +34,11 @@ impl Watch {
         }
     }
 
+    /// The volume has other sizes from now on.
+    pub(crate) fn resize(&mut self, geometry: Geometry) {
+        self.geometry = geometry;
+    }
+
     /// Whether a superblock is on its way.
     pub(crate) fn is_publishing(&self) -> bool {
         !self.superblocks.is_empty()
@@ -47,7 +52,6 @@ impl Watch {
     fn submitted(&mut self, session: u64, operation: &str, block: u64) {
         let geometry = &self.geometry;
         let journal = geometry.journal_start()..geometry.bitmap_start();
-        let bitmap = geometry.bitmap_start()..geometry.data_start();
         if journal.contains(&block) && operation == "write" {
             let place = block - journal.start;
             let length = u64::from(geometry.segment_blocks);
@@ -55,7 +59,7 @@ impl Watch {
                 self.ring_wraps += 1;
             }
         }
-        if bitmap.contains(&block) {
+        if geometry.is_bitmap_place(block) {
             let written = self.bitmap.entry(session).or_default();
             if operation == "write" {
                 written.insert(block);
