@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod documents;
+pub mod grow;
 pub mod header;
 pub mod manual;
 pub mod service;
@@ -85,6 +86,7 @@ pub enum VolumeCommand {
     Header(header::Header),
     Export(stream::Export),
     Import(stream::Import),
+    Grow(grow::Grow),
     Reanchor(header::Reanchor),
     Prepare(service::Prepare),
     Activate(service::Activate),

@@ -3,6 +3,7 @@
 pub mod attach;
 pub mod check;
 mod create;
+mod grow;
 mod header;
 pub mod manual;
 mod offline;
@@ -41,6 +42,7 @@ pub fn volume(command: VolumeCommand) -> Result<(), Failure> {
         VolumeCommand::Header(header) => header::run(&header),
         VolumeCommand::Export(args) => stream::export::run(&args),
         VolumeCommand::Import(args) => stream::import::run(&args),
+        VolumeCommand::Grow(args) => grow::run(&args),
         VolumeCommand::Serve { .. } => attach::serve(),
         VolumeCommand::LoopAttach { file, read_only } => {
             // Without the daemon that serves the file nobody would ever take the device away again.

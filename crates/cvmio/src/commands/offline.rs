@@ -170,7 +170,8 @@ fn copy_text(copy: &CopyDump, lines: &mut Vec<String>) {
     };
     lines.push(format!("header at block {}: {standing}\n  digest  {}", copy.block, copy.digest));
     match &copy.header {
-        Read::Ok(header) => lines.push(format!(
+        Read::Ok(header) => {
+            lines.push(format!(
             "  generation {}, volume {}\n  {}, confidentiality {}, integrity {}, freshness {}, {}\n  {} logical and {} physical blocks; \
              journal {} segments of {} blocks, bitmap from block {}, data from block {}",
             header.generation,
@@ -186,7 +187,13 @@ fn copy_text(copy: &CopyDump, lines: &mut Vec<String>) {
             header.segment_blocks,
             header.bitmap_start,
             header.data_start
-        )),
+        ));
+            let growths = header.sizes.windows(2).map(|sizes| {
+                let [(logical, physical), (more_logical, more_physical)] = [sizes[0], sizes[1]].map(|(logical, physical)| (output::count(logical), output::count(physical)));
+                format!("  grown from {logical} logical and {physical} physical blocks to {more_logical} and {more_physical}")
+            });
+            lines.extend(growths);
+        }
         Read::Malformed(why) => lines.push(format!("  unreadable: {why}")),
     }
     match &copy.slots {
@@ -197,7 +204,7 @@ fn copy_text(copy: &CopyDump, lines: &mut Vec<String>) {
 
 fn superblock_text(superblock: &SuperblockDump, lines: &mut Vec<String>) {
     lines.push(format!(
-        "superblock in slot {}: generation {}, claim {}, publication {}\n  session {}\n  head    {}\n  epoch {} (next {}), {} blocks mapped, {} units reserved",
+        "superblock in slot {}: generation {}, claim {}, publication {}\n  session {}\n  head    {}\n  epoch {} (next {}), {} blocks mapped, {} units reserved, {} growths known",
         superblock.slot,
         superblock.generation,
         superblock.claims,
@@ -207,7 +214,8 @@ fn superblock_text(superblock: &SuperblockDump, lines: &mut Vec<String>) {
         superblock.epoch,
         superblock.next_epoch,
         output::count(superblock.mapped_blocks),
-        superblock.units.len()
+        superblock.units.len(),
+        superblock.growths
     ));
     for (name, root) in
         [("map", &superblock.map), ("salts", &superblock.salts), ("bitmap", &superblock.bitmap)]

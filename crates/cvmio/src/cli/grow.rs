@@ -1,0 +1,28 @@
+//! What makes a volume larger.
+
+use clap::Args;
+
+use super::Offline;
+use crate::input::parse_size;
+
+/// Let a volume that is not attached use more of its store
+///
+/// Nothing moves and nothing is lost: the content stays, and the new space reads as zeros. A file is made longer where that is needed; make a
+/// disk larger first. The policy file gets the new size, so whoever has a copy of it needs the new one. If it is cut short, do it again.
+/// A volume grows 16 times at most, and never shrinks.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example: then attach it, and enlarge the file system on it
+  cvmio volume grow /mnt/host/ledger.img --size 200G --policy /etc/cvmio/ledger.toml \\
+      --key-file ledger.key")]
+pub struct Grow {
+    #[command(flatten)]
+    pub offline: Offline,
+    /// Size that the volume shows then, such as 512M, 1G or 2T; without it, as much as STORE holds (a thin volume keeps its size, and has
+    /// more space for it)
+    #[arg(long, value_parser = parse_size)]
+    pub size: Option<u64>,
+    /// Go on although a session did not detach (a session that still runs is fenced)
+    #[arg(long)]
+    pub force: bool,
+}
