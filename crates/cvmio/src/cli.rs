@@ -5,6 +5,7 @@ mod documents;
 pub mod grow;
 pub mod header;
 pub mod manual;
+pub mod rekey;
 pub mod service;
 pub mod stream;
 pub mod top;
@@ -82,6 +83,7 @@ pub enum VolumeCommand {
     Dump(Dump),
     #[command(subcommand)]
     Key(header::Key),
+    Rekey(rekey::Rekey),
     #[command(subcommand)]
     Header(header::Header),
     Export(stream::Export),

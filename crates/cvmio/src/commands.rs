@@ -8,6 +8,7 @@ mod header;
 pub mod manual;
 mod offline;
 mod reanchor;
+mod rekey;
 pub mod running;
 pub mod service;
 mod stream;
@@ -38,6 +39,7 @@ pub fn volume(command: VolumeCommand) -> Result<(), Failure> {
         VolumeCommand::Check(args) => check::run(&args),
         VolumeCommand::Dump(dump) => offline::dump(&dump),
         VolumeCommand::Key(key) => offline::key(&key),
+        VolumeCommand::Rekey(args) => rekey::run(&args),
         VolumeCommand::Reanchor(args) => reanchor::run(&args),
         VolumeCommand::Header(header) => header::run(&header),
         VolumeCommand::Export(args) => stream::export::run(&args),

@@ -8,6 +8,7 @@ mod holders;
 pub mod latency;
 pub mod metrics;
 mod pool;
+pub mod rekey;
 mod scrub;
 mod service;
 pub mod status;
@@ -202,6 +203,7 @@ fn answer(
         }))),
         Request::Scrub { rate } => send(reply(service.scrub(rate).map(|()| serde_json::Value::Null))),
         Request::StopScrub => send(reply(service.stop_scrub().map(|()| serde_json::Value::Null))),
+        Request::Rekey => send(reply(service.rekey().map(|()| serde_json::Value::Null))),
         Request::Detach => {
             let (result, ended) = channel();
             let (said, heard) = channel();

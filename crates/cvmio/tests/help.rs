@@ -25,6 +25,7 @@ fn help_texts() {
         "volume key add",
         "volume key remove",
         "volume key list",
+        "volume rekey",
         "volume header",
         "volume header backup",
         "volume header restore",

@@ -4,7 +4,10 @@
 //! (`docs/disk-format.md`). So a key serves one suite, one mode and one purpose, and no other.
 
 use crate::kdf::{hkdf_sha256, label};
-use crate::{BlockKey, DataMode, KEY_SIZE, MacKey, Random, SALT_SIZE, Secret, Suite};
+use crate::{BlockKey, Corrupt, DataMode, KEY_SIZE, MacKey, Random, SALT_SIZE, Secret, Suite, TAG_SIZE};
+
+/// What the key is for that seals an old volume key.
+const OLD_KEY: &str = "old volume key";
 
 /// The key of a volume. Nothing is sealed with it; all other keys are derived from it.
 #[derive(Debug, PartialEq, Eq)]
@@ -62,6 +65,37 @@ impl VolumeKey {
     pub fn stream(&self, salt: &[u8; SALT_SIZE]) -> BlockKey {
         let suite = Suite::Aes256Gcm;
         self.aead(suite, salt, &label("stream", Some(suite), &["chunk"]))
+    }
+
+    /// Seals another volume key under this one: the one that it takes the place of. `salt` must be random and used once.
+    pub fn seal_old(
+        &self,
+        suite: Suite,
+        salt: &[u8; SALT_SIZE],
+        ad: &[u8],
+        old: &VolumeKey,
+    ) -> ([u8; KEY_SIZE], [u8; TAG_SIZE]) {
+        let mut sealed = [0; KEY_SIZE];
+        let tag = self.one_time(suite, OLD_KEY, salt).seal(0, ad, old.expose(), &mut sealed);
+        (sealed, tag)
+    }
+
+    /// What [`seal_old`](Self::seal_old) sealed.
+    ///
+    /// # Errors
+    /// [`Corrupt`] if anything differs from what was sealed.
+    pub fn open_old(
+        &self,
+        suite: Suite,
+        salt: &[u8; SALT_SIZE],
+        ad: &[u8],
+        sealed: &[u8; KEY_SIZE],
+        tag: &[u8; TAG_SIZE],
+    ) -> Result<VolumeKey, Corrupt> {
+        let mut result = Ok(());
+        let key =
+            Secret::build(|key| result = self.one_time(suite, OLD_KEY, salt).open(0, ad, sealed, tag, key));
+        result.map(|()| VolumeKey(key))
     }
 
     /// The HMAC key for `purpose`: the header's MAC, the stamp's. `purpose` holds no zero byte.

@@ -258,3 +258,34 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn what_is_wrapped_anew_opens_to_the_new_key_and_the_rest_is_empty() {
+    let (old, new) = (volume_key(), VolumeKey::from_bytes([0x44; 32]));
+    let rewrap = |credentials: &[&Credential]| {
+        slots().rewrap(&VOLUME, &old, &new, credentials, &SlotLimits::default(), &random())
+    };
+    let rewrapped = rewrap(&[&key_file(1), &passphrase("third")]).unwrap();
+    let listed: Vec<_> = slots().list().into_iter().filter(|slot| slot.index != 0).collect();
+    assert_eq!(rewrapped.list(), listed, "place, kind, cost and label stay");
+    for credential in [key_file(1), passphrase("third")] {
+        assert!(unlock(&rewrapped, &credential) == Ok(VolumeKey::from_bytes([0x44; 32])));
+    }
+    assert_eq!(unlock(&rewrapped, &passphrase("first")), Err(SlotError::WrongCredential));
+    assert_eq!(rewrap(&[&key_file(1), &key_file(2)]), Err(SlotError::WrongCredential));
+    assert_eq!(
+        slots().rewrap(&VOLUME, &new, &old, &[&key_file(1)], &SlotLimits::default(), &random()),
+        Err(SlotError::WrongCredential),
+        "a slot with another key is not this volume's"
+    );
+}
+
+#[test]
+fn the_old_key_comes_back_only_as_it_was_sealed() {
+    let (old, new, suite) = (volume_key(), VolumeKey::from_bytes([0x44; 32]), seal::Suite::Aes256Gcm);
+    let (sealed, tag) = new.seal_old(suite, &[1; 32], b"here", &old);
+    assert!(new.open_old(suite, &[1; 32], b"here", &sealed, &tag) == Ok(volume_key()));
+    assert!(new.open_old(suite, &[1; 32], b"elsewhere", &sealed, &tag).is_err());
+    assert!(new.open_old(suite, &[2; 32], b"here", &sealed, &tag).is_err());
+    assert!(old.open_old(suite, &[1; 32], b"here", &sealed, &tag).is_err());
+}

@@ -22,7 +22,6 @@ use crate::content::{Content, parse};
 /// What it needs to know of the volume.
 pub(crate) struct Book {
     pub(crate) volume: [u8; 16],
-    pub(crate) key: VolumeKey,
     pub(crate) suite: Suite,
     pub(crate) mode: DataMode,
     pub(crate) integrity: bool,
@@ -81,6 +80,8 @@ struct Desk {
     stored: u64,
     durable: u64,
     writes: u64,
+    /// Which volume key its guest has.
+    key: usize,
 }
 
 /// What a nonce was used for.
@@ -94,10 +95,13 @@ struct Sealed {
 #[derive(Default)]
 struct Inner {
     book: Option<Book>,
+    /// The volume keys that there have been, and the one that whoever comes next finds.
+    volume_keys: Vec<VolumeKey>,
+    current: usize,
     desks: Vec<Desk>,
     /// Heads of chains, by the generation that they stand behind.
     heads: HashMap<u64, Vec<[u8; 32]>>,
-    keys: HashMap<[u8; 32], Arc<EpochKeys>>,
+    keys: HashMap<(usize, [u8; 32]), Arc<EpochKeys>>,
     nonces: HashMap<([u8; 32], &'static str, u64), Sealed>,
     complaint: Option<String>,
 }
@@ -126,6 +130,16 @@ impl Audit {
         }
     }
 
+    /// From now on who comes has this volume key.
+    pub(crate) fn use_key(&self, key: VolumeKey) {
+        let mut inner = self.lock();
+        let known = inner.volume_keys.iter().position(|known| *known == key);
+        inner.current = known.unwrap_or(inner.volume_keys.len());
+        if known.is_none() {
+            inner.volume_keys.push(key);
+        }
+    }
+
     /// What is wrong, if anything is.
     pub(crate) fn complaint(&self) -> Option<String> {
         self.lock().complaint.clone()
@@ -134,7 +148,8 @@ impl Audit {
     /// A guest's way to the store, watched.
     pub(crate) fn watch(&self, session: &Session) -> Audited {
         let mut inner = self.lock();
-        inner.desks.push(Desk::default());
+        let key = inner.current;
+        inner.desks.push(Desk { key, ..Desk::default() });
         Audited { session: session.clone(), audit: self.clone(), desk: inner.desks.len() - 1 }
     }
 }
@@ -274,13 +289,14 @@ impl Inner {
         blocks
     }
 
-    fn keys(&mut self, salt: &[u8; 32]) -> Option<Arc<EpochKeys>> {
-        if let Some(keys) = self.keys.get(salt) {
+    fn keys(&mut self, desk: usize, salt: &[u8; 32]) -> Option<Arc<EpochKeys>> {
+        let which = self.desks[desk].key;
+        if let Some(keys) = self.keys.get(&(which, *salt)) {
             return Some(Arc::clone(keys));
         }
         let book = self.book.as_ref()?;
-        let keys = Arc::new(book.key.epoch(book.mode, book.suite, salt));
-        self.keys.insert(*salt, Arc::clone(&keys));
+        let keys = Arc::new(self.volume_keys.get(which)?.epoch(book.mode, book.suite, salt));
+        self.keys.insert((which, *salt), Arc::clone(&keys));
         Some(keys)
     }
 
@@ -290,7 +306,7 @@ impl Inner {
             bytes.first_chunk().ok_or_else(|| "it is shorter than its header".to_string())?;
         let header = RecordHeader::decode(head).map_err(|error| error.to_string())?;
         let sealed = header.sealed(bytes).map_err(|error| error.to_string())?;
-        let keys = self.keys(&header.salt).ok_or_else(|| "nobody knows the volume".to_string())?;
+        let keys = self.keys(desk, &header.salt).ok_or_else(|| "nobody knows the volume".to_string())?;
         let mut payload = vec![0; sealed.len()];
         let before = self.heads.get(&(header.generation - 1)).cloned().unwrap_or_default();
         let continued = before.into_iter().find(|before| {

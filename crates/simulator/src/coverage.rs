@@ -53,6 +53,12 @@ coverage! {
     growths_under_zombies: "growths under zombies",
     /// Trees that got a level more.
     lifts: "trees lifted",
+    /// Changes of the volume key that have begun.
+    rekeys: "changes of key",
+    /// Beginnings that were cut short.
+    cut_rekeys: "changes of key cut short",
+    /// Changes of the volume key that have ended.
+    rekeys_ended: "changes of key ended",
     /// Attaches.
     attaches: "attaches",
     /// Attaches that were refused.

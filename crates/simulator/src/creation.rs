@@ -146,9 +146,9 @@ impl Simulation {
         });
         let create = &self.plan.create;
         let suite = suite_of(create.suite);
+        self.audit.use_key(opened.ok_or_else(|| wrong("none opens"))?);
         self.audit.open(Book {
             volume: policy.volume,
-            key: opened.ok_or_else(|| wrong("none opens"))?,
             suite,
             mode: DataMode::new(suite, create.confidentiality, create.integrity)
                 .map_err(|error| wrong(&error.to_string()))?,

@@ -6,6 +6,7 @@ use store::hostile::{Faults, HostileStore, Image};
 use volume::format::header::{self, Header};
 use volume::format::protections::{Freshness, Provision};
 use volume::format::record::RecordHeader;
+use volume::format::rekeying::Rekeying;
 use volume::{CreateOptions, Environment, Kind};
 
 use crate::attack::Attack;
@@ -59,12 +60,28 @@ impl Simulation {
     pub(crate) fn rewrite_header(&mut self) -> Option<Attack> {
         let genuine = self.store.snapshot();
         let mut found = false;
+        let lies_about_key = self.rng.bool();
         for at in [0, 2] {
             let page = genuine.block(at);
             let Ok(mut header) = Header::decode_as(page, self.plan.create.shape) else { continue };
-            match header.provision {
-                Provision::Full => header.provision = Provision::Thin,
-                Provision::Thin => header.generation += 1,
+            if lies_about_key {
+                // A key of the host's own, for what the volume is to believe is old.
+                header.generation += 1;
+                header.rekeying = match header.rekeying {
+                    Some(_) => None,
+                    None => Some(Rekeying {
+                        boundary: self.rng.u32(1..50),
+                        superblock: seal::sha256(&[genuine.block(4 + self.rng.u64(..4))]),
+                        salt: [1; 32],
+                        sealed: [2; 32],
+                        tag: [3; 16],
+                    }),
+                };
+            } else {
+                match header.provision {
+                    Provision::Full => header.provision = Provision::Thin,
+                    Provision::Thin => header.generation += 1,
+                }
             }
             let mut changed = header.encode_unsigned();
             header::put_mac(&mut changed, header::mac(page).ok()?);

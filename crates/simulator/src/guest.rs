@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use store::hostile::Session;
-use volume::{Completion, Driven, Error, Queue, Request, Volume};
+use volume::{Completion, Driven, Error, Queue, Request, ResealReport, Volume};
 
 /// What was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +53,8 @@ pub(crate) struct Guest {
     pub(crate) volume: Volume,
     pub(crate) queues: Vec<Queue>,
     pub(crate) maintenance: Option<Driven<Result<(), Error>>>,
+    /// The rest of a change of key.
+    pub(crate) reseal: Option<Driven<Result<ResealReport, Error>>>,
     pub(crate) outstanding: BTreeMap<u64, Outstanding>,
     /// Another session has the volume now.
     pub(crate) replaced: bool,
@@ -84,6 +86,15 @@ impl Guest {
         let mut completions = Vec::new();
         self.queues[queue].poll(&mut completions);
         completions
+    }
+
+    /// Polls the re-sealing; its result, once it has ended.
+    pub(crate) fn poll_reseal(&mut self) -> Option<Result<ResealReport, Error>> {
+        let ended = self.reseal.as_mut()?.poll();
+        if ended.is_some() {
+            self.reseal = None;
+        }
+        ended
     }
 
     /// Polls the maintenance job; its result, once it has ended.

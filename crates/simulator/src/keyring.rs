@@ -34,6 +34,11 @@ impl Keys {
         numbered(self.revoked.unwrap_or_else(|| self.certain.last().copied().unwrap_or(0)))
     }
 
+    /// Those that a change of key must keep, beside number 0.
+    pub(crate) fn kept(&self) -> Vec<u8> {
+        self.certain.iter().copied().collect()
+    }
+
     /// Whether these slots are in force for all that is known.
     fn explains(&self, labels: &BTreeSet<String>) -> bool {
         let certain: BTreeSet<String> = self.certain.iter().chain(&[0]).map(|key| label(*key)).collect();
@@ -121,7 +126,7 @@ impl Simulation {
     }
 
     /// The slot that holds a key, as the copies in force say it.
-    fn slot_of(&self, key: u8) -> Result<usize, Failure> {
+    pub(crate) fn slot_of(&self, key: u8) -> Result<usize, Failure> {
         let image = self.store.snapshot();
         let anchored = self.anchor.held().map(|stamp| stamp.header_digest);
         let copies = [0, 2].map(|at| (image.block(at), image.block(at + 1)));

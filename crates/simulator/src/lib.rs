@@ -23,6 +23,7 @@ pub mod mutants;
 mod plan;
 mod reanchoring;
 mod recovery;
+mod rekeying;
 mod requests;
 mod running;
 mod simulation;

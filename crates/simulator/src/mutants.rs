@@ -82,9 +82,10 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
             honest && plan.crashes_when_publishing
         }
         M::ClaimBeforeSuperblock => plan.cut_creations > 0 && anchored,
-        M::BothCopiesFirst => (mischief.keys || plan.growths > 0) && anchored,
+        M::BothCopiesFirst => (mischief.keys || mischief.rekey || plan.growths > 0) && anchored,
         M::RootNotLifted | M::PlacesAreData | M::PolicyBeforeHeader => honest && plan.growths > 0,
         M::GrowthForgotten => mischief.rollback && !anchored && plan.growths > 0,
+        M::OldKeyGoesOn | M::RekeyEndsEarly | M::RekeyDropsOverwrite => honest && mischief.rekey,
         _ => honest,
     }
 }

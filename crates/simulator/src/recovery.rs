@@ -1,7 +1,7 @@
 //! How sessions begin and end.
 
 use std::collections::BTreeMap;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 use store::hostile::{Faults, Session};
 use volume::format::protections::Freshness;
@@ -152,6 +152,10 @@ impl Simulation {
             self.change_keys()?;
         }
         self.perhaps_grow()?;
+        let idle = idle && !self.tainted && self.guest.is_none();
+        if self.plan.mischief.rekey && idle && self.guests > 0 && self.once_in(2) {
+            self.rekey()?;
+        }
         if self.zombie.is_some() && self.plan.create.freshness == Freshness::Off {
             self.believe_nothing("two guests at once, and no anchor");
         }
@@ -238,6 +242,9 @@ impl Simulation {
             say!(self, "the disk works again");
             self.store.set_faults(Faults::default());
         }
+        if let Some((_, key)) = self.key_in_force() {
+            self.audit.use_key(key);
+        }
         let watched = self.audit.watch(&session);
         let before = self.anchor.held();
         let mut job = self.attaching(&watched)?;
@@ -301,6 +308,8 @@ impl Simulation {
             queues.push(volume.queue(32).map_err(fault)?);
         }
         let maintenance = Some(volume.maintenance().map_err(fault)?);
+        let reseal =
+            volume.is_rekeying().then(|| volume.reseal(Arc::default())).transpose().map_err(fault)?;
         let status = volume.status();
         say!(
             self,
@@ -327,6 +336,7 @@ impl Simulation {
             volume,
             queues,
             maintenance,
+            reseal,
             outstanding: BTreeMap::new(),
             replaced: false,
             deep: false,

@@ -308,7 +308,12 @@ impl Simulation {
     /// The guest that is believed dead goes on.
     pub(crate) fn zombie_step(&mut self) -> Outcomes {
         let Some(guest) = &mut self.zombie else { return Ok(()) };
-        match self.rng.u32(..10) {
+        match self.rng.u32(..11) {
+            10 => {
+                // Whatever it says, a guest that was replaced has nothing to say.
+                drop(guest.poll_reseal());
+                Ok(())
+            }
             0..=2 => self.request(true),
             3..=4 => {
                 let queue = self.rng.usize(..self.plan.queues);

@@ -70,6 +70,8 @@ pub(crate) struct Simulation {
     pub(crate) random: Arc<SeededRandom>,
     pub(crate) policy: Option<Policy>,
     pub(crate) keys: Keys,
+    /// Volume keys that the volume had before.
+    pub(crate) old_keys: Vec<seal::VolumeKey>,
     pub(crate) audit: Audit,
     pub(crate) model: Model,
     pub(crate) guest: Option<Guest>,
@@ -127,6 +129,7 @@ enum Action {
     Request,
     Queue,
     Maintenance,
+    Reseal,
     Store,
     Anchor,
     Clock,
@@ -153,6 +156,7 @@ impl Simulation {
             random: Arc::new(SeededRandom::new(rng.u64(..))),
             policy: None,
             keys: Keys::default(),
+            old_keys: Vec::new(),
             audit: Audit::default(),
             guest: None,
             zombie: None,
@@ -182,6 +186,10 @@ impl Simulation {
 
     pub(crate) fn watch_store(&self) {
         self.store.set_trace(Some(watching(&self.watch, self.verbose.then(|| self.trace.clone()))));
+    }
+
+    fn is_resealing(&self) -> bool {
+        self.guest.as_ref().is_some_and(|guest| guest.reseal.is_some())
     }
 
     fn is_publishing(&self) -> bool {
@@ -268,6 +276,7 @@ impl Simulation {
             (30, Action::Request),
             (20, Action::Queue),
             (15, Action::Maintenance),
+            (if self.is_resealing() { 15 } else { 0 }, Action::Reseal),
             (20, Action::Store),
             (if self.plan.slow_anchor { 6 } else { 20 }, Action::Anchor),
             (4, Action::Clock),
@@ -293,6 +302,7 @@ impl Simulation {
                 self.poll_queue(queue)
             }
             Action::Maintenance => self.poll_maintenance(),
+            Action::Reseal => self.poll_reseal(),
             Action::Store => {
                 let _ = self.store.complete_some();
                 Ok(())
@@ -493,6 +503,7 @@ impl Simulation {
                 self.poll_queue(queue)?;
             }
             self.poll_maintenance()?;
+            self.poll_reseal()?;
             idle = if ended > 0 || moved || answered(self) != before { 0 } else { idle + 1 };
             rounds += 1;
             if rounds > 20_000 {

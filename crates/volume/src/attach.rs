@@ -18,10 +18,11 @@ use crate::commit::{advance, sign_stamp};
 use crate::core::{Core, Environment};
 use crate::error::{Error, Kind, Result};
 use crate::format::header::Header;
+use crate::format::rekeying::Rekeying;
 use crate::format::superblock::Superblock;
 use crate::geometry::Shape;
 use crate::io::{Driven, Io};
-use crate::keys::Keyring;
+use crate::keys::{Keyring, OldKey};
 use crate::mutation::{Mutation, mutated};
 use crate::open_header::{Opened, check_anchored, open_header, suite_of};
 use crate::policy::Policy;
@@ -164,7 +165,8 @@ impl Attaching {
         if self.read_only {
             self.check_unclaimed(opened.stamp.as_ref())?;
         }
-        let Opened { header, key, stamp, stamp_key, .. } = opened;
+        let Opened { header, key, stamp, stamp_key, pair, .. } = opened;
+        let in_force = header.rekeying.is_some().then_some(pair);
         let keys = keyring(&header, key)?;
         let superblocks = self.superblocks(&header, &keys).await?;
         let replayed = match self.find(&header, &keys, stamp.as_ref(), superblocks.clone()).await {
@@ -200,7 +202,7 @@ impl Attaching {
         } else {
             1 - replayed.superblock.pair
         };
-        let core = self.core(header, keys, session, claims, pair, stamp, stamp_key, &replayed)?;
+        let core = self.core(header, keys, session, claims, pair, stamp, stamp_key, &replayed, in_force)?;
         Ok(Volume::new(self.start(core, replayed).await?))
     }
 
@@ -223,8 +225,8 @@ impl Attaching {
 
     /// The superblocks that open and fit the volume, newest first.
     pub(crate) async fn superblocks(&self, header: &Header, keys: &Keyring) -> Result<Vec<Superblock>> {
-        let read = read_superblocks(&self.io, &keys.key, keys.suite, &header.volume).await?;
-        let mut superblocks: Vec<Superblock> = read.into_iter().map(|(_, superblock)| superblock).collect();
+        let read = read_superblocks(&self.io, keys, &header.volume).await?;
+        let mut superblocks: Vec<Superblock> = read.into_iter().map(|found| found.superblock).collect();
         check_growths(header, &superblocks)?;
         superblocks.retain(|superblock| superblock.check(&header.geometry).is_ok());
         superblocks.sort_by_key(|superblock| {
@@ -234,7 +236,7 @@ impl Attaching {
     }
 
     /// The state that the stamp vouches for, or the error that says what else this is. The stamp comes back as it was compared.
-    async fn find(
+    pub(crate) async fn find(
         &self,
         header: &Header,
         keys: &Keyring,
@@ -276,7 +278,7 @@ impl Attaching {
     ) -> Result<Core> {
         let claims = stamp.as_ref().map_or(replayed.superblock.claims, |stamp| stamp.claims);
         let pair = replayed.superblock.pair;
-        let mut core = self.core(header, keys, [0; 16], claims, pair, stamp, stamp_key, &replayed)?;
+        let mut core = self.core(header, keys, [0; 16], claims, pair, stamp, stamp_key, &replayed, None)?;
         core.overlay = replayed.overlay;
         Ok(core)
     }
@@ -349,5 +351,18 @@ pub(crate) fn keyring(header: &Header, key: VolumeKey) -> Result<Keyring> {
     let suite = suite_of(header);
     let mode = DataMode::new(suite, header.confidentiality, header.integrity)
         .map_err(|error| Error::new(Kind::Policy, error.to_string()))?;
-    Ok(Keyring::new(key, suite, mode))
+    let old = header.rekeying.as_ref().map(|rekeying| old_key(header, &key, rekeying)).transpose()?;
+    Ok(Keyring::new(key, suite, mode, old))
+}
+
+fn old_key(header: &Header, key: &VolumeKey, rekeying: &Rekeying) -> Result<OldKey> {
+    let ad = rekeying.associated_data(&header.volume);
+    let Rekeying { boundary, superblock, salt, sealed, tag } = rekeying;
+    let old = key.open_old(suite_of(header), salt, &ad, sealed, tag).map_err(|_| {
+        Error::new(
+            Kind::Corrupt,
+            "the header's old volume key does not open. Restore the header from a backup",
+        )
+    })?;
+    Ok(OldKey { key: old, boundary: *boundary, superblock: *superblock })
 }

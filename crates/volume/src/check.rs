@@ -53,7 +53,7 @@ impl CheckReport {
         self.damaged.truncate(LISTED);
     }
 
-    fn damage(&mut self, range: Range<u64>) {
+    pub(crate) fn damage(&mut self, range: Range<u64>) {
         self.damaged_blocks += range.end - range.start;
         let room = self.damaged.len() < LISTED;
         match self.damaged.last_mut() {

@@ -65,6 +65,9 @@ impl Core {
             if self.space.usable() < self.limits.reserve_low && self.space.free() > self.space.usable() {
                 self.reserve(io, DATA_UNITS).await?;
             }
+            if self.resealing.is_over() {
+                self.end_rekeying(io).await?;
+            }
             if self.publish_is_wanted() {
                 self.publish_transaction(io).await?;
             } else if self.checkpoint_is_due() {
@@ -215,7 +218,7 @@ impl Core {
     }
 
     /// One checkpoint. At level `transaction`, a spill: the new roots stay in memory.
-    async fn checkpoint(&self, io: &Io) -> Result<()> {
+    pub(crate) async fn checkpoint(&self, io: &Io) -> Result<()> {
         // What the last checkpoint freed is what this one writes its nodes to.
         self.space.drain().await;
         self.checkpointing.store(true, Ordering::SeqCst);
@@ -287,6 +290,8 @@ impl Core {
         self.pace.begin(Phase::Map, frozen.entries.len() as u64);
         let merge = Merge::new(self, io);
         merge.lift(Tree::Map).await?;
+        // Before its leaves are looked for: below a root of fewer levels they are not found.
+        merge.lift(Tree::Bitmap).await?;
         merge.run(Tree::Map, &frozen.entries, &frozen.discards).await?;
         self.overlay.thaw();
         self.progress.notify(usize::MAX);
@@ -297,18 +302,21 @@ impl Core {
                 .collect();
         salts.sort_unstable_by_key(|(epoch, _)| *epoch);
         merge.run(Tree::Salts, &salts, &[]).await?;
+        if self.resealing.gives_up_old_salts() {
+            self.free_old_salts(io, &merge).await?;
+        }
         let freed = merge.freed.take();
         let bit = |block: &u64| self.geometry.bit_of(*block);
         let mut bits: Vec<(u64, Bit)> =
-            merge.placed.take().iter().map(|block| (bit(block), Bit(true))).collect();
-        bits.extend(freed.iter().map(|block| (bit(block), Bit(false))));
+            merge.placed.take().iter().map(|block| (bit(block), Bit::Used)).collect();
+        bits.extend(freed.iter().map(|block| (bit(block), Bit::Free)));
+        bits.extend(self.old_bitmap_leaves(io).await?.into_iter().map(|bit| (bit, Bit::Same)));
         // In this order: a root that was put on top may have been replaced at once.
         bits.sort_by_key(|(bit, _)| *bit);
         // Pinned before the bitmap says that they are free: a unit may be loaded at any moment from now.
         let freed = freed.into_iter().filter(|_| !mutated(Mutation::FreedBeforeSuperblock));
         let pin = self.space.pin(freed.chain(frozen.void).collect());
         self.pace.begin(Phase::Bitmap, bits.len() as u64);
-        merge.lift(Tree::Bitmap).await?;
         merge.run(Tree::Bitmap, &bits, &[]).await?;
         self.pace.begin(Phase::Publish, 1);
         let mut roots = self.roots();

@@ -42,6 +42,8 @@ pub(crate) struct Want {
     pub(crate) freeze: bool,
     /// May use the segments that are kept for checkpoints.
     pub(crate) urgent: bool,
+    /// From now on the anchor vouches for the header with this digest.
+    pub(crate) header: Option<[u8; 32]>,
     /// The session's last: the anchor says then that nobody has the volume, and no commit follows.
     pub(crate) release: bool,
 }
@@ -261,7 +263,7 @@ impl Core {
                     return Err(reason.clone());
                 }
                 let reached = if anchor { inner.anchored } else { inner.durable };
-                if reached >= target && !want.freeze && !want.release {
+                if reached >= target && !want.freeze && !want.release && want.header.is_none() {
                     let journal = self.commit.journal();
                     return Ok(self.committed(&journal));
                 }
@@ -330,7 +332,7 @@ impl Core {
         }
         if anchor {
             let state = if want.release { State::Released } else { State::Claimed };
-            self.move_anchor(&committed, state).await?;
+            self.move_anchor_to(&committed, state, want.header).await?;
             let mut inner = self.commit.lock();
             inner.anchored = number;
             inner.anchored_at = self.environment.clock.now();
@@ -432,15 +434,28 @@ impl Core {
 
     /// Moves the anchor to a committed state by compare-and-swap.
     pub(crate) async fn move_anchor(&self, to: &Committed, state: State) -> Result<()> {
+        self.move_anchor_to(to, state, None).await
+    }
+
+    async fn move_anchor_to(&self, to: &Committed, state: State, header: Option<[u8; 32]>) -> Result<()> {
         let (Some(anchor), Some(old)) = (&self.environment.anchor, self.commit.stamp()) else {
             return Ok(());
         };
-        if old.generation == to.generation && old.head == to.head && old.state == state {
+        let header_digest = header.unwrap_or(old.header_digest);
+        let same = old.generation == to.generation && old.head == to.head && old.state == state;
+        if same && old.header_digest == header_digest {
             return Ok(());
         }
         let new = sign_stamp(
             &self.stamp_key,
-            Stamp { generation: to.generation, head: to.head, state, mac: [0; 32], ..old.clone() },
+            Stamp {
+                generation: to.generation,
+                head: to.head,
+                state,
+                header_digest,
+                mac: [0; 32],
+                ..old.clone()
+            },
         );
         advance(anchor.as_ref(), Some(&old), &new).await?;
         self.commit.lock().stamp = Some(new);

@@ -21,6 +21,7 @@ use crate::format::item::Item;
 use crate::geometry::Geometry;
 use crate::keys::{EPOCHS, Keyring};
 use crate::mutation::{Mutation, mutated};
+use crate::old_key::Resealing;
 use crate::overlay::Overlay;
 use crate::pace::Pace;
 use crate::readers::Readers;
@@ -51,6 +52,8 @@ pub(crate) struct Roots {
     pub(crate) map: Entry,
     pub(crate) salts: Entry,
     pub(crate) bitmap: Entry,
+    /// The old key's salt table, while a change of key is under way.
+    pub(crate) old_salts: Entry,
     /// Logical blocks that have an entry in the map.
     pub(crate) mapped: u64,
     /// Growths of the volume that the roots of map and bitmap knew behind the last merge, or at the start.
@@ -87,6 +90,7 @@ impl Counter {
 pub(crate) struct Counters {
     pub(crate) read_blocks: Counter,
     pub(crate) written_blocks: Counter,
+    pub(crate) resealed_blocks: Counter,
     pub(crate) discarded_blocks: Counter,
     pub(crate) nodes_read: Counter,
     pub(crate) node_writes: Counter,
@@ -175,6 +179,8 @@ pub(crate) struct Core {
     /// Raised by each freeze: runs taken before must be given back.
     pub(crate) run_age: AtomicU64,
     pub(crate) stopping: AtomicBool,
+    /// What a change of key has still to do.
+    pub(crate) resealing: Resealing,
     pub(crate) publications: AtomicU64,
     /// For the maintenance job: something may be wanted of it.
     pub(crate) work: Event,
@@ -193,6 +199,7 @@ impl Core {
         match tree {
             Tree::Map => (roots.map, roots.map_levels - 1),
             Tree::Salts => (roots.salts, self.geometry.salt_levels() - 1),
+            Tree::OldSalts => (roots.old_salts, self.geometry.salt_levels() - 1),
             Tree::Bitmap => (roots.bitmap, roots.bitmap_levels - 1),
         }
     }
@@ -203,6 +210,7 @@ impl Core {
         match tree {
             Tree::Map => (roots.map, roots.map_levels) = (entry, level + 1),
             Tree::Salts => roots.salts = entry,
+            Tree::OldSalts => roots.old_salts = entry,
             Tree::Bitmap => (roots.bitmap, roots.bitmap_levels) = (entry, level + 1),
         }
     }
@@ -213,6 +221,7 @@ impl Core {
             Tree::Map => roots.map = entry,
             Tree::Salts => roots.salts = entry,
             Tree::Bitmap => roots.bitmap = entry,
+            Tree::OldSalts => roots.old_salts = entry,
         }
     }
 

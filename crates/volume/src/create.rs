@@ -137,6 +137,7 @@ impl Creating {
             None => random.fill(&mut volume),
         }
         let header = Header {
+            rekeying: None,
             generation: 1,
             volume,
             suite: options.suite,
@@ -226,6 +227,7 @@ impl Creating {
     async fn write_superblock(&self, header: &Header, key: &VolumeKey) -> Result<()> {
         let head = genesis(&header.volume);
         let superblock = Superblock {
+            old_salts: Entry::ABSENT,
             generation: 0,
             head,
             session: [0; 16],

@@ -7,7 +7,7 @@ use seal::slot::{Credential, KeySlots, Kind as SlotKind};
 use serde::Serialize;
 use store::BLOCK_SIZE;
 
-use crate::attach::AttachOptions;
+use crate::attach::{AttachOptions, keyring};
 use crate::core::Environment;
 use crate::error::{Error, Kind, Result};
 use crate::format::entry::Entry;
@@ -15,7 +15,7 @@ use crate::format::header::Header;
 use crate::format::superblock::{Leg, Superblock};
 use crate::geometry::Shape;
 use crate::io::{Driven, Io};
-use crate::open_header::{open_header, suite_of};
+use crate::open_header::open_header;
 use crate::policy::Policy;
 use crate::superblock_io::read_superblocks;
 
@@ -202,9 +202,9 @@ async fn run(
         let digest = hex::encode(opened.digest);
         copies.iter_mut().filter(|copy| copy.digest == digest).for_each(|copy| copy.verified = true);
         let found =
-            read_superblocks(io, &opened.key, suite_of(&opened.header), &opened.header.volume).await?;
+            read_superblocks(io, &keyring(&opened.header, opened.key)?, &opened.header.volume).await?;
         superblocks =
-            Some(found.iter().map(|(slot, superblock)| superblock_dump(*slot, superblock)).collect());
+            Some(found.iter().map(|found| superblock_dump(found.slot, &found.superblock)).collect());
     }
     Ok(Dump {
         store: environment.store.name(),

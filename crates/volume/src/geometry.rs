@@ -371,7 +371,7 @@ impl Geometry {
     pub fn levels(&self, tree: Tree) -> u8 {
         match tree {
             Tree::Map => self.map_levels,
-            Tree::Salts => self.shape.salt_levels,
+            Tree::Salts | Tree::OldSalts => self.shape.salt_levels,
             Tree::Bitmap => self.bitmap_levels,
         }
     }
@@ -380,7 +380,9 @@ impl Geometry {
     pub fn nodes(&self, tree: Tree, level: u8) -> u64 {
         let (leaves, fan_out_bits) = match tree {
             Tree::Map => (sizing::div_up(self.logical_blocks, self.fan_out_bits), self.fan_out_bits),
-            Tree::Salts => (1 << (self.salt_bits * (self.shape.salt_levels - 1)), self.salt_bits),
+            Tree::Salts | Tree::OldSalts => {
+                (1 << (self.salt_bits * (self.shape.salt_levels - 1)), self.salt_bits)
+            }
             Tree::Bitmap => (sizing::div_up(self.last().bits, self.bitmap_bits), self.fan_out_bits),
         };
         (0..level).fold(leaves, |nodes, _| sizing::div_up(nodes, fan_out_bits))

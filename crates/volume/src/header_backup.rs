@@ -10,18 +10,19 @@
 use std::sync::Arc;
 
 use futures::FutureExt;
-use seal::VolumeKey;
+use seal::MacKey;
 use seal::slot::{Credential, SlotInfo};
 
-use crate::attach::AttachOptions;
+use crate::attach::{AttachOptions, keyring};
 use crate::core::Environment;
 use crate::error::{Error, Kind, Result};
 use crate::format::backup::HeaderBackup;
 use crate::format::header::Header;
 use crate::io::{Driven, Io};
+use crate::keys::Keyring;
 use crate::open_header::{
     COPIES, Pair, check_anchored, check_pair, check_stamp_mac, check_store, header_holds, open_header,
-    read_pair, read_stamp, suite_of, unlock, write_pair,
+    read_pair, read_stamp, unlock, write_pair,
 };
 use crate::policy::Policy;
 use crate::superblock_io::{check_growths, read_superblocks};
@@ -135,8 +136,13 @@ impl Restoring {
         if let Some(stamp) = &stamp {
             check_stamp_mac(stamp, &key.mac("stamp"))?;
         }
-        self.check_ours(&header, &key).await?;
-        let (copies, newest) = self.write(&pair, &key).await?;
+        let holds = key.mac("header");
+        let keys = keyring(&header, key)?;
+        self.check_ours(&header, &keys).await?;
+        if stamp.is_none() {
+            self.check_not_rekeyed(&header, &holds).await?;
+        }
+        let (copies, newest) = self.write(&pair, &holds).await?;
         Ok(Restored {
             copies,
             anchored: stamp.is_some(),
@@ -146,9 +152,9 @@ impl Restoring {
     }
 
     /// The store may be any other disk of this machine.
-    async fn check_ours(&self, header: &Header, key: &VolumeKey) -> Result<()> {
-        let found = read_superblocks(&self.io, key, suite_of(header), &header.volume).await?;
-        let superblocks: Vec<_> = found.into_iter().map(|(_, superblock)| superblock).collect();
+    async fn check_ours(&self, header: &Header, keys: &Keyring) -> Result<()> {
+        let found = read_superblocks(&self.io, keys, &header.volume).await?;
+        let superblocks: Vec<_> = found.into_iter().map(|found| found.superblock).collect();
         if superblocks.is_empty() {
             return Err(Error::new(
                 Kind::Usage,
@@ -161,8 +167,29 @@ impl Restoring {
         check_growths(header, &superblocks)
     }
 
+    /// Without an anchor nothing else says that the volume has another key by now, under which this backup would be no use.
+    async fn check_not_rekeyed(&self, header: &Header, key: &MacKey) -> Result<()> {
+        let copies = [read_pair(&self.io, COPIES[0]).await.ok(), read_pair(&self.io, COPIES[1]).await.ok()];
+        // Damage does not make two copies alike.
+        let alike = copies[0] == copies[1];
+        for copy in copies.iter().flatten() {
+            let Ok((found, _)) = check_pair(copy, &self.policy, &self.options) else { continue };
+            let rekeyed = found.rekeying.is_some() || alike;
+            if rekeyed && found.generation > header.generation && !header_holds(copy, key)? {
+                return Err(Error::new(
+                    Kind::Stale,
+                    format!(
+                        "the volume has a new key: its header (generation {}) is under that, and this backup (generation {}) is from before. Nothing was written; use a backup of the new header",
+                        found.generation, header.generation
+                    ),
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Brings both copies to `pair`. Says how many were written, and the generation of the newest header that was there.
-    async fn write(&self, pair: &Pair, key: &VolumeKey) -> Result<(usize, Option<u32>)> {
+    async fn write(&self, pair: &Pair, key: &MacKey) -> Result<(usize, Option<u32>)> {
         let mut found = Vec::new();
         for at in COPIES {
             // What cannot be read is damaged like what does not verify; writing may mend it.
@@ -184,7 +211,7 @@ impl Restoring {
     }
 
     /// The generation of a copy that an attach could take.
-    fn generation(&self, copy: &Pair, key: &VolumeKey) -> Option<u32> {
+    fn generation(&self, copy: &Pair, key: &MacKey) -> Option<u32> {
         let (header, _) = check_pair(copy, &self.policy, &self.options).ok()?;
         header_holds(copy, key).ok()?.then_some(header.generation)
     }

@@ -1,4 +1,7 @@
 //! The session's epoch, the nonces in it, and the keys of earlier epochs.
+//!
+//! While a change of key is under way there are two volume keys, and the number of an epoch says which one it is under: those before the
+//! boundary are under the old key, all others under the new one. Nobody tries both.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -54,22 +57,61 @@ impl Epoch {
     }
 }
 
+/// The key that the volume had before, while something may still be sealed under it.
+pub(crate) struct OldKey {
+    pub(crate) key: VolumeKey,
+    /// The first epoch under the new key.
+    pub(crate) boundary: u32,
+    /// SHA-256 of the one superblock under the old key that counts.
+    pub(crate) superblock: [u8; 32],
+}
+
 /// All keys that the volume key gives.
 pub(crate) struct Keyring {
     pub(crate) key: VolumeKey,
     pub(crate) suite: Suite,
     pub(crate) mode: DataMode,
+    old: RwLock<Option<Arc<OldKey>>>,
     current: RwLock<Option<Arc<Epoch>>>,
     known: RwLock<HashMap<u32, Arc<EpochKeys>>>,
 }
 
 impl Keyring {
-    pub(crate) fn new(key: VolumeKey, suite: Suite, mode: DataMode) -> Self {
-        Self { key, suite, mode, current: RwLock::new(None), known: RwLock::default() }
+    pub(crate) fn new(key: VolumeKey, suite: Suite, mode: DataMode, old: Option<OldKey>) -> Self {
+        let old = RwLock::new(old.map(Arc::new));
+        Self { key, suite, mode, old, current: RwLock::new(None), known: RwLock::default() }
     }
 
-    pub(crate) fn derive(&self, salt: &[u8; 32]) -> EpochKeys {
-        self.key.epoch(self.mode, self.suite, salt)
+    /// The keys of the epoch with this number, under the volume key that it has.
+    pub(crate) fn derive(&self, number: u32, salt: &[u8; 32]) -> EpochKeys {
+        match self.old() {
+            Some(old) if number < old.boundary || mutated(Mutation::OldKeyGoesOn) => {
+                old.key.epoch(self.mode, self.suite, salt)
+            }
+            _ => self.key.epoch(self.mode, self.suite, salt),
+        }
+    }
+
+    /// The old key, while a change of key is under way.
+    pub(crate) fn old(&self) -> Option<Arc<OldKey>> {
+        self.old.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether what this epoch sealed opens under the old key.
+    pub(crate) fn is_old(&self, number: u32) -> bool {
+        self.boundary().is_some_and(|boundary| number < boundary)
+    }
+
+    /// The first epoch under the new key, while a change of key is under way.
+    pub(crate) fn boundary(&self) -> Option<u32> {
+        self.old.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(|old| old.boundary)
+    }
+
+    /// The change of key has ended: from now on the old key opens nothing here.
+    pub(crate) fn drop_old(&self) {
+        let Some(old) = self.old.write().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|number, _| *number >= old.boundary);
     }
 
     /// Makes the epoch the one that new seals use.
@@ -78,7 +120,7 @@ impl Keyring {
         let epoch = Epoch {
             number,
             salt,
-            keys: self.derive(&salt),
+            keys: self.derive(number, &salt),
             data: AtomicU64::new(0),
             node: AtomicU64::new(0),
             journal: AtomicU64::new(0),
@@ -115,7 +157,7 @@ impl Keyring {
     }
 
     pub(crate) fn learn(&self, number: u32, salt: &[u8; 32]) -> Arc<EpochKeys> {
-        let keys = Arc::new(self.derive(salt));
+        let keys = Arc::new(self.derive(number, salt));
         self.known.write().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::clone(&keys));
         keys
     }

@@ -39,9 +39,16 @@ pub(crate) trait Change: Copy {
 #[derive(Clone, Copy)]
 pub(crate) struct Salt(pub(crate) [u8; 32]);
 
-/// A block that is in use from now on, or no longer.
+/// What becomes of a block's bit.
 #[derive(Clone, Copy)]
-pub(crate) struct Bit(pub(crate) bool);
+pub(crate) enum Bit {
+    /// The block is in use from now on.
+    Used,
+    /// It is in use no longer.
+    Free,
+    /// As it is; but its leaf is looked at, and does not stay under an old key.
+    Same,
+}
 
 impl Change for Entry {
     fn apply(self, page: &mut Page, slot: usize, merge: &Merge<'_>) -> Result<()> {
@@ -68,7 +75,11 @@ impl Change for Salt {
 impl Change for Bit {
     fn apply(self, page: &mut Page, slot: usize, _: &Merge<'_>) -> Result<()> {
         let (byte, mask) = (slot / 8, 1u8 << (slot % 8));
-        page[byte] = if self.0 { page[byte] | mask } else { page[byte] & !mask };
+        match self {
+            Self::Used => page[byte] |= mask,
+            Self::Free => page[byte] &= !mask,
+            Self::Same => {}
+        }
         Ok(())
     }
 }
@@ -104,7 +115,7 @@ impl<'a> Merge<'a> {
         }
     }
 
-    fn free(&self, physical: u64) {
+    pub(crate) fn free(&self, physical: u64) {
         if mutated(Mutation::FreedBeforeSuperblock) {
             self.core.space.let_go([self.core.space.pin(vec![physical])]);
         }
@@ -169,7 +180,9 @@ impl<'a> Merge<'a> {
             } else {
                 self.change_children(key, Arc::make_mut(&mut page), changes, cleared).await?
             };
-            if page == before && children.is_empty() {
+            // Whatever is looked at leaves the old key behind, changed or not.
+            let old_key = self.core.is_under_old_key(key.tree, &old);
+            if page == before && children.is_empty() && !old_key {
                 return Ok(Outcome::Same);
             }
             self.core.cache.pin(key, Arc::clone(&page));
@@ -318,7 +331,7 @@ impl<'a> Merge<'a> {
         }
         let physical = match key.tree {
             Tree::Bitmap => core.bitmap_place(key, old),
-            Tree::Map | Tree::Salts => {
+            Tree::Map | Tree::Salts | Tree::OldSalts => {
                 let place = core.node_place(self.io).await?;
                 self.placed.borrow_mut().push(place);
                 place

@@ -85,6 +85,9 @@ mutations! {
     SuperblockInPlace, "superblock-in-place", "a superblock does not overwrite the one in force";
     // Creation and keys.
     ClaimBeforeSuperblock, "claim-before-superblock", "a volume's anchor is claimed when the volume is complete";
+    OldKeyGoesOn, "old-key-after-boundary", "from the boundary on everything is sealed under the new key";
+    RekeyDropsOverwrite, "rekey-drops-overwrite", "re-sealing loses against a write that came in between";
+    RekeyEndsEarly, "rekey-ends-early", "the old key is given up when nothing needs it";
     BothCopiesFirst, "both-copies-before-anchor", "one copy of header and key slots is always the one in force";
     // Growing.
     RootNotLifted, "root-not-lifted", "a root of before a growth stays what its tree reaches below the new one";

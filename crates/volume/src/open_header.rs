@@ -154,7 +154,7 @@ pub(crate) fn unlock(
     let key = slots
         .unlock(&header.volume, credential, &options.slot_limits)
         .map_err(|error| Error::new(Kind::Locked, error.to_string()))?;
-    if !header_holds(pair, &key)? && !mutated(Mutation::HeaderUnverified) {
+    if !header_holds(pair, &key.mac("header"))? && !mutated(Mutation::HeaderUnverified) {
         return Err(Error::new(
             Kind::Corrupt,
             "the header was changed: its MAC does not hold. Restore the image from a backup",
@@ -164,9 +164,9 @@ pub(crate) fn unlock(
 }
 
 /// Whether a header's MAC holds.
-pub(crate) fn header_holds(pair: &Pair, key: &VolumeKey) -> Result<bool> {
+pub(crate) fn header_holds(pair: &Pair, key: &MacKey) -> Result<bool> {
     let (page, _) = pair.split_at(BLOCK_SIZE);
-    Ok(key.mac("header").verify(&[header::signed_part(page)?], header::mac(page)?))
+    Ok(key.verify(&[header::signed_part(page)?], header::mac(page)?))
 }
 
 /// Whether the store is as large as the volume.

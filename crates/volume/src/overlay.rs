@@ -68,6 +68,8 @@ pub(crate) struct Overlay {
     active: AtomicU64,
     pending: AtomicU64,
     superseded: AtomicU64,
+    /// Frozen generations dropped, or about to be.
+    thaws: AtomicU64,
 }
 
 /// What a cut took out for the journal.
@@ -96,6 +98,7 @@ impl Overlay {
             active: AtomicU64::new(0),
             pending: AtomicU64::new(0),
             superseded: AtomicU64::new(0),
+            thaws: AtomicU64::new(0),
         }
     }
 
@@ -117,6 +120,32 @@ impl Overlay {
             }
             at += room;
         }
+    }
+
+    /// How often a generation has left this overlay: to be asked before entries are looked up that [`replace`](Self::replace) compares.
+    pub(crate) fn thaws(&self) -> u64 {
+        self.thaws.load(Ordering::SeqCst)
+    }
+
+    /// Makes `new` the content of a logical block if its entry is still `old`, which was looked up when `thaws` was what it is. False if it
+    /// may have changed: any write or discard wins against this.
+    pub(crate) fn replace(&self, logical: u64, old: &Entry, new: Entry, thaws: u64) -> bool {
+        let mut shard = self.shard(logical);
+        // Held to the end, and taken in this order, as in a cut: no discard of a stretch comes in between.
+        let discards = self.discards.read().unwrap_or_else(PoisonError::into_inner);
+        let discarded = discards.active.find(logical).or_else(|| discards.frozen.find(logical));
+        let slot = shard.active.get(&logical).or_else(|| shard.frozen.get(&logical)).copied();
+        // Neither here nor merged and gone since the look-up: the tree still has it.
+        let unchanged = self.thaws() == thaws
+            && match (slot, discarded) {
+                (Some(slot), Some(sequence)) => slot.sequence > sequence && slot.entry == *old,
+                (Some(slot), None) => slot.entry == *old,
+                (None, discarded) => discarded.is_none(),
+            };
+        if unchanged || mutated(Mutation::RekeyDropsOverwrite) {
+            self.put(&mut shard, logical, new);
+        }
+        unchanged || mutated(Mutation::RekeyDropsOverwrite)
     }
 
     fn put(&self, shard: &mut Shard, logical: u64, entry: Entry) {
@@ -245,6 +274,8 @@ impl Overlay {
 
     /// Drops the frozen generation: the tree has all of it now.
     pub(crate) fn thaw(&self) {
+        // First: who finds a shard empty from now on sees that it may have been another one before (see `replace`).
+        self.thaws.fetch_add(1, Ordering::SeqCst);
         for shard in &self.shards {
             let frozen = std::mem::take(&mut lock(shard).frozen);
             // Freed without the lock: readers and writers of these blocks should not wait for it.

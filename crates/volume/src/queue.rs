@@ -227,6 +227,12 @@ impl Runs {
         Some(taken)
     }
 
+    /// Nobody writes with these any more.
+    pub(crate) fn give_all_back(&mut self, core: &Core) {
+        self.tell(core);
+        self.runs.drain(..).for_each(|run| core.space.give_back(run));
+    }
+
     /// What was taken is in the overlay now.
     pub(crate) fn place(&mut self, core: &Core, places: Vec<Range<u64>>) {
         for place in places {

@@ -14,6 +14,7 @@ use std::collections::BTreeSet;
 use anchor::Stamp;
 use store::BLOCK_SIZE;
 
+use crate::core::Roots;
 use crate::error::{Error, Kind, Result};
 use crate::format::ad::{Tree, data_ad};
 use crate::format::entry::Entry;
@@ -47,7 +48,7 @@ pub(crate) struct Replayed {
     pub(crate) generation: u64,
     pub(crate) head: [u8; 32],
     pub(crate) overlay: Overlay,
-    pub(crate) roots: crate::core::Roots,
+    pub(crate) roots: Roots,
     pub(crate) salts: Vec<(u32, [u8; 32])>,
     pub(crate) next_epoch: u32,
     /// Legs to list as closed, should a session go on from here.
@@ -87,18 +88,9 @@ impl Replay<'_> {
             generation: superblock.legs.first().map_or(superblock.generation, |leg| leg.first - 1),
             head: superblock.legs.first().map_or(superblock.head, |leg| leg.head),
             overlay: Overlay::new(),
-            roots: crate::core::Roots {
-                map: superblock.map,
-                salts: superblock.salts,
-                bitmap: superblock.bitmap,
-                mapped: superblock.mapped,
-                growths: 0,
-                map_levels: 0,
-                bitmap_levels: 0,
-            }
-            .knowing(superblock.growths, &self.header.geometry),
+            roots: self.roots(&superblock),
             salts: Vec::new(),
-            next_epoch: superblock.next_epoch,
+            next_epoch: superblock.next_epoch.max(self.keys.boundary().unwrap_or(0)),
             closed: Vec::new(),
             segments: BTreeSet::new(),
             foreign_segments: BTreeSet::new(),
@@ -120,6 +112,16 @@ impl Replay<'_> {
         // The overlay holds the changes; nothing of it waits for a journal.
         state.overlay.cut(false);
         Ok(state)
+    }
+
+    /// The salt table of a superblock under the old key is the old one, and there is no new one yet.
+    fn roots(&self, superblock: &Superblock) -> Roots {
+        let Superblock { map, salts, bitmap, mapped, old_salts, .. } = *superblock;
+        let old = self.keys.is_old(superblock.epoch);
+        let (salts, old_salts) = if old { (Entry::ABSENT, salts) } else { (salts, old_salts) };
+        let roots =
+            Roots { map, salts, bitmap, old_salts, mapped, growths: 0, map_levels: 0, bitmap_levels: 0 };
+        roots.knowing(superblock.growths, &self.header.geometry)
     }
 
     /// Notes whether the state that counts now is the stamp's.
@@ -155,9 +157,11 @@ impl Replay<'_> {
             let mut epochs = Vec::new();
             while leg.is_open() || scan.generation < leg.last {
                 let Some((record, read)) = self.record(&mut place, &scan).await? else { break };
-                if leg.is_open() && record.session != state.superblock.session {
+                if leg.is_open() && !self.goes_on(&record, &state.superblock) {
                     break;
                 }
+                // Not before: the salt of a record that does not count may be anything.
+                self.keys.learn(record.epoch, &record.salt);
                 scan = Scan { generation: record.generation, head: next_head(&scan.head, &record) };
                 segments.push(place.segment);
                 if leg.is_open() {
@@ -219,9 +223,10 @@ impl Replay<'_> {
             let mut last = None;
             while leg.is_open() || scan.generation < leg.last {
                 let Some((record, read)) = self.record(&mut place, &scan).await? else { break };
-                if leg.is_open() && record.session != superblock.session {
+                if leg.is_open() && !self.goes_on(&record, superblock) {
                     break;
                 }
+                self.keys.learn(record.epoch, &record.salt);
                 scan = Scan { generation: record.generation, head: next_head(&scan.head, &record) };
                 items.extend(read);
                 if record.last && leg.is_open() {
@@ -237,6 +242,13 @@ impl Replay<'_> {
             }
         }
         Ok(found)
+    }
+
+    /// Whether a record in an open leg is its session's, and not of the old key behind a superblock of the new one: whoever has the old
+    /// key could write such a record.
+    fn goes_on(&self, record: &RecordHeader, superblock: &Superblock) -> bool {
+        let old = self.keys.is_old(record.epoch) && !self.keys.is_old(superblock.epoch);
+        record.session == superblock.session && !old
     }
 
     fn stops_at_stamp(&self) -> bool {
@@ -278,7 +290,7 @@ impl Replay<'_> {
         }
         let Ok(sealed) = header.sealed(&bytes) else { return Ok(None) };
         let mut payload = vec![0; sealed.len()];
-        let keys = self.keys.derive(&header.salt);
+        let keys = self.keys.derive(header.epoch, &header.salt);
         if keys
             .journal
             .open(header.nonce, &header.associated_data(&scan.head), sealed, &header.tag, &mut payload)
@@ -288,13 +300,22 @@ impl Replay<'_> {
         }
         // From here on these are our own words, unless our own code is wrong; still nothing may panic on them.
         let Ok(read) = items(&payload).collect::<std::result::Result<Vec<_>, _>>() else { return Ok(None) };
-        if read.iter().any(|item| item.check(geometry).is_err()) {
+        if read.iter().any(|item| item.check(geometry).is_err() || self.reaches_beyond(&header, item)) {
             return Ok(None);
         }
-        self.keys.learn(header.epoch, &header.salt);
         place.block += blocks;
         place.next = Some(header.next_segment);
         Ok(Some((header, read)))
+    }
+
+    /// Whether a record under the old key speaks of an epoch under the new one, of which its writer can have known nothing.
+    fn reaches_beyond(&self, header: &RecordHeader, item: &Item) -> bool {
+        let epoch = match item {
+            Item::Write { entry, .. } | Item::Root { entry, .. } => entry.epoch,
+            Item::Epoch { epoch, .. } => *epoch,
+            _ => 0,
+        };
+        self.keys.is_old(header.epoch) && !self.keys.is_old(epoch)
     }
 
     async fn read(&self, block: u64, blocks: usize) -> Result<Vec<u8>> {
@@ -333,6 +354,7 @@ impl Replay<'_> {
                         Tree::Map => state.roots.map = entry,
                         Tree::Salts => state.roots.salts = entry,
                         Tree::Bitmap => state.roots.bitmap = entry,
+                        Tree::OldSalts => {}
                     }
                 }
                 Item::Mapped(blocks) => state.roots.mapped = blocks,

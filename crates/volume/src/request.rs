@@ -75,9 +75,25 @@ impl Core {
         let _reading = self.readers.enter();
         let entries = self.entries(io, block, blocks).await?;
         let target = private_mut(buffer)?;
-        let runs = physical_runs(&entries);
+        let damaged = self.read_entries(io, block, &entries, target).await?;
+        self.counters.read_blocks.add(blocks as u64);
+        match damaged.first() {
+            None => Ok(()),
+            Some(logical) => Err(Error::corrupt_block(*logical)),
+        }
+    }
+
+    /// Reads what entries name, of logical blocks from `block` on; those that are not what was written there.
+    pub(crate) async fn read_entries(
+        &self,
+        io: &Io,
+        block: u64,
+        entries: &[Entry],
+        target: &mut [u8],
+    ) -> Result<Vec<u64>> {
+        let runs = physical_runs(entries);
         let read = join_all(runs.iter().map(|run| io.read(entries[run.start].physical, run.len()))).await;
-        let mut damaged = None;
+        let mut damaged = Vec::new();
         for (entry, page) in entries.iter().zip(target.chunks_exact_mut(BLOCK_SIZE)) {
             if entry.is_absent() {
                 page.fill(0);
@@ -89,15 +105,11 @@ impl Core {
                 let page = &mut target[index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE];
                 let logical = block + index as u64;
                 if !self.open(io, logical, &entries[index], &sealed, at, page).await? {
-                    damaged.get_or_insert(logical);
+                    damaged.push(logical);
                 }
             }
         }
-        self.counters.read_blocks.add(blocks as u64);
-        match damaged {
-            None => Ok(()),
-            Some(logical) => Err(Error::corrupt_block(logical)),
-        }
+        Ok(damaged)
     }
 
     /// The entries of a stretch of logical blocks, from the overlay or the map.
@@ -179,7 +191,7 @@ impl Core {
         let promise = self.admit(io, blocks).await?;
         let places = self.allocate(io, runs, block, blocks).await?;
         let placing = Placing::begin(self);
-        let placed = self.place(io, block, plaintext, &places).await;
+        let placed = self.place(io, |index| block + index as u64, plaintext, &places).await;
         // The session may have ended meanwhile: then no commit would ever hold this, and it must not be called done.
         let entries = match placed.and_then(|entries| self.check_alive().map(|()| entries)) {
             Ok(entries) => entries,
@@ -203,11 +215,11 @@ impl Core {
         Ok(())
     }
 
-    /// Seals blocks and writes them to their places; their entries.
-    async fn place(
+    /// Seals blocks and writes them to their places; their entries. `logical` says where the block with this index belongs.
+    pub(crate) async fn place(
         &self,
         io: &Io,
-        block: u64,
+        logical: impl Fn(usize) -> u64,
         plaintext: &[u8],
         places: &[Range<u64>],
     ) -> Result<Vec<Entry>> {
@@ -220,7 +232,7 @@ impl Core {
             for (at, physical) in place.clone().enumerate() {
                 let index = entries.len();
                 let nonce = first_nonce + index as u64;
-                let ad = data_ad(&self.header.volume, block + index as u64);
+                let ad = data_ad(&self.header.volume, logical(index));
                 let page = &plaintext[index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE];
                 let tag = seal_into(&epoch.keys.data, nonce, &ad, page, &mut sealed, at);
                 entries.push(Entry { physical, epoch: epoch.number, nonce, flags: 0, tag });
@@ -228,7 +240,10 @@ impl Core {
             transfers.push(io.write(place.start, sealed));
         }
         if mutated(Mutation::VisibleBeforeStored) {
-            self.overlay.insert(block, &entries);
+            entries
+                .iter()
+                .enumerate()
+                .for_each(|(index, entry)| self.overlay.insert(logical(index), &[*entry]));
         }
         // All of them must have ended, also when one fails: their blocks may be used again after that.
         join_all(transfers).await.into_iter().collect::<Result<Vec<()>>>()?;
@@ -236,7 +251,7 @@ impl Core {
     }
 
     /// Places for new data; waits for reservations, or for a checkpoint to free what is pinned.
-    async fn allocate(
+    pub(crate) async fn allocate(
         &self,
         io: &Io,
         runs: &RefCell<Runs>,
@@ -380,10 +395,10 @@ impl Core {
 }
 
 /// A write that has places and is not in the overlay yet.
-struct Placing<'a>(&'a Core);
+pub(crate) struct Placing<'a>(&'a Core);
 
 impl<'a> Placing<'a> {
-    fn begin(core: &'a Core) -> Self {
+    pub(crate) fn begin(core: &'a Core) -> Self {
         core.placing.fetch_add(1, Ordering::SeqCst);
         Self(core)
     }
@@ -438,7 +453,7 @@ fn private(buffer: &Buffer) -> Result<&[u8]> {
     buffer.private().ok_or_else(not_private)
 }
 
-fn private_mut(buffer: &mut Buffer) -> Result<&mut [u8]> {
+pub(crate) fn private_mut(buffer: &mut Buffer) -> Result<&mut [u8]> {
     buffer.private_mut().ok_or_else(not_private)
 }
 

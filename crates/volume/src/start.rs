@@ -22,6 +22,8 @@ use crate::io::Io;
 use crate::journal::Journal;
 use crate::keys::Keyring;
 use crate::mutation::{Mutation, mutated};
+use crate::old_key::Resealing;
+use crate::open_header::Pair;
 use crate::pace::Pace;
 use crate::readers::Readers;
 use crate::replay::Replayed;
@@ -39,6 +41,7 @@ impl Attaching {
         stamp: Option<Stamp>,
         stamp_key: MacKey,
         replayed: &Replayed,
+        in_force: Option<Box<Pair>>,
     ) -> Result<Core> {
         let geometry = header.geometry;
         let readers = Arc::new(Readers::default());
@@ -88,6 +91,7 @@ impl Attaching {
             spilled: AtomicBool::new(false),
             run_age: AtomicU64::new(1),
             stopping: AtomicBool::new(false),
+            resealing: Resealing::new(in_force),
             publications: AtomicU64::new(0),
             work: Event::new(),
             progress: Event::new(),

@@ -10,6 +10,7 @@ use crate::format::header::Header;
 use crate::format::superblock::{Leg, Superblock, assemble, split};
 use crate::geometry::{SUPERBLOCK_SLOTS, SUPERBLOCK_START};
 use crate::io::Io;
+use crate::keys::Keyring;
 use crate::mutation::{Mutation, mutated};
 
 const KEY_LABEL: &str = "superblock";
@@ -46,19 +47,29 @@ pub(crate) fn open_superblock(
     Superblock::decode(&payload).ok()
 }
 
-/// Reads all slots; those that open, with their slot.
-pub(crate) async fn read_superblocks(
-    io: &Io,
-    key: &VolumeKey,
-    suite: Suite,
-    volume: &[u8; 16],
-) -> Result<Vec<(u8, Superblock)>> {
+/// A superblock that opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Found {
+    pub(crate) slot: u8,
+    pub(crate) superblock: Superblock,
+    /// SHA-256 of its block.
+    pub(crate) digest: [u8; 32],
+}
+
+/// Reads all slots; what opens of them. Under the old key only the one superblock counts that the header names.
+pub(crate) async fn read_superblocks(io: &Io, keys: &Keyring, volume: &[u8; 16]) -> Result<Vec<Found>> {
+    let old = keys.old();
     let buffer = io.read(SUPERBLOCK_START, usize::from(SUPERBLOCK_SLOTS)).await?;
     let mut found = Vec::new();
     for slot in 0..SUPERBLOCK_SLOTS {
         let mut page = [0; BLOCK_SIZE];
         buffer.copy_to(usize::from(slot) * BLOCK_SIZE, &mut page);
-        found.extend(open_superblock(key, suite, volume, slot, &page).map(|superblock| (slot, superblock)));
+        let digest = seal::sha256(&[&page]);
+        let superblock = open_superblock(&keys.key, keys.suite, volume, slot, &page).or_else(|| {
+            let old = old.as_ref().filter(|old| old.superblock == digest)?;
+            open_superblock(&old.key, keys.suite, volume, slot, &page)
+        });
+        found.extend(superblock.map(|superblock| Found { slot, superblock, digest }));
     }
     Ok(found)
 }
@@ -92,6 +103,7 @@ impl Core {
         let publication = self.publications.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
         let units = self.space.reserved(crate::format::superblock::MAX_UNITS);
         let superblock = Superblock {
+            old_salts: roots.old_salts,
             generation,
             head,
             session: self.session,

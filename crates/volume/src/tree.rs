@@ -23,7 +23,7 @@ impl Geometry {
     pub(crate) fn inner_bits(&self, tree: Tree) -> u8 {
         match tree {
             Tree::Map | Tree::Bitmap => self.fan_out_bits,
-            Tree::Salts => self.salt_bits,
+            Tree::Salts | Tree::OldSalts => self.salt_bits,
         }
     }
 
@@ -31,7 +31,7 @@ impl Geometry {
     pub(crate) fn leaf_bits(&self, tree: Tree) -> u8 {
         match tree {
             Tree::Map => self.fan_out_bits,
-            Tree::Salts => self.salt_bits,
+            Tree::Salts | Tree::OldSalts => self.salt_bits,
             Tree::Bitmap => self.bitmap_bits,
         }
     }
@@ -106,11 +106,14 @@ impl Core {
         buffer.copy_to(0, &mut sealed);
         let mut page = Arc::new([0; store::BLOCK_SIZE]);
         let out = Arc::get_mut(&mut page).ok_or_else(damaged)?;
-        if key.tree == Tree::Salts {
+        if matches!(key.tree, Tree::Salts | Tree::OldSalts) {
+            let old =
+                if key.tree == Tree::OldSalts { Some(self.keys.old().ok_or_else(damaged)?) } else { None };
+            let volume_key = old.as_ref().map_or(&self.keys.key, |old| &old.key);
             let salt: [u8; NODE_SALT] = sealed[..NODE_SALT].try_into().map_err(|_| damaged())?;
             let ad = salt_node_ad(&self.header.volume, key.level, key.index);
             let body = &mut out[..store::BLOCK_SIZE - NODE_SALT];
-            let block_key = self.keys.key.one_time(self.keys.suite, "salt table", &salt);
+            let block_key = volume_key.one_time(self.keys.suite, "salt table", &salt);
             block_key.open(0, &ad, &sealed[NODE_SALT..], &entry.tag, body).map_err(|_| damaged())?;
         } else {
             let keys = self.epoch_keys(io, entry.epoch).await?;
@@ -142,16 +145,24 @@ impl Core {
                     ),
                 )
             };
-            let bits = self.geometry.salt_bits;
-            let key = NodeKey { tree: Tree::Salts, level: 0, index: u64::from(number) >> bits };
-            let page = self.node(io, key).await?.ok_or_else(unknown)?;
-            let at = child_slot(u64::from(number), bits) * 32;
-            let salt: [u8; 32] = page[at..at + 32].try_into().map_err(|_| unknown())?;
-            if salt == [0; 32] {
-                return Err(unknown());
-            }
-            Ok(self.keys.learn(number, &salt))
+            let salt = match self.salt(io, Tree::Salts, number).await? {
+                // What the session before a change of key had not entered yet is in the new table.
+                None if self.keys.is_old(number) => self.salt(io, Tree::OldSalts, number).await?,
+                found => found,
+            };
+            Ok(self.keys.learn(number, &salt.ok_or_else(unknown)?))
         }
         .boxed_local()
+    }
+
+    /// An epoch's salt, if the table has it.
+    async fn salt(&self, io: &Io, tree: Tree, number: u32) -> Result<Option<[u8; 32]>> {
+        let bits = self.geometry.salt_bits;
+        let key = NodeKey { tree, level: 0, index: u64::from(number) >> bits };
+        let Some(page) = self.node(io, key).await? else { return Ok(None) };
+        let mut salt = [0; 32];
+        let at = child_slot(u64::from(number), bits) * 32;
+        salt.copy_from_slice(&page[at..at + 32]);
+        Ok((salt != [0; 32]).then_some(salt))
     }
 }

@@ -11,6 +11,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::io::Driven;
 use crate::queue::Queue;
+use crate::reseal::{Reseal, ResealProgress, ResealReport};
 
 /// An attached volume. Clones share it.
 ///
@@ -103,6 +104,10 @@ pub struct Status {
     pub waits_for_space: u64,
     /// Times a writer had to wait for a checkpoint to advance.
     pub waits_for_checkpoint: u64,
+    /// Whether a change of key is under way: something may be sealed under an old key still.
+    pub rekeying: bool,
+    /// Data blocks that were sealed anew for it.
+    pub resealed_blocks: u64,
     /// Why the session stopped writing, if it did.
     pub failure: Option<String>,
 }
@@ -158,6 +163,33 @@ impl Volume {
     ) -> Result<Driven<Result<CheckReport>>> {
         let check = Check { core: Arc::clone(&self.0), part, parts: parts.max(1), progress };
         Driven::new(self.0.environment.store.as_ref(), 128, move |io| check.run(io).boxed_local())
+    }
+
+    /// Seals anew what is under the volume's old key, and gives that key up in the end: the rest of a change of key that
+    /// [`begin_rekey`](crate::begin_rekey) began. The job ends at once if there is none under way, and early when the volume is stopped;
+    /// another session goes on with it. One at a time.
+    ///
+    /// # Errors
+    /// When the store refuses another queue; in the job, as a write.
+    pub fn reseal(&self, progress: Arc<ResealProgress>) -> Result<Driven<Result<ResealReport>>> {
+        let job = Reseal { core: Arc::clone(&self.0), progress };
+        Driven::new(self.0.environment.store.as_ref(), 128, move |io| job.run(io).boxed_local())
+    }
+
+    /// A number that grows with each request that ends: who asks twice knows whether somebody used the volume in between.
+    #[must_use]
+    pub fn uses(&self) -> u64 {
+        let counters = &self.0.counters;
+        [&counters.read_blocks, &counters.written_blocks, &counters.discarded_blocks, &counters.flushes]
+            .iter()
+            .map(|counter| counter.get())
+            .sum()
+    }
+
+    /// Whether a change of key is under way: something may be sealed under an old key still.
+    #[must_use]
+    pub fn is_rekeying(&self) -> bool {
+        self.0.keys.boundary().is_some()
     }
 
     /// Asks for a checkpoint soon.
@@ -235,6 +267,8 @@ impl Volume {
             corrupt_nodes: counters.corrupt_nodes.get(),
             waits_for_space: counters.waits_for_space.get(),
             waits_for_checkpoint: counters.waits_for_checkpoint.get(),
+            rekeying: core.keys.boundary().is_some(),
+            resealed_blocks: counters.resealed_blocks.get(),
             failure: core.commit.poisoned().map(|error| error.to_string()),
         }
     }

@@ -15,8 +15,8 @@ use volume::format::protections::{Freshness, Provision};
 use volume::geometry::{Geometry, MAX_GROWTHS, Shape};
 use volume::policy::Policy;
 use volume::{
-    AttachOptions, Choice, Environment, Error, Grown, Growth, Kind, Reanchor, Result, backup_header, dump,
-    grow, reanchor, restore_header, survey,
+    AttachOptions, Choice, Environment, Error, Grown, Growth, Kind, Reanchor, RekeyOrder, Result,
+    backup_header, begin_rekey, dump, grow, reanchor, restore_header, survey,
 };
 
 /// A store of which only the beginning is there yet.
@@ -48,9 +48,18 @@ struct Case {
 impl Case {
     /// A volume of so many blocks on a store that can become `most` blocks long.
     fn new(logical: u64, most: u64, change: impl FnOnce(&mut volume::CreateOptions)) -> Self {
-        let mut options = options(logical, Shape::TINY);
+        Self::shaped(Shape::TINY, logical, most, change)
+    }
+
+    fn shaped(
+        shape: Shape,
+        logical: u64,
+        most: u64,
+        change: impl FnOnce(&mut volume::CreateOptions),
+    ) -> Self {
+        let mut options = options(logical, shape);
         change(&mut options);
-        let blocks = Geometry::for_logical(logical.min(4096), Shape::TINY).expect("a size").physical_blocks;
+        let blocks = Geometry::for_logical(logical.min(4096), shape).expect("a size").physical_blocks;
         let medium = MemoryStore::new(most).expect("memory");
         let store = Arc::new(Partly { medium, blocks: AtomicU64::new(blocks) });
         let mut bench = Bench::new(options, 8);
@@ -538,4 +547,46 @@ fn a_reader_sees_a_volume_that_has_only_just_grown() {
     let report = reader.volume.check(0, 1, Arc::default()).unwrap().block().unwrap();
     assert_eq!((report.blocks, report.damaged_blocks), (200, 0));
     assert!(image(&*case.store) == before, "a reader writes nothing");
+}
+
+/// Both change the header, and a session finds trees that are to be lifted and sealed anew. The smaller volume's bitmap is one leaf, which
+/// the larger one's has a level above.
+#[test]
+fn a_volume_grows_while_its_key_changes_and_the_other_way_round() {
+    for grows_first in [true, false] {
+        let mut case = Case::shaped(Shape::STANDARD, 4096, 50_000, |options| {
+            options.freshness = Freshness::Strict;
+        });
+        let mut session = case.attach();
+        fill(&mut session, 0..4096, 1);
+        session.detach().unwrap();
+        if grows_first {
+            case.grow(40_000);
+        }
+        let environment = case.bench.environment.clone();
+        let order = RekeyOrder::default();
+        let begin = begin_rekey(environment, case.policy.clone(), credential(), order, case.bench.attach);
+        begin.unwrap().block().unwrap();
+        if !grows_first {
+            case.grow(40_000);
+        }
+        let mut session = case.attach();
+        let mut job = session.volume.reseal(Arc::default()).unwrap();
+        let report = loop {
+            session.step();
+            if let Some(ended) = job.poll() {
+                break ended.unwrap();
+            }
+        };
+        assert!(report.ended && report.damage.damaged_blocks == 0, "{report:?}");
+        check(&mut session, 0..4096, 1);
+        session.detach().unwrap();
+        // Allocating looks at all of the bitmap, which nobody could read any more if it were under the old key.
+        for round in 2..4 {
+            let mut session = case.attach();
+            fill(&mut session, 0..40_000, round);
+            check(&mut session, 0..40_000, round);
+            session.detach().unwrap();
+        }
+    }
 }

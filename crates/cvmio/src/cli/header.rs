@@ -40,7 +40,7 @@ pub struct KeyAdd {
 /// Empty a key slot of a volume that is not attached
 ///
 /// A removed passphrase opens no slot any more, and an older header cannot be put back unless freshness is off. But who has taken the
-/// volume key itself keeps it: for that, copy the content to a new volume.
+/// volume key itself keeps it: for that, `cvmio volume rekey`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example:

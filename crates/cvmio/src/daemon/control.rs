@@ -26,6 +26,8 @@ pub enum Request {
     Scrub { rate: u64 },
     /// End that.
     StopScrub,
+    /// Go on with a change of key in the background.
+    Rekey,
     /// Put the volume away, and end.
     Detach,
 }

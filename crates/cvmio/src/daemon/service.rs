@@ -10,6 +10,7 @@ use volume::{Clock, Kind, Volume};
 
 use super::disk::{Disk, Threads};
 use super::latency::{Latency, Times};
+use super::rekey::Rekey;
 use super::scrub::Scrub;
 use super::status::Report;
 use super::tamper::Tamper;
@@ -32,6 +33,8 @@ pub struct Service {
     tamper: Arc<Tamper>,
     /// The last one, under way or ended.
     scrub: Mutex<Option<Scrub>>,
+    /// The re-sealing of this session, under way or ended.
+    rekey: Mutex<Option<Rekey>>,
     /// Whether somebody knows that the volume is there, and nobody has put it away yet.
     settled: AtomicBool,
     threads: Mutex<Option<Running>>,
@@ -72,9 +75,16 @@ impl Service {
             Ok((disk, queues)) => {
                 let threads = Mutex::new(Some(Running { queues, upkeep }));
                 let size = export::Device::size(&disk);
-                let (volume, scrub) = (Mutex::new(Some(volume)), Mutex::new(None));
+                let goes_on = volume.is_rekeying() && !volume.status().read_only;
+                let (volume, scrub, rekey) = (Mutex::new(Some(volume)), Mutex::new(None), Mutex::new(None));
                 let settled = AtomicBool::new(false);
-                Ok(Self { volume, size, disk, clock, stopping, tamper, scrub, settled, threads })
+                let service =
+                    Self { volume, size, disk, clock, stopping, tamper, scrub, rekey, settled, threads };
+                if goes_on && let Err(failure) = service.rekey() {
+                    let _ = service.stop();
+                    return Err(failure);
+                }
+                Ok(service)
             }
             Err(failure) => {
                 stopping.store(true, Ordering::SeqCst);
@@ -162,6 +172,27 @@ impl Service {
         }
     }
 
+    /// Goes on with a change of key, unless it does already.
+    ///
+    /// # Errors
+    /// When none is under way, or the system refuses a thread.
+    pub fn rekey(&self) -> Result<(), Failure> {
+        let mut rekey = self.rekey.lock().unwrap_or_else(PoisonError::into_inner);
+        // Asked for under the lock: a volume that is being put away is stopped after it is taken away.
+        let volume = self.volume()?;
+        let known = rekey.as_ref().is_some_and(|rekey| rekey.is_running() || !volume.is_rekeying());
+        if known {
+            return Ok(());
+        }
+        if !volume.is_rekeying() || volume.status().read_only {
+            return Err(Failure::usage(
+                "no change of key is under way here; detach the volume and name its store: it begins on one that is not attached",
+            ));
+        }
+        *rekey = Some(Rekey::start(volume, Arc::clone(&self.tamper))?);
+        Ok(())
+    }
+
     fn volume(&self) -> Result<Volume, Failure> {
         let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).clone();
         volume.ok_or_else(|| by_errno(rustix::io::Errno::SHUTDOWN))
@@ -182,6 +213,7 @@ impl Service {
             failed_requests: self.disk.failed(),
             tamper: self.tamper.standing(),
             scrub: self.scrub.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Scrub::standing),
+            rekey: self.rekey.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Rekey::standing),
             volume: self.volume()?.status(),
             latency: Latency::merged(self.disk.latencies()),
             queues: self.disk.latencies().map(Latency::percentiles).collect(),
@@ -206,6 +238,8 @@ impl Service {
         let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(self.scrub.lock().unwrap_or_else(PoisonError::into_inner).take());
         volume.iter().for_each(Volume::stop);
+        // It ends by itself then, and the maintenance job may wait for what it has under way.
+        drop(self.rekey.lock().unwrap_or_else(PoisonError::into_inner).take());
         let maintained = upkeep.map_or(Ok(()), Upkeep::join);
         drop(volume);
         maintained.and(served)

@@ -8,6 +8,7 @@ use volume::Status;
 
 use super::front::Shown;
 use super::latency::Percentiles;
+use super::rekey;
 use super::scrub::{self, Stage};
 use super::tamper::{OnTamper, Standing};
 use crate::output::{bytes, count, percent};
@@ -35,6 +36,8 @@ pub struct Report {
     pub tamper: Standing,
     /// The last scrub.
     pub scrub: Option<scrub::Standing>,
+    /// The change of key that is under way, or has ended in this session.
+    pub rekey: Option<rekey::Standing>,
     /// The volume's own word.
     pub volume: Status,
     /// Latencies over all queues.
@@ -98,6 +101,11 @@ impl Report {
         if let Some(scrub) = &self.scrub {
             row("scrub", scrub_text(scrub))?;
         }
+        if let Some(rekey) = &self.rekey {
+            row("rekey", rekey_text(rekey))?;
+        } else if status.rekeying {
+            row("rekey", "begun; an attach for writing goes on with it".into())?;
+        }
         if self.tamper.caught > 0 {
             let does = match self.tamper.on_tamper {
                 OnTamper::Continue => "it goes on",
@@ -146,6 +154,23 @@ fn scrub_text(scrub: &scrub::Standing) -> String {
             count(damaged),
             first.join(", ")
         ),
+    }
+}
+
+fn rekey_text(rekey: &rekey::Standing) -> String {
+    let (far, rate) = (percent(rekey.blocks, rekey.of), bytes(rekey.rate));
+    match (rekey.stage, &rekey.failure) {
+        (Stage::Running, _) if rekey.blocks >= rekey.of => {
+            "everything is sealed anew; looking once more".into()
+        }
+        (Stage::Running, _) => {
+            let left = rekey.seconds_left.map(|seconds| duration(Duration::from_secs(seconds)));
+            let left = left.map_or(String::new(), |left| format!(", {left} left"));
+            format!("{far} sealed anew, {rate} a second{left}")
+        }
+        (Stage::Done, _) => "done; the old key opens nothing that the volume refers to".into(),
+        (Stage::Stopped, _) => format!("stopped at {far}"),
+        (Stage::Failed, why) => format!("FAILED: {}", why.as_deref().unwrap_or("see the log")),
     }
 }
 

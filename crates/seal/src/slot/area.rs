@@ -111,6 +111,48 @@ impl KeySlots {
         Err(first_error.unwrap_or(SlotError::WrongCredential))
     }
 
+    /// The slots of a volume whose key is `new` from now on: each one that one of `credentials` opens to `old` keeps its place, kind, cost
+    /// and label. The others are empty: what opens them is not known.
+    ///
+    /// # Errors
+    /// As [`unlock`](Self::unlock), for the first credential that opens no slot.
+    pub fn rewrap(
+        &self,
+        volume_id: &[u8; 16],
+        old: &VolumeKey,
+        new: &VolumeKey,
+        credentials: &[&Credential],
+        limits: &SlotLimits,
+        random: &dyn Random,
+    ) -> Result<KeySlots, SlotError> {
+        let mut rewrapped = KeySlots::new();
+        for credential in credentials {
+            let mut error = None;
+            let mut opened = false;
+            for (index, slot) in self.0.iter().enumerate() {
+                let Some(slot) = slot else { continue };
+                match wrap::unwrap(volume_id, index, slot, credential, limits) {
+                    Ok(Some(key)) if key == *old => {
+                        let label = slot.label.clone();
+                        let params = match slot.kind {
+                            Kind::Passphrase(params) => params,
+                            Kind::KeyFile => Argon2Params::default(),
+                        };
+                        let slot = wrap::wrap(volume_id, index, new, credential, label, params, random)?;
+                        rewrapped.0[index] = Some(slot);
+                        opened = true;
+                    }
+                    Ok(_) => {}
+                    Err(failed) => error = error.or(Some(failed)),
+                }
+            }
+            if !opened {
+                return Err(error.unwrap_or(SlotError::WrongCredential));
+            }
+        }
+        Ok(rewrapped)
+    }
+
     /// The occupied slots, in order.
     pub fn list(&self) -> Vec<SlotInfo> {
         let occupied = self.0.iter().enumerate().filter_map(|(index, slot)| Some((index, slot.as_ref()?)));

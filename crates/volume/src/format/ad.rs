@@ -18,6 +18,8 @@ pub enum Tree {
     Salts = 2,
     /// Blocks in use.
     Bitmap = 3,
+    /// The old key's salt table, while a change of key is under way. It is sealed as a salt table, and no journal item names it.
+    OldSalts = 4,
 }
 
 impl Tree {
@@ -27,6 +29,7 @@ impl Tree {
             Self::Map => 1,
             Self::Salts => 2,
             Self::Bitmap => 3,
+            Self::OldSalts => 4,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Header: what the disk says about the volume. A claim, until MAC, policy and stamp agree with it.
 
 use super::bytes::{Reader, Writer};
+use super::rekeying::{REKEYING_SIZE, Rekeying};
 use super::{BLOCK_SIZE, Malformed, Page};
 use crate::geometry::{Claim, Geometry, MAX_GROWTHS, Shape};
 
@@ -18,9 +19,8 @@ pub const MAC_SIZE: usize = 32;
 
 const WHAT: &str = "header";
 const GROWTH_SIZE: usize = 16;
-/// Bytes for growths that no header lists.
-const GROWTHS_RESERVED: usize = 760;
-const RESERVED: usize = 2968;
+/// Reserved bytes behind the growths, and behind what a change of key says.
+const RESERVED: [usize; 2] = [760, 2664];
 
 /// The header, without its MAC.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +41,8 @@ pub struct Header {
     pub provision: Provision,
     /// Sizes and places.
     pub geometry: Geometry,
+    /// The change of key that is under way.
+    pub rekeying: Option<Rekeying>,
 }
 
 impl Header {
@@ -70,7 +72,11 @@ impl Header {
             writer.put(&logical.to_le_bytes()).put(&physical.to_le_bytes())
         });
         let left = (MAX_GROWTHS - geometry.growths()) * GROWTH_SIZE;
-        growths.skip(left + GROWTHS_RESERVED + RESERVED + MAC_SIZE).end()
+        growths
+            .skip(left + RESERVED[0])
+            .put(&Rekeying::encode(self.rekeying.as_ref()))
+            .skip(RESERVED[1] + MAC_SIZE)
+            .end()
     }
 
     /// Reads a header of the standard shape. The MAC is the caller's to check, and the policy to compare.
@@ -104,7 +110,9 @@ impl Header {
         let provision = known(&mut reader, "provision", Provision::from_code)?;
         reader.zeros(4, "reserved")?;
         let claim = claim(&mut reader)?;
-        reader.zeros(GROWTHS_RESERVED + RESERVED, "reserved")?;
+        reader.zeros(RESERVED[0], "reserved")?;
+        let rekeying = Rekeying::decode(&reader.array::<REKEYING_SIZE>("re-keying")?)?;
+        reader.zeros(RESERVED[1], "reserved")?;
         reader.array::<MAC_SIZE>("MAC")?;
         reader.end()?;
 
@@ -116,7 +124,17 @@ impl Header {
             let message = "it is full, but the physical blocks are too few for that".into();
             return Err(Malformed { what: WHAT, field: "provision", message });
         }
-        Ok(Self { generation, volume, suite, confidentiality, integrity, freshness, provision, geometry })
+        Ok(Self {
+            generation,
+            volume,
+            suite,
+            confidentiality,
+            integrity,
+            freshness,
+            provision,
+            geometry,
+            rekeying,
+        })
     }
 
     /// What the first bytes of a store look like; see [`Probe::of`].

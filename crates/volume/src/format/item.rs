@@ -170,7 +170,7 @@ impl Item {
                 let own = geometry.as_of(growths.into());
                 let inside = match tree {
                     Tree::Bitmap => own.is_bitmap_place(entry.physical),
-                    Tree::Map | Tree::Salts => own.holds(entry.physical),
+                    Tree::Map | Tree::Salts | Tree::OldSalts => own.holds(entry.physical),
                 };
                 require("root", entry.is_absent() || inside)
             }
@@ -203,7 +203,7 @@ pub(in crate::format) fn check_root(
     if tree != Tree::Bitmap && entry.flags != 0 {
         return refuse("flags must be zero");
     }
-    let self_salted = tree == Tree::Salts;
+    let self_salted = matches!(tree, Tree::Salts | Tree::OldSalts);
     match (entry.is_absent(), self_salted) {
         (false, true) if entry.epoch != 0 || entry.nonce != 0 => refuse("epoch and nonce must be zero"),
         (false, false) if entry.epoch == 0 => refuse("it has no epoch"),

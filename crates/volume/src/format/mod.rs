@@ -15,6 +15,7 @@ pub mod item;
 pub mod probe;
 pub mod protections;
 pub mod record;
+pub mod rekeying;
 pub mod salts;
 pub mod stream;
 pub mod superblock;

@@ -19,9 +19,8 @@ pub const MAX_UNITS: usize = 256;
 
 const WHAT: &str = "superblock";
 const LEG_SIZE: usize = 56;
-/// Bytes beside `growths` that belong to it.
-const GROWTHS_RESERVED: usize = 95;
-const RESERVED: usize = 1352;
+/// Reserved bytes behind the growths, and behind the root of the old salt table.
+const RESERVED: [usize; 2] = [95, 1320];
 
 /// A stretch of journal to replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +83,8 @@ pub struct Superblock {
     pub units: Vec<u32>,
     /// Growths of the volume that the roots of map and bitmap know: they have the levels of those sizes.
     pub growths: u8,
+    /// Root of the old key's salt table, while a change of key is under way; absent otherwise.
+    pub old_salts: Entry,
 }
 
 impl Superblock {
@@ -114,8 +115,8 @@ impl Superblock {
             writer.put(&leg.first.to_le_bytes()).put(&leg.last.to_le_bytes()).put(&leg.head)
         });
         let writer = writer.skip((MAX_LEGS - self.legs.len()) * LEG_SIZE);
-        let writer = put_numbers(writer, &self.units, MAX_UNITS).put(&[self.growths]);
-        Ok(writer.skip(GROWTHS_RESERVED + RESERVED).end())
+        let writer = put_numbers(writer, &self.units, MAX_UNITS).put(&[self.growths]).skip(RESERVED[0]);
+        Ok(writer.put(&self.old_salts.encode()).skip(RESERVED[1]).end())
     }
 
     /// Reads an opened payload. Whether its numbers exist in the volume is for [`check`](Self::check) to say.
@@ -134,7 +135,7 @@ impl Superblock {
         let (pair, legs) = (r.u8("pair")?, usize::from(r.u8("legs")?));
         let units = usize::from(r.u16("own units")?);
         r.zeros(4, "reserved")?;
-        let superblock = Self {
+        let mut superblock = Self {
             generation,
             head,
             session,
@@ -151,8 +152,11 @@ impl Superblock {
             legs: read_legs(r, legs)?,
             units: numbers(r, "own units", units, MAX_UNITS)?,
             growths: r.u8("growths")?,
+            old_salts: Entry::ABSENT,
         };
-        reader.zeros(GROWTHS_RESERVED + RESERVED, "reserved")?;
+        reader.zeros(RESERVED[0], "reserved")?;
+        superblock.old_salts = entry(&mut reader, "old salts root")?;
+        reader.zeros(RESERVED[1], "reserved")?;
         reader.end()?;
         superblock.validate()?;
         Ok(superblock)
@@ -174,6 +178,7 @@ impl Superblock {
         let inside = |root: &Entry| root.is_absent() || own.holds(root.physical);
         require("map root", inside(&self.map), "it is outside the data blocks")?;
         require("salts root", inside(&self.salts), "it is outside the data blocks")?;
+        require("old salts root", inside(&self.old_salts), "it is outside the data blocks")?;
         let bitmap = self.bitmap.is_absent() || own.is_bitmap_place(self.bitmap.physical);
         require("bitmap root", bitmap, "it is outside the bitmap's places")?;
         require(
@@ -194,6 +199,7 @@ impl Superblock {
         check_root(WHAT, "map root", Tree::Map, &self.map)?;
         check_root(WHAT, "salts root", Tree::Salts, &self.salts)?;
         check_root(WHAT, "bitmap root", Tree::Bitmap, &self.bitmap)?;
+        check_root(WHAT, "old salts root", Tree::OldSalts, &self.old_salts)?;
         let Some((last, closed)) = self.legs.split_last() else {
             return require("legs", false, "there is none");
         };

@@ -21,6 +21,7 @@ fn policy() -> Policy {
 
 fn header() -> Header {
     Header {
+        rekeying: None,
         generation: 1,
         volume: policy().volume,
         suite: SuiteCode::Aes256Gcm,
@@ -93,6 +94,7 @@ proptest! {
         let blocks = (policy.size / BLOCK_SIZE as u64).max(Geometry::MIN_LOGICAL);
         let policy = Policy { size: blocks * BLOCK_SIZE as u64, ..policy };
         let header = Header {
+            rekeying: None,
             generation: 1,
             volume: policy.volume,
             suite: policy.suite,

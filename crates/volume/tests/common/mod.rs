@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod medium;
+pub mod sight;
 
 use std::collections::HashMap;
 use std::sync::Arc;

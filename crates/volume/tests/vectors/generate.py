@@ -182,6 +182,9 @@ growths = [(2**18, 2 * GIB["physical"]), (2**20, 5 * GIB["physical"])]
 grown = header[:35] + bytes([0]) + header[36:72] + struct.pack("<Q", len(growths))
 grown += b"".join(struct.pack("<QQ", *growth) for growth in growths)
 save("header-grown", grown.ljust(4064, b"\0") + ramp(0xE0, 32), "header")
+rekeying = struct.pack("<II", 1, 0x123456) + ramp(0x10, 32) + ramp(0x60, 32) + ramp(0x70, 32) + ramp(0xC0, 16)
+rekeying = header[:1096] + rekeying + header[1096 + len(rekeying) :]
+save("header-rekeying", rekeying + ramp(0xE0, 32), "header")
 pair = (header + ramp(0xE0, 32)).ljust(8192, b"\0")
 backup = (b"cvmioHB1" + struct.pack("<II", 1, 0) + hashlib.sha256(pair).digest()).ljust(4096, b"\0")
 save("header-backup", backup + pair, "backup")
@@ -195,6 +198,8 @@ payload = payload.ljust(1568, b"\0") + struct.pack("<II", 10, 11)
 payload = payload.ljust(4040, b"\0")
 save("superblock-payload", payload, "superblock")
 save("superblock-grown", payload[:2592] + bytes([5]) + payload[2593:], "superblock")
+rekeying = payload[:2688] + entry(5002, 0, 0, 0, ramp(0xD0, 16)) + payload[2720:]
+save("superblock-rekeying", rekeying, "superblock")
 save("superblock-block", b"cvmioSB1" + ramp(0xB0, 32) + payload + ramp(0xC0, 16), "superblock")
 
 items = (

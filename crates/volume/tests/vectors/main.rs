@@ -12,6 +12,7 @@ use volume::format::backup::HeaderBackup;
 use volume::format::entry::{Entry, entry_at, put_entry};
 use volume::format::header::{self, Freshness, Header, Provision, SuiteCode};
 use volume::format::record::{self, Item, RecordHeader, Units};
+use volume::format::rekeying::Rekeying;
 use volume::format::stream::{Chunk, StreamHeader};
 use volume::format::superblock::{self, Leg, Superblock};
 use volume::format::{BLOCK_SIZE, salts};
@@ -90,7 +91,8 @@ fn associated_data() {
 
 #[test]
 fn headers() {
-    let header = Header {
+    let mut header = Header {
+        rekeying: None,
         generation: 7,
         volume: ramp(VOLUME),
         suite: SuiteCode::Aes256Gcm,
@@ -107,6 +109,12 @@ fn headers() {
     assert_eq!(header::signed_part(&page), header::signed_part(&bytes));
     header::put_mac(&mut page, &ramp(0xe0));
     assert_eq!(page[..], bytes);
+
+    let bytes = vector("header-rekeying");
+    let (superblock, salt, sealed, tag) = (ramp(0x10), ramp(0x60), ramp(0x70), ramp(0xc0));
+    header.rekeying = Some(Rekeying { boundary: 0x12_3456, superblock, salt, sealed, tag });
+    assert_eq!(Header::decode(&bytes).as_ref(), Ok(&header));
+    assert_eq!(header::signed_part(&header.encode_unsigned()), header::signed_part(&bytes));
 }
 
 #[test]
@@ -182,10 +190,15 @@ fn superblocks() {
         legs: vec![leg(5, 6, 11, 40, 0x70), leg(7, 0, 41, 41, 0x80), leg(9, 1, 42, Leg::OPEN, 0x40)],
         units: vec![10, 11],
         growths: 0,
+        old_salts: Entry::ABSENT,
     };
     let payload = superblock.encode().expect("a valid superblock");
     assert_eq!(payload[..], vector("superblock-payload"));
-    assert_eq!(Superblock::decode(&payload), Ok(superblock));
+    assert_eq!(Superblock::decode(&payload).as_ref(), Ok(&superblock));
+    let old_salts = Entry { physical: 5002, tag: ramp(0xd0), ..Entry::ABSENT };
+    let rekeying = Superblock { old_salts, ..superblock };
+    assert_eq!(rekeying.encode().expect("a valid superblock")[..], vector("superblock-rekeying"));
+    assert_eq!(Superblock::decode(&vector("superblock-rekeying")), Ok(rekeying));
 
     let grown = Superblock { growths: 5, ..Superblock::decode(&payload).expect("it was encoded") };
     assert_eq!(grown.encode().expect("a valid superblock")[..], vector("superblock-grown"));

@@ -99,6 +99,8 @@ fn volume(page: &mut Page, status: &Status) {
         corrupt_nodes,
         waits_for_space,
         waits_for_checkpoint,
+        rekeying,
+        resealed_blocks,
         failure,
     } = status;
     page.family("info", "gauge", "What the volume is; always 1.");
@@ -158,6 +160,13 @@ fn volume(page: &mut Page, status: &Status) {
     page.counter("cache_misses_total", "Look-ups that did not.", cache_misses);
     page.counter("cache_evictions_total", "Nodes that left the cache for others.", cache_evictions);
     page.gauge("space_memory_bytes", "Memory for what is known about free space.", space_bytes);
+
+    page.gauge(
+        "rekeying",
+        "1 while a change of key is under way, and the old key is still needed.",
+        u8::from(*rekeying),
+    );
+    page.counter("resealed_bytes_total", "Data sealed anew for it.", bytes(*resealed_blocks));
 
     page.counter("corrupt_blocks_total", "Data blocks that did not verify.", corrupt_blocks);
     page.counter(

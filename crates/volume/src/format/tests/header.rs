@@ -4,6 +4,7 @@ use super::{
     Again, changed_is_canonical, damage, other_lengths_are_refused, reserved_is_refused, strategies,
 };
 use crate::format::header::*;
+use crate::format::rekeying::Rekeying;
 use crate::format::{BLOCK_SIZE, Malformed};
 use crate::geometry::{Geometry, Shape};
 
@@ -15,6 +16,7 @@ const AGAIN: Again = |bytes| {
 
 fn valid() -> Header {
     Header {
+        rekeying: None,
         generation: 1,
         volume: [7; 16],
         suite: SuiteCode::Aes256Gcm,
@@ -24,6 +26,10 @@ fn valid() -> Header {
         provision: Provision::Full,
         geometry: Geometry::for_logical(1 << 14, Shape::STANDARD).expect("64 MiB"),
     }
+}
+
+fn rekeying() -> Rekeying {
+    Rekeying { boundary: 5, superblock: [1; 32], salt: [2; 32], sealed: [3; 32], tag: [4; 16] }
 }
 
 /// The field that is named when byte `at` is set to `value`.
@@ -59,7 +65,11 @@ proptest! {
 #[test]
 fn reserved_bytes_are_refused() {
     let page = valid().encode_unsigned();
-    for reserved in [36..40, 59..60, 72..4064] {
+    for reserved in [36..40, 59..60, 72..1096, 1097..4064] {
+        reserved_is_refused(&page, reserved, AGAIN);
+    }
+    let page = Header { rekeying: Some(rekeying()), ..valid() }.encode_unsigned();
+    for reserved in [72..1096, 1097..1100, 1216..4064] {
         reserved_is_refused(&page, reserved, AGAIN);
     }
 }
@@ -99,11 +109,21 @@ fn fields_without_meaning_are_named() {
     assert_eq!(refused(60, 0), "segment blocks");
     assert_eq!(refused(67, 1), "segments");
     assert_eq!(refused(68, 0), "unit blocks");
+    assert_eq!((refused(1096, 2), refused(1096, 1)), ("re-keying", "boundary epoch"));
 }
 
 #[test]
 fn freshness_without_integrity_is_refused() {
     assert_eq!(refused(33, 1), "freshness");
+}
+
+#[test]
+fn the_boundary_is_an_epoch() {
+    for (boundary, accepted) in [(0, false), (1, true), ((1 << 24) - 1, true), (1 << 24, false)] {
+        let it = Rekeying { boundary, ..rekeying() };
+        let page = Header { rekeying: Some(it), ..valid() }.encode_unsigned();
+        assert_eq!(Header::decode(&page).is_ok(), accepted, "{boundary}");
+    }
 }
 
 #[test]
@@ -148,7 +168,7 @@ fn growths_are_those_that_the_formulas_allow() {
     assert_eq!(refused(88, &(physical + 1).to_le_bytes()), "growths", "too little for a unit");
     assert_eq!(refused(96, &(2 * logical - 1).to_le_bytes()), "growths", "smaller than before");
     assert_eq!(refused(104, &(65 * physical).to_le_bytes()), "growths", "too far");
-    assert_eq!((refused(336, &[1]), refused(1096, &[1])), ("reserved", "reserved"));
+    assert_eq!((refused(336, &[1]), refused(1400, &[1])), ("reserved", "reserved"));
 }
 
 #[test]

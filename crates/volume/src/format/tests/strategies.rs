@@ -8,6 +8,7 @@ use crate::format::ad::Tree;
 use crate::format::entry::Entry;
 use crate::format::header::{Freshness, Header, Provision, SuiteCode, check_protections};
 use crate::format::record::{ITEM_SIZE, Item, RecordHeader, Units, blocks_for};
+use crate::format::rekeying::Rekeying;
 use crate::format::superblock::{Leg, Superblock};
 use crate::geometry::{Geometry, MAX_PHYSICAL, Shape};
 
@@ -42,7 +43,7 @@ pub fn present(epoch: u32, flags: u16) -> impl Strategy<Value = Entry> {
 pub fn root(tree: Tree) -> impl Strategy<Value = Entry> {
     let present = present(1, if tree == Tree::Bitmap { u16::MAX } else { 0 });
     let present = present.prop_map(move |entry| match tree {
-        Tree::Salts => Entry { epoch: 0, nonce: 0, ..entry },
+        Tree::Salts | Tree::OldSalts => Entry { epoch: 0, nonce: 0, ..entry },
         _ => entry,
     });
     prop_oneof![1 => Just(Entry::ABSENT), 4 => present]
@@ -68,21 +69,39 @@ pub fn geometry() -> impl Strategy<Value = Geometry> {
     })
 }
 
+fn rekeying() -> impl Strategy<Value = Option<Rekeying>> {
+    let parts = (bounded_u32(1, (1 << 24) - 1), hash(), hash(), hash(), id());
+    prop::option::of(parts.prop_map(|(boundary, superblock, salt, sealed, tag)| Rekeying {
+        boundary,
+        superblock,
+        salt,
+        sealed,
+        tag,
+    }))
+}
+
 pub fn header() -> impl Strategy<Value = Header> {
     let suite = prop::sample::select(SuiteCode::ALL);
     let freshness = prop::sample::select(Freshness::ALL);
     let protections = (suite, any::<bool>(), any::<bool>(), freshness)
         .prop_filter("a legal combination", |&(s, c, i, f)| check_protections(s, c, i, f).is_ok());
-    (1..=u32::MAX, id(), protections, any::<bool>(), geometry()).prop_map(
-        |(generation, volume, (suite, confidentiality, integrity, freshness), full, geometry)| Header {
-            generation,
-            volume,
-            suite,
-            confidentiality,
-            integrity,
-            freshness,
-            provision: if full && geometry.fully_provisioned() { Provision::Full } else { Provision::Thin },
-            geometry,
+    (1..=u32::MAX, id(), protections, any::<bool>(), geometry(), rekeying()).prop_map(
+        |(generation, volume, (suite, confidentiality, integrity, freshness), full, geometry, rekeying)| {
+            Header {
+                rekeying,
+                generation,
+                volume,
+                suite,
+                confidentiality,
+                integrity,
+                freshness,
+                provision: if full && geometry.fully_provisioned() {
+                    Provision::Full
+                } else {
+                    Provision::Thin
+                },
+                geometry,
+            }
         },
     )
 }
@@ -151,7 +170,7 @@ pub fn superblock() -> impl Strategy<Value = Superblock> {
         let salt = if epoch == 0 { Just([0; 32]).boxed() } else { hash().boxed() };
         (Just(epoch), bounded_u32(epoch + 1, 1 << 24), salt)
     });
-    let roots = (root(Tree::Map), root(Tree::Salts), root(Tree::Bitmap));
+    let roots = (root(Tree::Map), root(Tree::Salts), root(Tree::Bitmap), root(Tree::OldSalts));
     let counts = (any::<u64>(), any::<u64>(), any::<u64>(), 0..2_u8);
     let units = prop_oneof![vec(any::<u32>(), 256), vec(any::<u32>(), 0..=256)];
     let units = (units, 0..=16_u8);
@@ -167,6 +186,7 @@ pub fn superblock() -> impl Strategy<Value = Superblock> {
             map: roots.0,
             salts: roots.1,
             bitmap: roots.2,
+            old_salts: roots.3,
             claims: counts.0,
             mapped: counts.1,
             publication: counts.2,

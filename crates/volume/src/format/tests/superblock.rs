@@ -34,6 +34,7 @@ fn valid(geometry: &Geometry) -> Superblock {
         legs: vec![leg(0, 5, 9, [7; 32]), leg(1, 10, Leg::OPEN, [1; 32])],
         units: vec![1],
         growths: 0,
+        old_salts: root(geometry.data_start() + 2, 0),
     }
 }
 
@@ -83,7 +84,7 @@ proptest! {
 fn reserved_and_unused_bytes_are_refused() {
     let payload = valid(&tiny()).encode().expect("a valid superblock");
     // The reserved ones, and then behind the last leg and unit.
-    for unused in [220..224, 2593..4040, 224 + 2 * 56..1568, 1572..2592] {
+    for unused in [220..224, 2593..2688, 2720..4040, 224 + 2 * 56..1568, 1572..2592] {
         reserved_is_refused(&payload, unused, AGAIN);
     }
     other_lengths_are_refused(&payload, AGAIN);
@@ -161,6 +162,7 @@ fn epochs_and_roots_must_make_sense() {
     assert_eq!(refused(|superblock| superblock.map.epoch = 0), "map root");
     assert_eq!(refused(|superblock| superblock.salts.nonce = 1), "salts root");
     assert_eq!(refused(|superblock| superblock.bitmap.epoch = 0), "bitmap root");
+    assert_eq!(refused(|superblock| superblock.old_salts.epoch = 1), "old salts root");
 }
 
 #[test]
@@ -178,6 +180,10 @@ fn numbers_outside_the_volume_are_refused() {
     assert_eq!(refused(&|superblock| superblock.mapped = 4097), "mapped blocks");
     assert_eq!(refused(&|superblock| superblock.map.physical = geometry.data_start() - 1), "map root");
     assert_eq!(refused(&|superblock| superblock.salts.physical = geometry.physical_blocks), "salts root");
+    assert_eq!(
+        refused(&|superblock| superblock.old_salts.physical = geometry.physical_blocks),
+        "old salts root"
+    );
     assert_eq!(refused(&|superblock| superblock.bitmap.physical = geometry.data_start()), "bitmap root");
     assert_eq!(refused(&|superblock| superblock.next_epoch = 257), "next epoch");
     assert_eq!(refused(&|superblock| superblock.growths = 1), "growths");

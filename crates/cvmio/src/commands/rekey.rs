@@ -1,0 +1,224 @@
+//! `cvmio volume rekey`: a new volume key, begun and brought to its end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use seal::SecretBytes;
+use seal::slot::{Credential, SlotInfo};
+use serde_json::{Value, json};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use volume::{AttachOptions, Kind, RekeyOrder, Rekeyed, ResealProgress, ResealReport, Volume};
+
+use super::offline::{self, Opened};
+use crate::cli::CredentialArgs;
+use crate::cli::rekey::Rekey;
+use crate::daemon::control::Request;
+use crate::daemon::rekey::{damaged, drive, pace};
+use crate::failure::Failure;
+use crate::input::{self, Origin};
+use crate::output;
+use crate::runtime::{self, Place};
+
+/// How often a daemon is asked how far it is.
+const LOOK: Duration = Duration::from_millis(500);
+/// How often the volume may look at the clock.
+const TICK: Duration = Duration::from_millis(100);
+
+pub fn run(args: &Rekey) -> Result<(), Failure> {
+    let store = &args.offline.store;
+    match store.to_str().and_then(|name| input::parse_name(name).ok()) {
+        Some(name) if !store.exists() => wait(args, &Place::new(&runtime::directory(&args.runtime)?, &name)),
+        _ => change(args),
+    }
+}
+
+/// Of an attached volume: sees to it that its daemon is at work, and waits for the end.
+fn wait(args: &Rekey, place: &Place) -> Result<(), Failure> {
+    place.ask(&Request::Rekey)?;
+    let bar = output::bar("sealing anew", 0);
+    loop {
+        let answer = place.ask_soon(&Request::Status)?;
+        let standing = &answer["report"]["rekey"];
+        let number = |key: &str| standing[key].as_u64().unwrap_or(0);
+        bar.set_length(number("of"));
+        bar.set_position(number("blocks"));
+        match standing["stage"].as_str() {
+            Some("running") => std::thread::sleep(LOOK),
+            Some("done") => {
+                bar.finish_and_clear();
+                return done(args, None, number("resealed-blocks"));
+            }
+            stage => {
+                let why = standing["failure"].as_str().map_or_else(
+                    || format!("it was {}; run it again to go on", stage.unwrap_or("forgotten")),
+                    str::to_string,
+                );
+                let why = format!("the change of key has not ended: {why}");
+                let damaged = number("damaged-blocks") > 0;
+                return Err(if damaged {
+                    volume::Error::new(Kind::Corrupt, why).into()
+                } else {
+                    Failure::io(why)
+                });
+            }
+        }
+    }
+}
+
+/// Of a volume that is not attached: begins, and seals anew.
+fn change(args: &Rekey) -> Result<(), Failure> {
+    let opened = offline::open(&args.offline, true)?;
+    let order = RekeyOrder { keep: keep(args)?, remove_others: args.remove_other_slots, force: args.force };
+    let spinner = output::spinner("changing the key");
+    let Opened { environment, policy, credential } = opened;
+    let (first, last, options) = (copy(&credential), copy(&credential), AttachOptions::default());
+    let begun =
+        volume::begin_rekey(environment.clone(), policy.clone(), credential, order, options)?.block()?;
+    drop(spinner);
+    tell(args, &begun);
+    if args.begin {
+        return begun_only(args, &begun);
+    }
+    let volume = volume::attach(environment.clone(), policy.clone(), first, options)?.block()?;
+    let report = reseal(&volume)?;
+    drop(volume);
+    if report.ended {
+        // Another session, which overwrites the superblocks that are still under the old key.
+        let volume = volume::attach(environment, policy, last, options)?.block()?;
+        reseal(&volume)?;
+        return done(args, Some(&begun), report.resealed);
+    }
+    if report.damage.damaged_blocks > 0 {
+        return Err(damaged(&report).into());
+    }
+    Err(Failure::io(format!(
+        "interrupted after {} blocks; run it again to go on, or attach the volume",
+        output::count(report.resealed)
+    )))
+}
+
+/// The credentials of the other slots that stay.
+fn keep(args: &Rekey) -> Result<Vec<Credential>, Failure> {
+    let key_files = args
+        .keep_key_file
+        .iter()
+        .map(|path| CredentialArgs { key_file: Some(path.clone()), passphrase_file: None });
+    let passphrases = args
+        .keep_passphrase_file
+        .iter()
+        .map(|path| CredentialArgs { key_file: None, passphrase_file: Some(path.clone()) });
+    key_files.chain(passphrases).map(|one| input::load(&one, Origin::Known)).collect()
+}
+
+fn copy(credential: &Credential) -> Credential {
+    let same = |secret: &SecretBytes| SecretBytes::from_slice(secret.expose());
+    match credential {
+        Credential::Passphrase(secret) => Credential::Passphrase(same(secret)),
+        Credential::KeyFile(secret) => Credential::KeyFile(same(secret)),
+    }
+}
+
+/// Seals everything anew, with nobody else on the volume, and puts the volume away.
+fn reseal(volume: &Volume) -> Result<ResealReport, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&stop))
+            .map_err(|error| Failure::io(format!("signals cannot be watched: {error}")))?;
+    }
+    let maintenance = maintain(volume)?;
+    let (progress, began) = (Arc::<ResealProgress>::default(), Instant::now());
+    let of = volume.status().mapped_blocks;
+    let bar = output::bar("sealing anew", of);
+    let show = || {
+        let blocks = progress.blocks.load(Ordering::Relaxed).min(of);
+        if progress.walks.load(Ordering::Relaxed) == 0 {
+            bar.set_position(blocks);
+            bar.set_message(format!("{} a second", output::bytes(pace(blocks, of, began.elapsed()).0)));
+        }
+    };
+    let report = drive(volume, &progress, &stop, show);
+    bar.finish_and_clear();
+    volume.stop();
+    let maintained =
+        maintenance.join().map_err(|_| Failure::internal("the maintenance thread ended by a defect"));
+    let report = report?;
+    maintained??;
+    Ok(report)
+}
+
+fn maintain(volume: &Volume) -> Result<JoinHandle<volume::Result<()>>, Failure> {
+    let (sender, started) = channel();
+    let volume = volume.clone();
+    let run = move || {
+        let job = volume.maintenance();
+        let _ = sender.send(job.as_ref().err().cloned());
+        let mut job = job?;
+        loop {
+            if let Some(result) = job.step(TICK) {
+                return result;
+            }
+            volume.tick();
+        }
+    };
+    let thread = std::thread::Builder::new()
+        .name("maintenance".into())
+        .spawn(run)
+        .map_err(|error| Failure::io(format!("no thread can be started: {error}")))?;
+    match started.recv() {
+        Ok(None) => Ok(thread),
+        Ok(Some(error)) => Err(error.into()),
+        Err(_) => Err(Failure::internal("the maintenance thread ended before it began")),
+    }
+}
+
+/// Says which slots are gone.
+fn tell(args: &Rekey, begun: &Rekeyed) {
+    for slot in &begun.removed {
+        output::warning(&format!("key slot {} was removed: nothing was given that opens it", name(slot)));
+    }
+    if begun.under_way && !args.offline.json {
+        output::print("a change of key is under way already; going on with it");
+    }
+}
+
+fn name(slot: &SlotInfo) -> String {
+    format!("{} {}", slot.index, slot.label).trim_end().to_string()
+}
+
+fn slots(slots: &[SlotInfo]) -> Vec<Value> {
+    slots.iter().map(|slot| json!({ "index": slot.index, "label": slot.label })).collect()
+}
+
+fn begun_only(args: &Rekey, begun: &Rekeyed) -> Result<(), Failure> {
+    if args.offline.json {
+        return output::print_json(&json!({
+            "ended": false, "under-way-before": begun.under_way,
+            "slots": slots(&begun.slots), "removed-slots": slots(&begun.removed),
+        }));
+    }
+    let kept: Vec<String> = begun.slots.iter().map(name).collect();
+    output::print(&format!(
+        "the volume has a new key, in key slots: {}\nattach it, and what was there before is sealed anew; make a new header backup when that has ended",
+        kept.join(", ")
+    ));
+    Ok(())
+}
+
+fn done(args: &Rekey, begun: Option<&Rekeyed>, resealed: u64) -> Result<(), Failure> {
+    if args.offline.json {
+        let mut result = json!({ "ended": true, "resealed-blocks": resealed });
+        if let Some(begun) = begun {
+            result["slots"] = slots(&begun.slots).into();
+            result["removed-slots"] = slots(&begun.removed).into();
+        }
+        return output::print_json(&result);
+    }
+    output::print(&format!(
+        "{} blocks sealed anew; the old key opens nothing that the volume refers to. Make a new header backup",
+        output::count(resealed)
+    ));
+    Ok(())
+}

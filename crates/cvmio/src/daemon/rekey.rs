@@ -1,0 +1,227 @@
+//! The rest of a change of key, in the background of an attached volume.
+//!
+//! Invariants:
+//! 1. Beside users it has one leaf of the map (512 KiB) under way, and rests three times as long as that took: it takes a quarter of the time
+//!    at most. While it rests it holds nothing. When nobody has used the volume for a moment, it works as fast as the store does.
+//! 2. It ends when the volume is stopped, and before that is put away.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use store::BLOCK_SIZE;
+use volume::{Kind, ResealProgress, ResealReport, Volume};
+
+use super::scrub::Stage;
+use super::tamper::Tamper;
+use crate::failure::Failure;
+
+/// How long it sleeps at most before it looks around.
+const NAP: Duration = Duration::from_millis(50);
+/// Who has used the volume so short a time ago uses it.
+const MOMENT: Duration = Duration::from_millis(100);
+/// It rests so many times as long as it worked.
+const REST: u32 = 3;
+/// The longest rest: a stop must not wait longer.
+const LONGEST_REST: Duration = Duration::from_millis(500);
+
+/// What a status shows of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Standing {
+    /// How it stands.
+    pub stage: Stage,
+    /// Data blocks that were looked at: those are under the new key.
+    pub blocks: u64,
+    /// Data blocks that there were when it began, as of the last checkpoint.
+    pub of: u64,
+    /// Data blocks that this session has sealed anew.
+    pub resealed_blocks: u64,
+    /// Bytes a second that are looked at.
+    pub rate: u64,
+    /// How long it will take at that rate; `null` if nobody knows.
+    pub seconds_left: Option<u64>,
+    /// Blocks that do not open: until they are overwritten or discarded, the old key is needed.
+    pub damaged_blocks: u64,
+    /// Why it failed.
+    pub failure: Option<String>,
+}
+
+/// A re-sealing, under way or ended.
+pub struct Rekey {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    of: u64,
+    begun: Instant,
+    progress: Arc<ResealProgress>,
+    found: Mutex<Found>,
+}
+
+struct Found {
+    stage: Stage,
+    damaged_blocks: u64,
+    failure: Option<String>,
+}
+
+impl Rekey {
+    /// Goes on with a change of key.
+    ///
+    /// # Errors
+    /// When the system refuses a thread.
+    pub fn start(volume: Volume, tamper: Arc<Tamper>) -> Result<Self, Failure> {
+        let shared = Arc::new(Shared {
+            of: volume.status().mapped_blocks,
+            begun: Instant::now(),
+            progress: Arc::default(),
+            found: Mutex::new(Found { stage: Stage::Running, damaged_blocks: 0, failure: None }),
+        });
+        let ours = Arc::clone(&shared);
+        let thread =
+            std::thread::Builder::new().name("rekey".into()).spawn(move || ours.run(&volume, &tamper));
+        let thread = thread.map_err(|error| Failure::io(format!("no thread can be started: {error}")))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Whether it is at work.
+    pub fn is_running(&self) -> bool {
+        self.shared.found().stage == Stage::Running
+    }
+
+    /// What a status shows.
+    pub fn standing(&self) -> Standing {
+        self.shared.standing()
+    }
+}
+
+impl Drop for Rekey {
+    /// Returns when it has ended: the volume has been stopped, or has failed.
+    fn drop(&mut self) {
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+impl Shared {
+    fn found(&self) -> MutexGuard<'_, Found> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self, volume: &Volume, tamper: &Tamper) {
+        let ended = drive(volume, &self.progress, &AtomicBool::new(false), || ());
+        let mut found = self.found();
+        match ended {
+            Ok(report) if report.ended => found.stage = Stage::Done,
+            Ok(report) if report.damage.damaged_blocks == 0 => found.stage = Stage::Stopped,
+            Ok(report) => {
+                let failure = damaged(&report);
+                tamper.note("rekey", &failure);
+                found.stage = Stage::Failed;
+                found.damaged_blocks = report.damage.damaged_blocks;
+                found.failure = Some(failure.to_string());
+            }
+            Err(error) => (found.stage, found.failure) = (Stage::Failed, Some(error.to_string())),
+        }
+    }
+
+    fn standing(&self) -> Standing {
+        let found = self.found();
+        let blocks = match self.progress.walks.load(Ordering::Relaxed) {
+            0 => self.progress.blocks.load(Ordering::Relaxed).min(self.of),
+            _ => self.of,
+        };
+        let (rate, seconds_left) = pace(blocks, self.of, self.begun.elapsed());
+        let running = found.stage == Stage::Running;
+        Standing {
+            stage: found.stage,
+            blocks,
+            of: self.of,
+            resealed_blocks: self.progress.resealed.load(Ordering::Relaxed),
+            rate: if running { rate } else { 0 },
+            seconds_left: seconds_left.filter(|_| running),
+            damaged_blocks: found.damaged_blocks,
+            failure: found.failure.clone(),
+        }
+    }
+}
+
+/// What keeps the old key.
+pub fn damaged(report: &ResealReport) -> volume::Error {
+    let first: Vec<String> = report
+        .damage
+        .damaged
+        .iter()
+        .take(5)
+        .map(|range| format!("{} from {} on", range.end - range.start, range.start))
+        .collect();
+    volume::Error::new(
+        Kind::Corrupt,
+        format!(
+            "{} blocks are not what was written there ({}), so the old key cannot be given up; overwrite or discard them, and run `cvmio volume rekey` again",
+            report.damage.damaged_blocks,
+            first.join(", ")
+        ),
+    )
+}
+
+/// Bytes a second, and seconds that are left at that rate.
+pub fn pace(blocks: u64, of: u64, elapsed: Duration) -> (u64, Option<u64>) {
+    let milliseconds = elapsed.as_millis().max(1);
+    let rate = u128::from(blocks) * BLOCK_SIZE as u128 * 1000 / milliseconds;
+    let left = u128::from(of.saturating_sub(blocks)) * milliseconds / 1000;
+    let seconds = left.checked_div(u128::from(blocks)).and_then(|seconds| u64::try_from(seconds).ok());
+    (u64::try_from(rate).unwrap_or(u64::MAX), seconds)
+}
+
+/// Drives a re-sealing to its end on this thread, and calls `show` now and then. Once `stop` is set, it stops the volume, which ends it.
+///
+/// # Errors
+/// As the job.
+pub fn drive(
+    volume: &Volume,
+    progress: &Arc<ResealProgress>,
+    stop: &AtomicBool,
+    show: impl Fn(),
+) -> volume::Result<ResealReport> {
+    let mut job = volume.reseal(Arc::clone(progress))?;
+    let (mut uses, mut used) = (volume.uses(), None);
+    let mut began = Instant::now();
+    loop {
+        if stop.load(Ordering::SeqCst) {
+            volume.stop();
+        }
+        let now = volume.uses();
+        if std::mem::replace(&mut uses, now) != now {
+            used = Some(Instant::now());
+        }
+        progress.share(used.is_some_and(|used: Instant| used.elapsed() < MOMENT));
+        if progress.rests() {
+            std::thread::sleep((began.elapsed() * REST).min(LONGEST_REST));
+            began = Instant::now();
+            progress.go_on();
+        }
+        if let Some(report) = job.step(NAP) {
+            return report;
+        }
+        show();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_left_follows_from_what_is_done() {
+        const SECOND: Duration = Duration::from_secs(1);
+        assert_eq!(pace(256, 1024, SECOND), (1 << 20, Some(3)));
+        assert_eq!(pace(1024, 1024, 2 * SECOND), (2 << 20, Some(0)));
+        // Neither at the very beginning, nor where there is nothing, is it trouble.
+        assert_eq!(pace(0, 1024, Duration::ZERO), (0, None));
+        assert_eq!(pace(0, 0, SECOND), (0, None));
+        assert_eq!(pace(9, 4, SECOND).1, Some(0));
+    }
+}

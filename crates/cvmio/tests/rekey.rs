@@ -1,0 +1,149 @@
+//! A new volume key, from the command line: at once, in the background, and what the old header is worth then.
+
+mod common;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use common::Desk;
+use serde_json::Value;
+
+const BLOCK: usize = 4096;
+
+/// What block `block` of the device holds.
+fn content(block: u64) -> Vec<u8> {
+    let mut bytes = vec![u8::try_from(block % 251).unwrap() + 1; BLOCK];
+    bytes[..8].copy_from_slice(&block.to_le_bytes());
+    bytes
+}
+
+/// The attached volume's file.
+fn device(desk: &Desk) -> File {
+    let path = desk.path("run/disk/disk");
+    File::options().read(true).write(true).open(path).unwrap()
+}
+
+fn attached(desk: &Desk, work: impl FnOnce(&File)) {
+    desk.done("volume attach disk.img --key-file key");
+    work(&device(desk));
+    desk.done("volume detach disk");
+}
+
+fn fill(desk: &Desk, blocks: u64) {
+    attached(desk, |device| {
+        (0..blocks).for_each(|block| device.write_all_at(&content(block), block * BLOCK as u64).unwrap());
+        device.sync_all().unwrap();
+    });
+}
+
+fn compare(device: &File, blocks: u64) {
+    let mut bytes = vec![0; BLOCK];
+    for block in 0..blocks {
+        device.read_exact_at(&mut bytes, block * BLOCK as u64).unwrap();
+        assert!(bytes == content(block), "block {block}");
+    }
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap()
+}
+
+#[test]
+fn at_once_and_the_old_header_is_worth_nothing() {
+    skip_without_devices!();
+    let desk = Desk::new();
+    desk.create("");
+    fill(&desk, 500);
+    desk.done("volume key add disk.img --key-file key --new-key-file other --label second");
+    desk.done("volume header backup disk.img old.header --key-file key");
+    let before = desk.read("disk.img");
+    let said = desk.run("volume rekey disk.img --key-file key");
+    assert_eq!(said.code, 2, "{said:?}");
+    assert!(said.error.contains("1 (\"second\")"), "{}", said.error);
+    assert!(desk.read("disk.img") == before, "a refused change of key wrote to the store");
+
+    let said = desk.run("volume rekey disk.img --key-file key --remove-other-slots");
+    assert_eq!(said.code, 0, "{said:?}");
+    assert!(said.error.contains("key slot 1 second was removed"), "{}", said.error);
+    assert!(said.out.starts_with("500 blocks sealed anew"), "{}", said.out);
+    assert_eq!(desk.done("volume key list disk.img"), "slot  0  key-file  first\n");
+    assert_eq!(desk.run("volume check disk.img --key-file other").code, 10);
+    desk.done("volume check disk.img --key-file key");
+    attached(&desk, |device| compare(device, 500));
+
+    let said = desk.run("volume header restore disk.img old.header --key-file key");
+    assert_eq!(said.code, 5, "{said:?}");
+    let now = desk.read("disk.img");
+    desk.write("disk.img", &[&before[..4 * BLOCK], &now[4 * BLOCK..]].concat());
+    assert_eq!(desk.run("volume check disk.img --key-file key").code, 5, "the old header was put back");
+    desk.write("disk.img", &before);
+    assert_eq!(desk.run("volume check disk.img --key-file key").code, 5, "the old image was put back");
+}
+
+#[test]
+fn in_the_background_of_an_attached_volume() {
+    skip_without_devices!();
+    let desk = Desk::new();
+    desk.create("");
+    fill(&desk, 800);
+    desk.done("volume key add disk.img --key-file key --new-key-file other --label second");
+    let begun = json(&desk.done("volume rekey disk.img --key-file key --keep-key-file other --begin --json"));
+    assert!(begun["ended"] == false && begun["removed-slots"] == Value::Array(Vec::new()), "{begun}");
+    assert_eq!(begun["slots"].as_array().unwrap().len(), 2, "{begun}");
+    attached(&desk, |device| {
+        compare(device, 800);
+        let ended = json(&desk.done("volume rekey disk --json"));
+        assert_eq!(ended["ended"], true, "{ended}");
+        let status = json(&desk.done("volume status disk --json"));
+        assert_eq!(status["volume"]["rekeying"], false, "{status}");
+        assert_eq!(
+            (&status["rekey"]["stage"], &status["rekey"]["of"]),
+            (&"done".into(), &800.into()),
+            "{status}"
+        );
+        assert!(desk.done("volume status disk").contains("the old key opens nothing"));
+        assert_eq!(desk.run("volume rekey disk").code, 0, "it has ended");
+        compare(device, 800);
+    });
+    attached(&desk, |device| {
+        compare(device, 800);
+        let said = desk.run("volume rekey disk");
+        assert!(said.code == 2 && said.error.contains("no change of key is under way"), "{said:?}");
+    });
+    desk.done("volume check disk.img --key-file other");
+}
+
+#[test]
+fn interrupted_it_is_gone_on_from_by_the_same_command() {
+    skip_without_devices!();
+    let desk = Desk::new();
+    desk.create("");
+    fill(&desk, 3000);
+    // At whatever moment it is, nothing is lost, and in the end it comes to its end.
+    for milliseconds in [5, 20, 60, 120] {
+        let mut child = desk.command("volume rekey disk.img --key-file key").spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        let process = rustix::process::Pid::from_child(&child);
+        // Twice by a signal that it hears, twice by one that it does not.
+        let signal =
+            if milliseconds < 50 { rustix::process::Signal::TERM } else { rustix::process::Signal::KILL };
+        let _ = rustix::process::kill_process(process, signal);
+        let begun = Instant::now();
+        child.wait().unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(20), "it does not hear");
+        attached(&desk, |device| compare(device, 3000));
+    }
+    let said = desk.run("volume rekey disk.img --key-file key --force");
+    assert_eq!(said.code, 0, "{said:?}");
+    desk.done("volume check disk.img --key-file key");
+    attached(&desk, |device| compare(device, 3000));
+}
+
+#[test]
+fn at_level_transaction_it_is_refused_and_says_why() {
+    let desk = Desk::new();
+    desk.create("--freshness transaction");
+    let said = desk.run("volume rekey disk.img --key-file key");
+    assert!(said.code == 2 && said.error.contains("level transaction cannot be re-keyed"), "{said:?}");
+}

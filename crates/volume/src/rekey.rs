@@ -1,0 +1,215 @@
+//! A new volume key: how the change begins. How it goes on and ends is in [`reseal`](crate::reseal).
+//!
+//! Invariants:
+//! 1. It begins with the anchor's move, and with nothing else: until then the header in force is the old one, from then on the new one. Cut
+//!    anywhere, it has begun or it has not.
+//! 2. What is under the old key counts up to the boundary only: one superblock, by its digest; the records that lead from it to the state
+//!    that the stamp names, and none behind; entries of earlier epochs. Everything newer is under the new key.
+//! 3. The new header's slots open to the new key only, and the old key comes with it, sealed under the new one.
+
+use std::sync::Arc;
+
+use anchor::{Stamp, State};
+use futures::FutureExt;
+use seal::VolumeKey;
+use seal::slot::{Credential, KeySlots, SlotInfo};
+
+use crate::attach::{AttachOptions, Attaching, Reading, draw_session, keyring};
+use crate::commit::{advance, sign_stamp};
+use crate::core::Environment;
+use crate::create::sign_header;
+use crate::error::{Error, Kind, Result};
+use crate::format::header::Header;
+use crate::format::protections::Freshness;
+use crate::format::rekeying::Rekeying;
+use crate::io::Driven;
+use crate::key_slots::Changing;
+use crate::keys::{EPOCHS, Keyring};
+use crate::mutation::{Mutation, mutated};
+use crate::open_header::{COPIES, Opened, check_anchored, open_header, suite_of, write_pair};
+use crate::policy::Policy;
+use crate::replay::Replayed;
+use crate::superblock_io::read_superblocks;
+
+/// What the owner wants of a change of key.
+#[derive(Debug, Default)]
+pub struct RekeyOrder {
+    /// What opens the slots that shall stay, beside the one that the volume is opened with.
+    pub keep: Vec<Credential>,
+    /// Whether the slots may go that none of these opens. What opens them is not known, so they cannot be made to open the new key.
+    pub remove_others: bool,
+    /// Goes on although the last session did not detach; if it still runs, it is fenced.
+    pub force: bool,
+}
+
+/// How a change of key began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rekeyed {
+    /// Whether one was under way already; then nothing was changed.
+    pub under_way: bool,
+    /// The slots in force.
+    pub slots: Vec<SlotInfo>,
+    /// The slots that are gone.
+    pub removed: Vec<SlotInfo>,
+}
+
+/// Gives a volume that nobody has attached a new key. From the next session on everything is sealed under it; what was there before is
+/// sealed anew by [`Volume::reseal`](crate::Volume::reseal), which also gives the old key up in the end.
+///
+/// # Errors
+/// In the job: as [`attach`](crate::attach) for everything that is checked; [`Kind::Usage`] when a slot would have to go and may not, at level
+/// `transaction`, and without `force` when a session may be running; [`Kind::Locked`] for a credential that opens no slot; [`Kind::Io`],
+/// [`Kind::Anchor`] and [`Kind::Fenced`], after which it has begun or not: do it again.
+pub fn begin_rekey(
+    environment: Environment,
+    policy: Policy,
+    credential: Credential,
+    order: RekeyOrder,
+    options: AttachOptions,
+) -> Result<Driven<Result<Rekeyed>>> {
+    let store = Arc::clone(&environment.store);
+    let options = AttachOptions { reading: Reading::Latest, ..options };
+    Driven::new(store.as_ref(), 64, move |io| {
+        async move {
+            let opened = open_header(&io, &environment, &policy, &credential, &options).await?;
+            let attaching = Attaching { environment, policy, options, read_only: true, io };
+            Beginning { attaching, order }.run(opened, &credential).await
+        }
+        .boxed_local()
+    })
+}
+
+struct Beginning {
+    attaching: Attaching,
+    order: RekeyOrder,
+}
+
+impl Beginning {
+    async fn run(&self, opened: Opened, credential: &Credential) -> Result<Rekeyed> {
+        let Attaching { environment, io, .. } = &self.attaching;
+        check_anchored(environment, &opened.header)?;
+        if opened.header.rekeying.is_some() {
+            return Ok(Rekeyed { under_way: true, slots: opened.slots.list(), removed: Vec::new() });
+        }
+        if opened.header.freshness == Freshness::Transaction {
+            return Err(Error::new(
+                Kind::Usage,
+                "a volume at freshness level transaction cannot be re-keyed: what is sealed anew would count only with its owner's commits. Copy its content to a new volume",
+            ));
+        }
+        let changing = Changing { environment: environment.clone(), io: io.clone(), force: self.order.force };
+        changing.check_released(&opened)?;
+        let key = VolumeKey::generate(environment.random.as_ref());
+        let slots = self.slots(&opened, &key, credential)?;
+        let removed = removed(&opened.slots, &slots);
+        if !removed.is_empty() && !self.order.remove_others {
+            return Err(Error::new(Kind::Usage, refusal(&removed)));
+        }
+        changing.equalize(&opened).await?;
+        let Opened { mut header, key: old, stamp, .. } = opened;
+        let keys = keyring(&header, old)?;
+        let (replayed, superblock) = self.state(&header, &keys, stamp.as_ref()).await?;
+        // What was accepted becomes durable before anything vouches for it.
+        io.flush().await?;
+        header.rekeying = Some(self.seal_old(&header, &keys, &key, replayed.next_epoch, superblock)?);
+        header.generation = header.generation.checked_add(1).ok_or_else(|| {
+            Error::new(Kind::Usage, "header and key slots were changed four billion times; make a new volume")
+        })?;
+        let pair = sign_header(&header, &slots, &key)?;
+        write_pair(io, COPIES[1], &pair).await?;
+        if mutated(Mutation::BothCopiesFirst) {
+            write_pair(io, COPIES[0], &pair).await?;
+        }
+        self.move_anchor(stamp, &replayed, seal::sha256(&[&pair]), &key).await?;
+        write_pair(io, COPIES[0], &pair).await?;
+        Ok(Rekeyed { under_way: false, slots: slots.list(), removed })
+    }
+
+    /// The slots that open to the new key.
+    fn slots(&self, opened: &Opened, key: &VolumeKey, credential: &Credential) -> Result<KeySlots> {
+        let credentials: Vec<&Credential> = [credential].into_iter().chain(&self.order.keep).collect();
+        let Attaching { environment, options, .. } = &self.attaching;
+        let (volume, limits) = (&opened.header.volume, &options.slot_limits);
+        opened
+            .slots
+            .rewrap(volume, &opened.key, key, &credentials, limits, environment.random.as_ref())
+            .map_err(|error| Error::new(Kind::Locked, error.to_string()))
+    }
+
+    /// The state that counts, and the digest of the superblock that leads there.
+    async fn state(
+        &self,
+        header: &Header,
+        keys: &Keyring,
+        stamp: Option<&Stamp>,
+    ) -> Result<(Replayed, [u8; 32])> {
+        let superblocks = self.attaching.superblocks(header, keys).await?;
+        let replayed = self.attaching.find(header, keys, stamp, superblocks).await?;
+        let found = read_superblocks(&self.attaching.io, keys, &header.volume).await?;
+        let digest = found.iter().find(|found| found.superblock == replayed.superblock).map(|it| it.digest);
+        match digest {
+            Some(digest) => Ok((replayed, digest)),
+            None => Err(Error::new(
+                Kind::Corrupt,
+                "the superblock changed while it was read; see to it that nobody has the volume attached, and do it again",
+            )),
+        }
+    }
+
+    fn seal_old(
+        &self,
+        header: &Header,
+        keys: &Keyring,
+        key: &VolumeKey,
+        boundary: u32,
+        superblock: [u8; 32],
+    ) -> Result<Rekeying> {
+        if boundary >= EPOCHS.min(header.geometry.last_epoch()) {
+            return Err(Error::new(
+                Kind::Usage,
+                "all key epochs of this volume are used up; copy its content to a new volume",
+            ));
+        }
+        let mut salt = [0; 32];
+        self.attaching.environment.random.fill(&mut salt);
+        let mut rekeying = Rekeying { boundary, superblock, salt, sealed: [0; 32], tag: [0; 16] };
+        let ad = rekeying.associated_data(&header.volume);
+        (rekeying.sealed, rekeying.tag) = key.seal_old(suite_of(header), &salt, &ad, &keys.key);
+        Ok(rekeying)
+    }
+
+    /// The step that counts. The stamp names a session that wrote nothing, so no record behind the boundary counts, whoever can write one.
+    async fn move_anchor(
+        &self,
+        stamp: Option<Stamp>,
+        replayed: &Replayed,
+        header_digest: [u8; 32],
+        key: &VolumeKey,
+    ) -> Result<()> {
+        let environment = &self.attaching.environment;
+        let (Some(anchor), Some(old)) = (&environment.anchor, stamp) else { return Ok(()) };
+        let new = Stamp {
+            generation: replayed.generation,
+            head: replayed.head,
+            session: draw_session(environment)?,
+            state: State::Released,
+            header_digest,
+            ..old.clone()
+        };
+        advance(anchor.as_ref(), Some(&old), &sign_stamp(&key.mac("stamp"), new)).await
+    }
+}
+
+fn removed(before: &KeySlots, after: &KeySlots) -> Vec<SlotInfo> {
+    let after = after.list();
+    before.list().into_iter().filter(|slot| after.iter().all(|kept| kept.index != slot.index)).collect()
+}
+
+fn refusal(removed: &[SlotInfo]) -> String {
+    let names: Vec<String> =
+        removed.iter().map(|slot| format!("{} (\"{}\")", slot.index, slot.label)).collect();
+    format!(
+        "these key slots cannot be made to open the new key, since what opens them was not given: {}. Give it, or allow that they are removed; nothing was changed",
+        names.join(", ")
+    )
+}
