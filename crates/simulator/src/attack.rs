@@ -5,7 +5,7 @@ use store::hostile::{Faults, HostileStore, Image};
 use volume::format::protections::Freshness;
 use volume::{Error, Kind};
 
-use crate::guest::Asked;
+use crate::guest::{Asked, Guest};
 use crate::simulation::{Failure, Outcomes, Simulation, Snapshot, say};
 
 /// Something that was done to the image, or said in the anchor's name, while nobody was attached.
@@ -313,12 +313,16 @@ impl Simulation {
         let copy = HostileStore::from_image(self.store.snapshot(), self.rng.u64(..), Faults::default());
         let first = std::mem::replace(&mut self.store, copy);
         self.watch_store();
-        self.zombie = self.guest.take();
+        // It has a rest until the second one has claimed: what it would commit before, the copy could not have.
+        self.zombie = self.guest.take().map(|guest| Guest { deep: true, ..guest });
         self.let_late_writes_happen();
         self.coverage.forks += 1;
         self.coverage.attacks += 1;
         say!(self, "the host forks the disk: a second machine runs on a copy");
         self.recover()?;
+        if let Some(first) = &mut self.zombie {
+            first.deep = false;
+        }
         let before = self.anchored();
         for _ in 0..self.rng.u32(5..60) {
             if self.once_in(3) {

@@ -56,6 +56,8 @@ impl Simulation {
         let mut idle = 0;
         while idle < 10 {
             self.poll_maintenance()?;
+            // It may lead a commit that the maintenance job waits for.
+            self.poll_reseal()?;
             let moved = self.store.complete_all() > 0 || self.move_anchor();
             idle = if moved { 0 } else { idle + 1 };
         }
