@@ -77,7 +77,7 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
         M::ParentTagUnchecked | M::BlockTagUnchecked => mischief.tamper && volume.integrity,
         M::StampUnverified => mischief.anchor,
         M::DigestNotCompared => mischief.rollback && mischief.keys && anchored,
-        M::EvictedEarly | M::StaleFill => honest && plan.attach.memory <= 1 << 15,
+        M::EvictedEarly | M::StaleFill | M::StalePath => honest && plan.attach.memory <= 1 << 15,
         M::FreedBeforeSuperblock | M::NodesNotFlushed | M::SuperblockInPlace => {
             honest && plan.crashes_when_publishing
         }

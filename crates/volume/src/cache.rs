@@ -88,12 +88,16 @@ impl Cache {
         self.shard(key).version
     }
 
-    /// Keeps a node that was read, unless its parent's entry has changed since `version`.
-    pub(crate) fn fill(&self, key: NodeKey, page: &Arc<Page>, version: u64) {
+    /// Keeps a node that was read, unless its parent's entry has changed since `version`; then what was read below it may not be kept either.
+    /// Says whether it has not.
+    #[must_use]
+    pub(crate) fn fill(&self, key: NodeKey, page: &Arc<Page>, version: u64) -> bool {
         let mut shard = self.shard(key);
-        if (shard.version == version || mutated(Mutation::StaleFill)) && !shard.pinned.contains_key(&key) {
+        let current = shard.version == version;
+        if (current || mutated(Mutation::StaleFill)) && !shard.pinned.contains_key(&key) {
             shard.put(key, Arc::clone(page), self.nodes_per_shard);
         }
+        current
     }
 
     /// Pins the new content of a node whose entry its parent does not hold yet.

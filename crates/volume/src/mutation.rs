@@ -79,6 +79,7 @@ mutations! {
     // Trees and superblocks.
     EvictedEarly, "evicted-with-stale-parent", "a new node may be evicted when its parent holds its entry";
     StaleFill, "stale-node-cached", "a node is cached only if its parent's entry is still the one it was read by";
+    StalePath, "stale-path-cached", "nor is one that was found through a node that has changed meanwhile";
     BitmapInPlace, "bitmap-in-place", "a bitmap node goes to the place that the superblock does not reach";
     NodesNotFlushed, "superblock-before-nodes", "what a superblock reaches is durable before it";
     CheckpointUnanchored, "superblock-before-anchor", "a superblock covers only what is anchored";

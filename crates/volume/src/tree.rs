@@ -65,6 +65,9 @@ impl Core {
             return Ok(None);
         }
         let mut parent: Option<Arc<Page>> = None;
+        // Below a node that has changed meanwhile all was found by old entries, and the versions there need not show it: a merge changes
+        // children before their parents, so theirs may have been counted before we came.
+        let mut current = true;
         for level in (key.level..=top).rev() {
             let here = at(level);
             let entry = match &parent {
@@ -76,7 +79,9 @@ impl Core {
                 None if entry.is_absent() => return Ok(None),
                 None => {
                     let page = self.load(io, here, &entry).await?;
-                    self.cache.fill(here, &page, versions[usize::from(level - key.level)]);
+                    if current || mutated(Mutation::StalePath) {
+                        current = self.cache.fill(here, &page, versions[usize::from(level - key.level)]);
+                    }
                     page
                 }
             };

@@ -18,7 +18,7 @@ fn it_holds_no_more_than_it_may() {
     let cache = Cache::new(64 * 4096);
     for index in 0..10_000 {
         let version = cache.version(key(index));
-        cache.fill(key(index), &page(1), version);
+        assert!(cache.fill(key(index), &page(1), version));
     }
     assert!(cache.len() <= 64);
     assert!((0..10_000).any(|index| cache.get(key(index)).is_some()));
@@ -30,12 +30,12 @@ fn a_node_read_before_its_parent_changed_is_not_kept() {
     let version = cache.version(key(5));
     cache.pin(key(5), page(2));
     assert_eq!(cache.get(key(5)).expect("pinned")[0], 2);
-    cache.fill(key(5), &page(1), version);
+    assert!(cache.fill(key(5), &page(1), version), "its parent's entry has not changed yet");
     assert_eq!(cache.get(key(5)).expect("pinned")[0], 2, "a pinned node is the newer one");
     cache.unpin(key(5), true);
-    cache.fill(key(5), &page(1), version);
+    assert!(!cache.fill(key(5), &page(1), version));
     assert_eq!(cache.get(key(5)).expect("cached")[0], 2, "the slow reader's copy is stale");
-    cache.fill(key(5), &page(3), cache.version(key(5)));
+    assert!(cache.fill(key(5), &page(3), cache.version(key(5))));
     assert_eq!(cache.get(key(5)).expect("cached")[0], 3);
 }
 
@@ -57,7 +57,7 @@ fn pinned_nodes_are_never_evicted() {
 fn what_is_gone_is_forgotten() {
     let cache = Cache::new(64 << 20);
     for index in 0..300 {
-        cache.fill(key(index), &page(1), cache.version(key(index)));
+        assert!(cache.fill(key(index), &page(1), cache.version(key(index))));
     }
     for index in (0..300).step_by(3) {
         cache.forget(key(index));
