@@ -31,6 +31,7 @@ fn help_texts() {
         "volume header restore",
         "volume export",
         "volume import",
+        "volume grow",
         "volume reanchor",
         "volume prepare",
         "volume activate",

@@ -162,7 +162,7 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         self.tasks.clear();
-        self.runs.borrow_mut().close(&self.core);
+        self.runs.borrow_mut().give_all_back(&self.core);
     }
 }
 
@@ -243,14 +243,6 @@ impl Runs {
         }
         if self.placed.len() >= UNTOLD {
             self.tell(core);
-        }
-    }
-
-    /// Gives back what was taken ahead.
-    pub(crate) fn close(&mut self, core: &Core) {
-        self.tell(core);
-        for run in self.runs.drain(..) {
-            core.space.give_back(run);
         }
     }
 

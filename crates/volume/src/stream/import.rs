@@ -64,7 +64,7 @@ impl Volume {
                 let runs = RefCell::default();
                 let importing = Importing { core: &core, io: &io, runs: &runs, progress: &progress };
                 let imported = importing.run(reader).await;
-                runs.borrow_mut().close(&core);
+                runs.borrow_mut().give_all_back(&core);
                 imported
             }
             .boxed_local()
