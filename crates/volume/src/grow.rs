@@ -114,14 +114,14 @@ impl Growing {
     async fn open(&self, credential: &Credential) -> Result<Opened> {
         let Changing { environment, io, .. } = &self.changing;
         let refused = match open_header(io, environment, &self.policy, credential, &self.options).await {
-            Err(error) if matches!(error.kind(), Kind::Policy | Kind::Stale) => error,
+            Err(error) if may_be_cut(&error) => error,
             opened => return opened,
         };
         for size in self.larger_sizes(io).await? {
             let policy = Policy { size, ..self.policy.clone() };
             // Everything that is checked for an attach is checked here, too.
             match open_header(io, environment, &policy, credential, &self.options).await {
-                Err(error) if matches!(error.kind(), Kind::Policy | Kind::Stale) => {}
+                Err(error) if may_be_cut(&error) => {}
                 opened => return opened,
             }
         }
@@ -208,6 +208,12 @@ impl Growing {
             ),
         ))
     }
+}
+
+/// Whether a growth that was cut short may be why the header does not open: its size is not the policy's, it is not the one that the anchor
+/// vouches for, or without an anchor the copy of the policy's size is torn, since the other one is in force already.
+fn may_be_cut(error: &Error) -> bool {
+    matches!(error.kind(), Kind::Policy | Kind::Stale | Kind::Corrupt)
 }
 
 /// A growth to these sizes; nothing, where they are those that there are.

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
-use common::medium::{Stopping, image, put_back};
+use common::medium::{Stopping, image, put, put_back};
 use common::{Bench, Session, credential, options, page};
 use seal::SecretBytes;
 use seal::slot::Credential;
@@ -372,6 +372,23 @@ fn cut_anywhere_it_goes_on_or_has_not_begun() {
             session.detach().unwrap();
         }
         assert!(begun > 0 && hinted > 0, "{freshness}: {begun} {hinted}");
+    }
+}
+
+/// The machine dies while the first copy is written behind the second: with the sizes of before, and a MAC of after.
+#[test]
+fn a_torn_copy_beside_the_new_one_is_no_end() {
+    for freshness in [Freshness::Strict, Freshness::Off] {
+        let mut case = Case::at(freshness);
+        let (before, old) = (image(&*case.store), case.policy.clone());
+        case.grow(1500);
+        let mut torn = image(&*case.store)[0].clone();
+        torn[..512].copy_from_slice(&before[0][..512]);
+        put(&*case.store, 0, &torn);
+        case.policy = old;
+        assert!(case.bench.attach(&case.policy).is_err());
+        assert_eq!(case.grow(1500).now.0, 1500);
+        case.attach().detach().unwrap();
     }
 }
 
