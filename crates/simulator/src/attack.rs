@@ -58,6 +58,8 @@ const OLD_SLOTS: &[Kind] = &[Kind::Stale, Kind::Forked, Kind::Locked];
 /// Of a volume that has grown since.
 const OLD_SIZE: &[Kind] = &[Kind::Stale, Kind::Forked, Kind::Locked, Kind::Policy];
 const OLD_STAMP: &[Kind] = &[Kind::Stale, Kind::Forked, Kind::Fenced, Kind::Anchor];
+/// It may also vouch for a header under an old key, and no superblock is under that any more.
+const OLD_STAMP_AND_KEY: &[Kind] = &[Kind::Stale, Kind::Forked, Kind::Fenced, Kind::Anchor, Kind::Corrupt];
 
 impl Simulation {
     /// The host keeps a copy of the disk.
@@ -255,7 +257,8 @@ impl Simulation {
         self.coverage.attacks += 1;
         self.anchor.answer_reads_with(Some(Ok(Some(stamp))));
         let genuine = self.store.snapshot();
-        Some(Attack::that_may_fail("an old stamp", genuine, OLD_STAMP))
+        let kinds = if self.plan.mischief.rekey { OLD_STAMP_AND_KEY } else { OLD_STAMP };
+        Some(Attack::that_may_fail("an old stamp", genuine, kinds))
     }
 
     /// One that the anchor held once.
@@ -298,7 +301,7 @@ impl Simulation {
         match attack.kinds {
             OLD_IMAGE | OLD_SLOTS | OLD_SIZE => self.coverage.rollbacks_accepted += 1,
             // The swap told the truth, and the volume listened; or the host did nothing wrong.
-            OLD_STAMP | &[] => {}
+            OLD_STAMP | OLD_STAMP_AND_KEY | &[] => {}
             _ => self.taint(),
         }
         Ok(())

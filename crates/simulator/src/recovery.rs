@@ -370,7 +370,7 @@ impl Simulation {
                 Ok(versions) => found.extend(versions.into_iter().map(Some)),
                 Err(_) => {
                     for single in block..block + blocks {
-                        found.push(self.read_now(single, 1)?.ok().map(|versions| versions[0]));
+                        found.push(self.read_alone(single)?);
                     }
                 }
             }
@@ -384,6 +384,17 @@ impl Simulation {
         say!(self, "everything is read: {written} blocks hold data, {unread} cannot be read");
         let result = if self.contents_count() { self.model.recover(&found, promise) } else { Ok(()) };
         result.map_err(Failure)
+    }
+
+    /// The version of one block; nothing, if it cannot be read. A read that changes under way does not make a block lost for good.
+    fn read_alone(&mut self, block: u64) -> Result<Option<u64>, Failure> {
+        let attempts = if self.plan.mischief.lies { 16 } else { 1 };
+        for _ in 0..attempts {
+            if let Ok(versions) = self.read_now(block, 1)? {
+                return Ok(versions.first().copied());
+            }
+        }
+        Ok(None)
     }
 
     /// The generation that the owner has chosen because of it, if it came to that.

@@ -8,7 +8,7 @@ use simulator::run_caught;
 
 const OPERATIONS: u64 = 200;
 /// Each mutant is noticed by one of the seeds below this.
-const SEEDS: u64 = 12_000;
+const SEEDS: u64 = 30_000;
 
 /// Hunts all mutants, two at a time.
 fn hunts() -> Vec<Hunt> {
