@@ -114,7 +114,11 @@ pub(crate) async fn open_pair(
         }
         return Ok(Opened { header, slots, pair, digest, key, stamp, stamp_key });
     }
-    Err(locked.unwrap_or_else(|| Error::new(Kind::Locked, "no key slot opens")))
+    Err(match (locked, refused) {
+        // A copy that was torn while the other one was in force already: what is wrong with that one says more.
+        (Some(torn), Some(other)) if torn.kind() == Kind::Corrupt && other.kind() == Kind::Policy => other,
+        (locked, _) => locked.unwrap_or_else(|| Error::new(Kind::Locked, "no key slot opens")),
+    })
 }
 
 /// The anchor's stamp, if there is an anchor. Whether its MAC holds, only the volume key can say.
