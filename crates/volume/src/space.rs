@@ -9,7 +9,9 @@
 //! 2. `free` of a unit is the number of its blocks that are free in the current view.
 //! 3. A pinned block is in use in the current view until `release`, which needs both: its batch was let go, and all readers from
 //!    before that have finished.
-//! 4. A unit's current view leaves memory only when bitmap and pins have all of it: at a freeze, nothing that was taken there was still
+//! 4. A unit is `Usable` exactly if it is in the queue or among those that ran empty, and in one of them only; `usable` is the sum of what
+//!    is free in the queue.
+//! 5. A unit's current view leaves memory only when bitmap and pins have all of it: at a freeze, nothing that was taken there was still
 //!    on its way into the overlay, and since then nothing was taken there.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -469,6 +471,7 @@ impl Inner {
 
     fn enqueue(&mut self, unit: u32) {
         if self.units[unit as usize].free > 0 && self.queued.insert(unit) {
+            self.emptied.remove(&unit);
             self.queue.push_back(unit);
         }
     }

@@ -50,6 +50,8 @@ enum Step {
     Free(usize),
     Freeze,
     Publish,
+    /// Whoever wants to reserve asks for the room first; units that ran empty are forgotten then.
+    Room,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -61,6 +63,7 @@ fn step() -> impl Strategy<Value = Step> {
         (0..60usize).prop_map(Step::Free),
         Just(Step::Freeze),
         Just(Step::Publish),
+        Just(Step::Room),
     ]
 }
 
@@ -123,6 +126,9 @@ proptest! {
                     space.after_merge();
                     space.published(&space.reserved(3));
                     space.let_go(pins);
+                }
+                Step::Room => {
+                    space.room(1);
                 }
                 Step::Freeze => {}
             }
