@@ -1,6 +1,7 @@
 //! One thread's I/O as futures: a store queue, and who waits for what on it.
 
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -21,6 +22,8 @@ struct Inner {
     queue: Box<dyn store::Queue>,
     slots: Slab<Slot>,
     ended: Vec<Completion>,
+    /// Who waits for what has ended, and of how many blocks that was; first come, first woken.
+    due: VecDeque<(Waker, usize)>,
     /// Blocks that the store was not told of yet.
     held: usize,
 }
@@ -38,7 +41,13 @@ enum Slot {
 impl Io {
     pub(crate) fn open(store: &dyn Store, depth: u32) -> Result<Self> {
         let queue = store.queue(depth)?;
-        Ok(Self(Rc::new(RefCell::new(Inner { queue, slots: Slab::new(), ended: Vec::new(), held: 0 }))))
+        Ok(Self(Rc::new(RefCell::new(Inner {
+            queue,
+            slots: Slab::new(),
+            ended: Vec::new(),
+            due: VecDeque::new(),
+            held: 0,
+        }))))
     }
 
     pub(crate) fn buffer(&self, blocks: usize) -> Buffer {
@@ -81,41 +90,52 @@ impl Io {
         Transfer { io: self.clone(), slot }
     }
 
-    /// Sends and reaps without blocking; wakes the futures whose operations have ended. Says how many.
-    pub(crate) fn poll(&self) -> usize {
-        self.reap(|queue, ended| queue.poll(ended))
+    /// Sends and reaps without blocking. Nobody is woken before [`wake`](Self::wake).
+    pub(crate) fn poll(&self) {
+        self.reap(|queue, ended| queue.poll(ended));
     }
 
     /// Like `poll`, but sleeps until something ends, a waker is woken, or the time-out passes.
-    pub(crate) fn wait(&self, timeout: Option<Duration>) -> usize {
-        self.reap(|queue, ended| queue.wait(timeout, ended))
+    pub(crate) fn wait(&self, timeout: Option<Duration>) {
+        self.reap(|queue, ended| queue.wait(timeout, ended));
     }
 
     pub(crate) fn waker(&self) -> Waker {
         self.0.borrow().queue.waker()
     }
 
-    fn reap(&self, step: impl FnOnce(&mut dyn store::Queue, &mut Vec<Completion>)) -> usize {
+    /// Wakes the futures whose operations have ended, until these had `blocks` blocks together.
+    pub(crate) fn wake(&self, blocks: usize) {
+        let mut woken = 0;
+        while woken < blocks {
+            let Some((waker, blocks)) = self.0.borrow_mut().due.pop_front() else { return };
+            woken += blocks;
+            waker.wake();
+        }
+    }
+
+    /// Whether somebody is to be woken.
+    pub(crate) fn is_due(&self) -> bool {
+        !self.0.borrow().due.is_empty()
+    }
+
+    fn reap(&self, step: impl FnOnce(&mut dyn store::Queue, &mut Vec<Completion>)) {
         let mut inner = self.0.borrow_mut();
         inner.held = 0;
-        let Inner { queue, slots, ended, .. } = &mut *inner;
+        let Inner { queue, slots, ended, due, .. } = &mut *inner;
         step(queue.as_mut(), ended);
-        let count = ended.len();
-        let mut wakers = Vec::with_capacity(count);
         for completion in ended.drain(..) {
             // A token that is not ours would be the store's defect; it has nobody to go to.
             let Some(key) = usize::try_from(completion.token).ok().filter(|key| slots.contains(*key)) else {
                 continue;
             };
+            let blocks = completion.buffer.as_ref().map_or(0, Buffer::blocks);
             match std::mem::replace(&mut slots[key], Slot::Ended(completion)) {
-                Slot::Waiting(waker) => wakers.extend(waker),
+                Slot::Waiting(waker) => due.extend(waker.map(|waker| (waker, blocks))),
                 Slot::Abandoned => drop(slots.remove(key)),
                 Slot::Ended(_) => {}
             }
         }
-        drop(inner);
-        wakers.into_iter().for_each(Waker::wake);
-        count
     }
 }
 
@@ -178,6 +198,7 @@ impl<T> Driven<T> {
     /// Does what can be done now; the result, when the job has ended. Never blocks.
     pub fn poll(&mut self) -> Option<T> {
         self.io.poll();
+        self.io.wake(usize::MAX);
         let ended = self.advance();
         self.io.poll();
         ended
@@ -195,6 +216,7 @@ impl<T> Driven<T> {
         let ended = self.advance();
         if ended.is_none() {
             self.io.wait(Some(timeout));
+            self.io.wake(usize::MAX);
         }
         ended
     }

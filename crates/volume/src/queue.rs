@@ -82,8 +82,6 @@ pub struct Queue {
     waker: Waker,
     runs: Rc<RefCell<Runs>>,
     tasks: FuturesUnordered<LocalBoxFuture<'static, Completion>>,
-    /// Whether the last look at the tasks ended before all that could move had moved.
-    unfinished: bool,
 }
 
 impl Queue {
@@ -95,7 +93,6 @@ impl Queue {
             core,
             runs: Rc::default(),
             tasks: FuturesUnordered::new(),
-            unfinished: false,
         })
     }
 
@@ -133,7 +130,7 @@ impl Queue {
     pub fn wait(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) {
         let before = completions.len();
         self.poll(completions);
-        if completions.len() == before && !self.unfinished {
+        if completions.len() == before && !self.io.is_due() {
             self.io.wait(timeout);
             self.run(completions);
         }
@@ -144,17 +141,13 @@ impl Queue {
         self.waker.clone()
     }
 
+    /// Moves on what has been submitted since, and what the store has ended, up to a limit: new requests are on their way to the store
+    /// before the rest is opened, which would leave the store without work.
     fn run(&mut self, completions: &mut Vec<Completion>) {
         let mut context = Context::from_waker(&self.waker);
-        self.unfinished = false;
-        let mut blocks = 0;
+        self.io.wake(BATCH_BLOCKS);
         while let Poll::Ready(Some(completion)) = self.tasks.poll_next_unpin(&mut context) {
-            blocks += completion.buffer.as_ref().map_or(0, Buffer::blocks);
             completions.push(completion);
-            if blocks >= BATCH_BLOCKS {
-                self.unfinished = true;
-                return;
-            }
         }
     }
 }
@@ -166,9 +159,9 @@ impl Drop for Queue {
     }
 }
 
-/// Blocks of completed requests after which a caller gets its turn. To open them takes about as long as the store needs for a request;
-/// longer, and the store would run dry.
-const BATCH_BLOCKS: usize = 256;
+/// Blocks of ended transfers after which a queue looks for new requests again. A store that has nothing left to do ends all that it was
+/// given at about the same time, and stands still until it hears of more: to open eight blocks takes some microseconds.
+const BATCH_BLOCKS: usize = 8;
 
 /// Most bytes of a request's future.
 const TASK_BYTES: usize = 1536;
