@@ -33,6 +33,13 @@ const PREDECESSOR_GRACE: Duration = Duration::from_secs(600);
 /// Units that may be reserved for data; the rest of what a superblock can list is for the nodes of a checkpoint.
 const DATA_UNITS: usize = MAX_UNITS * 3 / 4;
 
+/// What the next reservation of a transaction takes at least of the blocks that are `free`. Each has a record, and nothing makes room in the
+/// journal before the transaction ends: they grow as `records` run short, so that the last block is reserved before the last record is
+/// written.
+fn share_of_rest(free: u64, records: u64) -> u64 {
+    free.div_ceil((records / 2).max(1))
+}
+
 impl Core {
     /// Runs until the session is stopped and everything is put away, or something fails for good.
     pub(crate) async fn maintain(self: Arc<Self>, io: Io) -> Result<()> {
@@ -134,7 +141,12 @@ impl Core {
 
     /// Reserves units until the target is met, up to `most` in all; durable when it returns. False if there is nothing to reserve.
     async fn reserve(&self, io: &Io, most: usize) -> Result<bool> {
-        let want = self.limits.reserve_target.saturating_sub(self.space.usable()).max(1);
+        let (free, usable) = (self.space.free(), self.space.usable());
+        let mut want = self.limits.reserve_target.saturating_sub(usable).max(1);
+        if self.is_transactional() {
+            let records = self.commit.records_left(&self.geometry);
+            want = want.max(share_of_rest(free.saturating_sub(usable), records));
+        }
         let units = self.space.choose(want, self.space.room(most));
         if units.is_empty() {
             return Ok(false);
@@ -388,5 +400,25 @@ impl Core {
         // What completed since the checkpoint began is in this commit, and nothing comes after it.
         let last = Want { data: true, anchor: true, urgent: true, release: true, ..Want::default() };
         self.commit(io, last).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::share_of_rest;
+
+    proptest! {
+        /// However much a transaction writes, its reservations leave room for its own end.
+        #[test]
+        fn the_last_block_is_reserved_before_the_journal_is_full(free in 0..1_u64 << 40, records in 4..100_000_u64) {
+            let (mut free, mut left) = (free, records);
+            while free > 0 {
+                free = free.saturating_sub(share_of_rest(free, left));
+                left -= 1;
+            }
+            prop_assert!(left > 0);
+        }
     }
 }

@@ -155,6 +155,11 @@ impl Commit {
         self.journal().room(geometry).saturating_sub(control) as u64
     }
 
+    /// Records of one block for which the journal has room, until a checkpoint makes more.
+    pub(crate) fn records_left(&self, geometry: &Geometry) -> u64 {
+        self.journal().blocks_left(geometry)
+    }
+
     /// Whether the session had to begin in the predecessor's segments.
     pub(crate) fn began_crowded(&self) -> bool {
         self.journal().crowded

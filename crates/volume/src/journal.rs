@@ -143,6 +143,12 @@ impl Journal {
         items_per_record(geometry.segment_blocks - self.block) + self.free().saturating_sub(KEPT) * segment
     }
 
+    /// Blocks for which there is room before a checkpoint frees segments.
+    pub(crate) fn blocks_left(&self, geometry: &Geometry) -> u64 {
+        let whole = self.free().saturating_sub(KEPT) as u64;
+        u64::from(geometry.segment_blocks - self.block) + whole * u64::from(geometry.segment_blocks)
+    }
+
     /// Free segments.
     pub(crate) fn free(&self) -> usize {
         self.segments.iter().filter(|segment| **segment == Segment::Free).count()
