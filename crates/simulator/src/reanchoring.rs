@@ -112,9 +112,10 @@ impl Simulation {
     fn give_up(&mut self, attack: &Attack, generation: u64) {
         // One that was given up before may be of the very history that counts now.
         self.snapshots.retain(|snapshot| !snapshot.given_up);
-        for snapshot in self.snapshots.iter_mut().filter(|snapshot| snapshot.generation > generation) {
+        for snapshot in &mut self.snapshots {
+            snapshot.given_up = snapshot.generation > generation;
+            // An older one may hold the owner's state, too: as a commit that was on its way when a machine died, and that nobody took up.
             snapshot.generation = generation;
-            snapshot.given_up = true;
         }
         // Lenient from here on as towards any older image that was accepted: it brings its key slots along.
         self.coverage.rollbacks_accepted += 1;
