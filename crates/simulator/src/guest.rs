@@ -81,11 +81,11 @@ impl Guest {
         self.outstanding.insert(token, outstanding);
     }
 
-    /// Polls one queue.
-    pub(crate) fn poll_queue(&mut self, queue: usize) -> Vec<Completion> {
+    /// Polls one queue: what has completed, and whether there is more to do at once.
+    pub(crate) fn poll_queue(&mut self, queue: usize) -> (Vec<Completion>, bool) {
         let mut completions = Vec::new();
-        self.queues[queue].poll(&mut completions);
-        completions
+        let more = self.queues[queue].poll(&mut completions);
+        (completions, more)
     }
 
     /// Polls the re-sealing; its result, once it has ended.

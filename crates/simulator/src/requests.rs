@@ -28,7 +28,7 @@ impl Simulation {
         let guest = if zombie { &self.zombie } else { &self.guest };
         let Some(guest) = guest else { return Ok(()) };
         if guest.outstanding.len() >= DEPTH || guest.stopping {
-            return if zombie { Ok(()) } else { self.poll_queue(queue) };
+            return if zombie { Ok(()) } else { self.poll_queue(queue).map(drop) };
         }
         let replaced = guest.replaced;
         let begin = if replaced { self.begin_late(asked) } else { self.begin(asked) };
@@ -317,7 +317,7 @@ impl Simulation {
             0..=2 => self.request(true),
             3..=4 => {
                 let queue = self.rng.usize(..self.plan.queues);
-                let completions = guest.poll_queue(queue);
+                let (completions, _) = guest.poll_queue(queue);
                 completions.into_iter().try_for_each(|completion| self.answered(true, completion))
             }
             5..=6 => {

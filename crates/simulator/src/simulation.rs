@@ -299,7 +299,7 @@ impl Simulation {
             Action::Request => self.request_and_more(),
             Action::Queue => {
                 let queue = self.rng.usize(..self.plan.queues);
-                self.poll_queue(queue)
+                self.poll_queue(queue).map(drop)
             }
             Action::Maintenance => self.poll_maintenance(),
             Action::Reseal => self.poll_reseal(),
@@ -396,11 +396,13 @@ impl Simulation {
         true
     }
 
-    pub(crate) fn poll_queue(&mut self, queue: usize) -> Outcomes {
-        let Some(guest) = &mut self.guest else { return Ok(()) };
-        let completions = guest.poll_queue(queue);
+    /// Says whether the queue has more to do at once.
+    pub(crate) fn poll_queue(&mut self, queue: usize) -> Result<bool, Failure> {
+        let Some(guest) = &mut self.guest else { return Ok(false) };
+        let (completions, more) = guest.poll_queue(queue);
         self.note_checkpoints();
-        completions.into_iter().try_for_each(|completion| self.answered(false, completion))
+        completions.into_iter().try_for_each(|completion| self.answered(false, completion))?;
+        Ok(more)
     }
 
     pub(crate) fn poll_maintenance(&mut self) -> Outcomes {
@@ -498,9 +500,9 @@ impl Simulation {
                 |simulation: &Self| simulation.guest.as_ref().map_or(0, |guest| guest.outstanding.len());
             let before = answered(self);
             let ended = self.store.complete_all();
-            let moved = self.move_anchor();
+            let mut moved = self.move_anchor();
             for queue in 0..self.plan.queues {
-                self.poll_queue(queue)?;
+                moved |= self.poll_queue(queue)?;
             }
             self.poll_maintenance()?;
             self.poll_reseal()?;

@@ -87,13 +87,7 @@ pub struct Queue {
 impl Queue {
     pub(crate) fn open(core: Arc<Core>, depth: u32) -> Result<Self> {
         let io = Io::open(core.environment.store.as_ref(), depth)?;
-        Ok(Self {
-            waker: io.waker(),
-            io,
-            core,
-            runs: Rc::default(),
-            tasks: FuturesUnordered::new(),
-        })
+        Ok(Self { waker: io.waker(), io, core, runs: Rc::default(), tasks: FuturesUnordered::new() })
     }
 
     /// Accepts a request. Nothing happens before the next [`poll`](Self::poll).
@@ -119,18 +113,19 @@ impl Queue {
     }
 
     /// Moves requests on without waiting, and appends what has completed. With much to do it returns after a part of it, so that the
-    /// caller can ask for more while the store works; [`wait`](Self::wait) goes on with the rest at once.
-    pub fn poll(&mut self, completions: &mut Vec<Completion>) {
+    /// caller can ask for more while the store works; then it says true, and wants to be polled again at once.
+    pub fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
         self.io.poll();
         self.run(completions);
         self.io.poll();
+        self.io.is_due()
     }
 
     /// Like `poll`, and then sleeps until something can move on, the [`waker`](Self::waker) is woken, or the time-out passes.
     pub fn wait(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) {
         let before = completions.len();
-        self.poll(completions);
-        if completions.len() == before && !self.io.is_due() {
+        let more = self.poll(completions);
+        if completions.len() == before && !more {
             self.io.wait(timeout);
             self.run(completions);
         }

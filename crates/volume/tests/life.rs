@@ -143,7 +143,9 @@ fn a_transaction_with_much_under_way_is_spilt_and_admits_again() {
         let record_alone = session.volume.status().metadata_blocks <= before + 3;
         assert_eq!(!record_alone, spilt, "{queues} queues");
         while busy.iter().any(|queue| queue.pending() > 0) {
-            busy.iter_mut().for_each(|queue| queue.poll(&mut ended));
+            for queue in &mut busy {
+                queue.poll(&mut ended);
+            }
             session.step();
         }
         assert!(ended.iter().all(|end| end.result.is_ok()));
