@@ -13,10 +13,12 @@ pub mod fuse;
 pub mod loopdev;
 pub mod nbd;
 mod range_lock;
+mod together;
 pub mod ublk;
 
 pub use device::{BLOCK_SIZE, Device, Done, Extent, Found, MAX_TRANSFER, Request};
 pub use error::Error;
+pub use together::together;
 
 /// Tells the kernel that this thread, and every thread and process that it starts from now on, serves block
 /// I/O: an allocation of theirs must not wait for dirty pages to be written, since those may lie on the device

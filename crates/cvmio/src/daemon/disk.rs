@@ -278,7 +278,7 @@ impl Server {
                 return;
             }
             self.queue.wait(Some(NAP), &mut completions);
-            completions.drain(..).for_each(|completion| self.end(completion));
+            export::together(|| completions.drain(..).for_each(|completion| self.end(completion)));
         }
     }
 

@@ -1,20 +1,11 @@
-//! Replies on their way: from the device's threads, where requests end, to the thread that writes to the client.
+//! The duty to reply, which ends where requests end: on the device's threads.
 
 use super::budget::Permit;
-use super::link::Output;
+use super::outbox::{Outbox, Reply};
 use super::wire;
 use crate::{Done, Extent, Found};
 use rustix::io::Errno;
-use std::io::{self, BufWriter, Write};
-use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// A whole reply, ready to be sent.
-pub(super) struct Reply {
-    head: Vec<u8>,
-    data: Vec<Vec<u8>>,
-    _permit: Permit,
-}
 
 /// What a reply looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,13 +22,13 @@ pub(super) enum Form {
 pub(super) struct Answer {
     cookie: u64,
     form: Form,
-    replies: Sender<Reply>,
+    outbox: Arc<Outbox>,
     permit: Option<Permit>,
 }
 
 impl Answer {
-    pub(super) fn new(cookie: u64, form: Form, replies: Sender<Reply>, permit: Permit) -> Answer {
-        Answer { cookie, form, replies, permit: Some(permit) }
+    pub(super) fn new(cookie: u64, form: Form, outbox: Arc<Outbox>, permit: Permit) -> Answer {
+        Answer { cookie, form, outbox, permit: Some(permit) }
     }
 
     /// With the data of a read, or with none.
@@ -75,8 +66,7 @@ impl Answer {
 
     fn pass_on(&mut self, head: Vec<u8>, data: Vec<Vec<u8>>) {
         if let Some(permit) = self.permit.take() {
-            // Nobody listens any more when the client is gone.
-            let _ = self.replies.send(Reply { head, data, _permit: permit });
+            self.outbox.post(Reply::new(head, data, permit));
         }
     }
 }
@@ -129,36 +119,4 @@ impl Drop for Pieces {
             end(results.into_iter().collect());
         }
     }
-}
-
-/// Bytes of small replies that are sent together.
-const BATCH: usize = 32 << 10;
-
-/// Writes replies until there is nobody left who could send one, or the client is gone; then it only lets go of them.
-pub(super) fn write(replies: &Receiver<Reply>, output: Output) {
-    let mut output = BufWriter::with_capacity(BATCH, output);
-    while let Ok(reply) = replies.recv() {
-        if send(&mut output, reply, replies).is_err() {
-            // Who waits for the budget goes on.
-            replies.iter().for_each(drop);
-            // What is in the buffer cannot be sent.
-            drop(output.into_parts());
-            return;
-        }
-    }
-    if let Ok(mut output) = output.into_inner() {
-        let _ = output.finish();
-    }
-}
-
-/// Writes a reply, and those that are ready after it.
-fn send(output: &mut BufWriter<Output>, first: Reply, replies: &Receiver<Reply>) -> io::Result<()> {
-    let mut next = Some(first);
-    while let Some(reply) = next {
-        output.write_all(&reply.head)?;
-        reply.data.iter().try_for_each(|data| output.write_all(data))?;
-        drop(reply);
-        next = replies.try_recv().ok();
-    }
-    output.flush()
 }

@@ -1,16 +1,16 @@
 //! One client: its requests go to the device as they come, any number at a time, and its replies come back as they are ready.
 
-use super::answer::{Answer, Form, Pieces, Reply};
+use super::answer::{Answer, Form, Pieces};
 use super::budget::Share;
 use super::haggle::Agreed;
 use super::link::Input;
+use super::outbox::Outbox;
 use super::wire::{self, Command, Flags, REQUEST_BYTES};
 use crate::aligned::Aligned;
 use crate::{BLOCK_SIZE, Request};
 use rustix::io::Errno;
 use std::io::{self, BufReader, Read};
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
 
 /// Most bytes of a read or write. Clients that do not ask for the limit send more than a megabyte: the kernel's does.
 pub(super) const MAX_REQUEST: u32 = 4 << 20;
@@ -31,7 +31,7 @@ pub(super) struct Connection {
     pub(super) read_only: bool,
     pub(super) agreed: Agreed,
     pub(super) share: Arc<Share>,
-    pub(super) replies: Sender<Reply>,
+    pub(super) outbox: Arc<Outbox>,
 }
 
 impl Connection {
@@ -102,7 +102,7 @@ impl Connection {
             }
             _ => (0, Form::Simple),
         };
-        Answer::new(request.cookie, form, self.replies.clone(), self.share.acquire(bytes.max(SMALL)))
+        Answer::new(request.cookie, form, Arc::clone(&self.outbox), self.share.acquire(bytes.max(SMALL)))
     }
 
     /// What is wrong with a request, in the protocol's words.

@@ -276,6 +276,11 @@ impl Write for Output {
 }
 
 impl Output {
+    /// Whether what is written goes through TLS.
+    pub(super) fn is_sealed(&self) -> bool {
+        self.session.is_some()
+    }
+
     /// Says goodbye, so that the client can tell the end from a cut.
     pub(super) fn finish(&mut self) -> io::Result<()> {
         if let Some(session) = &self.session {

@@ -1,6 +1,7 @@
 //! A device for clients of the NBD protocol: on a unix socket, or over TCP.
 //!
-//! Each client has two threads: one reads its requests and hands them to the device, one writes the replies in whatever order they come.
+//! Each client has two threads: one reads its requests and hands them to the device, one writes those replies that its socket has no room
+//! for; the others are put there by whichever thread ends the request, in whatever order they come.
 //! What a client does wrong, or does not do at all, costs its own connection only: sizes are checked before memory is taken, memory in
 //! flight is limited for each client and for all, and nobody waits for a client but its own threads.
 //!
@@ -12,6 +13,7 @@ mod clients;
 mod connection;
 mod haggle;
 mod link;
+mod outbox;
 mod tls;
 pub mod wire;
 
@@ -22,6 +24,7 @@ use clients::{Clients, Seat};
 use connection::{Connection, MAX_REQUEST};
 use haggle::{Offer, haggle};
 use link::{Link, Socket};
+use outbox::outbox;
 use rustls::ServerConfig;
 use std::fmt;
 use std::io;
@@ -31,7 +34,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 pub use clients::Peer;
@@ -265,17 +267,15 @@ fn talk(shared: &Shared, socket: Arc<Socket>, seat: &Seat) -> io::Result<()> {
     let link = Link::new(Arc::clone(&socket), Instant::now() + PATIENCE);
     let Some((mut link, agreed)) = haggle(link, &offer)? else { return Ok(()) };
     link.settle()?;
-    let (replies, receiver) = channel();
     let Link { input, output } = link;
-    let writer = std::thread::Builder::new()
-        .name("nbd-replies".into())
-        .spawn(move || answer::write(&receiver, output))?;
+    let (outbox, writer) = outbox(Arc::clone(&socket), output);
+    let writer = std::thread::Builder::new().name("nbd-replies".into()).spawn(move || writer.run())?;
     let connection = Connection {
         device: shared.device.clone(),
         read_only: shared.read_only,
         agreed,
         share: shared.budget.share(),
-        replies,
+        outbox,
     };
     let served = connection.serve(input);
     if served.is_err() {
