@@ -215,7 +215,10 @@ impl<T> Driven<T> {
     pub fn step(&mut self, timeout: Duration) -> Option<T> {
         let ended = self.advance();
         if ended.is_none() {
-            self.io.wait(Some(timeout));
+            // What ended while the job sent more has woken nobody yet.
+            if !self.io.is_due() {
+                self.io.wait(Some(timeout));
+            }
             self.io.wake(usize::MAX);
         }
         ended
@@ -228,5 +231,75 @@ impl<T> Driven<T> {
                 return result;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use futures::future::join_all;
+
+    use super::*;
+
+    /// A store that ends everything at the next poll, and on which nobody may sleep.
+    struct Sleepless;
+
+    #[derive(Default)]
+    struct SleeplessQueue(Vec<Completion>);
+
+    impl Store for Sleepless {
+        fn blocks(&self) -> u64 {
+            1 << 20
+        }
+
+        fn name(&self) -> String {
+            "sleepless".into()
+        }
+
+        fn queue(&self, _depth: u32) -> std::result::Result<Box<dyn store::Queue>, store::Error> {
+            Ok(Box::new(SleeplessQueue::default()))
+        }
+    }
+
+    impl store::Queue for SleeplessQueue {
+        fn buffer(&mut self, blocks: usize) -> Buffer {
+            Buffer::private_zeroed(blocks)
+        }
+
+        fn submit(&mut self, token: u64, operation: Operation) {
+            let buffer = match operation {
+                Operation::Read { buffer, .. } | Operation::Write { buffer, .. } => Some(buffer),
+                Operation::Flush | Operation::Discard { .. } => None,
+            };
+            self.0.push(Completion { token, buffer, result: Ok(()) });
+        }
+
+        fn poll(&mut self, completions: &mut Vec<Completion>) {
+            completions.append(&mut self.0);
+        }
+
+        fn wait(&mut self, _timeout: Option<Duration>, completions: &mut Vec<Completion>) {
+            assert!(!self.0.is_empty(), "it would sleep, and all has ended");
+            self.poll(completions);
+        }
+
+        fn waker(&self) -> Waker {
+            Waker::noop().clone()
+        }
+    }
+
+    #[test]
+    fn a_job_does_not_sleep_over_what_ended_while_it_sent_more() {
+        // Each write is as much as is held back, so the store is asked in the middle of the job's step.
+        let job = |io: Io| {
+            let write = move |number: u64| {
+                let io = io.clone();
+                async move { io.write(number, Buffer::private_zeroed(HELD_BLOCKS)).await }
+            };
+            async move { join_all((0..4).map(write)).await.len() }.boxed_local()
+        };
+        let mut driven = Driven::new(&Sleepless, 8, job).expect("a queue");
+        let steps = (0..10).find_map(|_| driven.step(Duration::from_secs(3600)));
+        assert_eq!(steps, Some(4));
     }
 }
