@@ -60,6 +60,8 @@ pub(crate) struct Guest {
     pub(crate) replaced: bool,
     /// It does not wake up while another one attaches.
     pub(crate) deep: bool,
+    /// And then it has much to do at once.
+    pub(crate) wakes_busy: bool,
     /// The model's moment of the last change that was answered and not durable, and of the last flush that was answered (its begin).
     pub(crate) changed: u64,
     pub(crate) flushed: u64,

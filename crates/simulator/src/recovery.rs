@@ -131,7 +131,7 @@ impl Simulation {
         if let Some(guest) = self.guest.take() {
             say!(self, "guest {} falls asleep and is believed dead", guest.name);
             self.coverage.zombies += 1;
-            self.zombie = Some(Guest { deep, ..guest });
+            self.zombie = Some(Guest { deep, wakes_busy: deep && self.rng.bool(), ..guest });
         }
     }
 
@@ -330,6 +330,8 @@ impl Simulation {
             // Its maintenance job may have committed all that it was told of until now.
             zombie.flushed = self.model.tick();
         }
+        // What it believes to be free it uses before the next one has changed anything.
+        let steps = if self.zombie.as_ref().is_some_and(|zombie| zombie.wakes_busy) { 300 } else { 0 };
         self.guest = Some(Guest {
             name: self.guests,
             session,
@@ -340,6 +342,7 @@ impl Simulation {
             outstanding: BTreeMap::new(),
             replaced: false,
             deep: false,
+            wakes_busy: false,
             changed: 0,
             flushed: 0,
             stopping: false,
@@ -351,7 +354,7 @@ impl Simulation {
             foreign: status.foreign_units,
             taken: status.taken_units,
         });
-        Ok(())
+        (0..steps).try_for_each(|_| self.zombie_step())
     }
 
     /// Reads the whole volume, compares it with what may have survived, and believes it.
