@@ -3,9 +3,8 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
 
-use common::medium::{Stopping, image, put, put_back};
+use common::medium::{image, put, put_back};
 use common::{Bench, credential, options, page};
 use seal::SecretBytes;
 use seal::slot::{Argon2Params, Credential};
@@ -192,11 +191,7 @@ fn a_restoration_that_is_cut_short_loses_no_header_and_can_be_done_again() {
                         renew(&bench, &policy);
                     }
                     damaged.iter().for_each(|at| put(&*bench.environment.store, *at, &DAMAGE));
-                    let store = Arc::new(Stopping {
-                        medium: Arc::clone(&bench.environment.store),
-                        left: Arc::new(AtomicI64::new(steps)),
-                    });
-                    let environment = Environment { store, ..bench.environment.clone() };
+                    let (environment, _) = bench.stopping(steps);
                     let ended = restore_on(environment, &bench, &policy, &backup).is_ok();
                     cut += u32::from(!ended);
                     let what = format!("{freshness}, older {older}, damaged {damaged:?}, {steps} steps");

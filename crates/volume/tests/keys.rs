@@ -2,10 +2,6 @@
 
 mod common;
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
-
-use common::medium::Stopping;
 use common::{Bench, credential, options};
 use seal::SecretBytes;
 use seal::slot::{Argon2Params, Credential};
@@ -112,10 +108,7 @@ fn a_crash_after_any_step_leaves_the_old_slots_or_the_new() {
             for second in 0..STEPS {
                 let (bench, policy) = bench(freshness);
                 for (by, steps) in [(credential(), first), (credential(), second)] {
-                    let left = Arc::new(AtomicI64::new(steps));
-                    let medium = Arc::clone(&bench.environment.store);
-                    let store = Arc::new(Stopping { medium, left });
-                    let environment = Environment { store, ..bench.environment.clone() };
+                    let (environment, _) = bench.stopping(steps);
                     // Whether it ended well or not, nothing but the old or the new slots may be there.
                     let _ = change(&environment, &policy, by, add(), false);
                     let there = slots(&bench.environment);

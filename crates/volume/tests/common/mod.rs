@@ -2,11 +2,12 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod medium;
+pub mod rekeying;
 pub mod sight;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anchor::{Anchor, MemoryAnchor};
@@ -18,8 +19,10 @@ use volume::geometry::Shape;
 use volume::policy::Policy;
 use volume::{
     AttachOptions, Clock, Completion, CreateOptions, Driven, Environment, Queue, Request, Result, Volume,
-    attach, create,
+    attach, attach_read_only, create,
 };
+
+use medium::{Image, Stopping, image};
 
 /// Bytes from a counter: different at each call, the same in each run.
 pub struct CountingRandom(AtomicU64);
@@ -96,9 +99,37 @@ impl Bench {
     }
 
     pub fn attach(&self, policy: &Policy) -> Result<Session> {
-        let volume = attach(self.environment.clone(), policy.clone(), credential(), self.attach)?.block()?;
+        self.attach_on(&self.environment, policy)
+    }
+
+    /// The same with another store or anchor.
+    pub fn attach_on(&self, environment: &Environment, policy: &Policy) -> Result<Session> {
+        let volume = attach(environment.clone(), policy.clone(), credential(), self.attach)?.block()?;
         Ok(Session::new(volume))
     }
+
+    pub fn attach_reading(&self, policy: &Policy) -> Result<Session> {
+        let job = attach_read_only(self.environment.clone(), policy.clone(), credential(), self.attach)?;
+        Ok(Session::reading(job.block()?))
+    }
+
+    /// The same things on a machine that stops after so many writes and flushes; and how many are left.
+    pub fn stopping(&self, steps: i64) -> (Environment, Arc<AtomicI64>) {
+        let left = Arc::new(AtomicI64::new(steps));
+        let medium = Arc::clone(&self.environment.store);
+        let store = Arc::new(Stopping { medium, left: Arc::clone(&left) });
+        (Environment { store, ..self.environment.clone() }, left)
+    }
+
+    /// All that is on the store.
+    pub fn image(&self) -> Image {
+        image(&*self.environment.store)
+    }
+}
+
+/// What block `block` holds after it was written with `round`.
+pub fn pattern(block: u64, round: u64) -> u8 {
+    u8::try_from(1 + (block * 7 + round * 31) % 255).expect("small")
 }
 
 /// An attached volume with one queue and its maintenance.
@@ -159,6 +190,34 @@ impl Session {
         let completion = self.one(Request::Read { block, buffer: Buffer::private_zeroed(blocks) });
         completion.result?;
         Ok(completion.buffer.expect("the buffer").private().expect("private").to_vec())
+    }
+
+    /// Writes these blocks, one by one, so that each says where it stands.
+    pub fn write_each(&mut self, blocks: impl IntoIterator<Item = u64>, round: u64) {
+        for block in blocks {
+            if let Err(error) = self.write(block, 1, pattern(block, round)) {
+                panic!("block {block}: {error}; {:#?}", self.volume.status());
+            }
+        }
+    }
+
+    /// These blocks hold what they were written with in this round.
+    pub fn check_each(&mut self, blocks: impl IntoIterator<Item = u64>, round: u64) {
+        for block in blocks {
+            self.check_filled(block, pattern(block, round));
+        }
+    }
+
+    /// These blocks are empty.
+    pub fn check_zeros(&mut self, blocks: impl IntoIterator<Item = u64>) {
+        for block in blocks {
+            self.check_filled(block, 0);
+        }
+    }
+
+    fn check_filled(&mut self, block: u64, fill: u8) {
+        let found = self.read(block, 1).unwrap_or_else(|error| panic!("block {block}: {error}"));
+        assert!(found == page(fill), "block {block}: {} in place of {fill}", found[0]);
     }
 
     pub fn flush(&mut self) -> Result<()> {

@@ -8,6 +8,7 @@ use volume::format::ad::{Tree, data_ad, node_ad, salt_node_ad, superblock_ad};
 use volume::format::entry::{Entry, entry_at};
 use volume::format::header::{self, Header};
 use volume::format::superblock::{self, PAYLOAD, Superblock};
+use volume::geometry::Shape;
 
 use super::medium::Image;
 
@@ -32,9 +33,9 @@ pub struct Reached {
 
 impl<'a> Sight<'a> {
     /// The newest copy that is whole, and the volume key that a credential opens there. It is the one in force once a change of it has ended.
-    pub fn newest(image: &'a Image, credential: &Credential) -> Option<(Self, VolumeKey)> {
+    pub fn newest(image: &'a Image, shape: Shape, credential: &Credential) -> Option<(Self, VolumeKey)> {
         let whole = |at: usize| {
-            let sight = Self { image, header: Header::decode(&image[at]).ok()?, at };
+            let sight = Self { image, header: Header::decode_as(&image[at], shape).ok()?, at };
             let key = sight.key(credential)?;
             sight.holds(&key).then_some((sight, key))
         };
@@ -71,6 +72,12 @@ impl<'a> Sight<'a> {
             Some((slot, Superblock::decode(&payload).expect("a superblock")))
         };
         (0..4).filter_map(open).collect()
+    }
+
+    /// The newest of the superblocks that open, and its slot.
+    pub fn newest_superblock(&self, key: &VolumeKey) -> (u8, Superblock) {
+        let found = self.superblocks(key).into_iter();
+        found.max_by_key(|(_, it)| (it.claims, it.publication)).expect("a superblock")
     }
 
     fn one_time(&self, key: &VolumeKey, kind: &'static str, salt: &[u8; 32]) -> BlockKey {
