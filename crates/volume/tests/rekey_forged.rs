@@ -18,7 +18,7 @@ use volume::format::protections::Freshness;
 use volume::format::record::{RECORD_HEADER, RecordHeader};
 use volume::format::superblock::{PAYLOAD, Superblock, assemble};
 use volume::geometry::Shape;
-use volume::{Kind, Window, backup_header, restore_header};
+use volume::{Kind, Window};
 
 /// Puts a superblock of the old key's into a slot, with other roots than it had: what somebody with the old key could write.
 fn forge(case: &Case, old: &VolumeKey, slot: u8, superblock: &Superblock) {
@@ -157,21 +157,13 @@ fn an_old_image_and_an_old_header_are_stale() {
 fn without_an_anchor_an_older_header_backup_does_not_take_the_new_key_away() {
     let case = Case::written(options_at(Freshness::Off), 0..60);
     let Case { bench, policy } = &case;
-    let back_up = || {
-        let job = backup_header(bench.environment.clone(), policy.clone(), credential(), bench.attach);
-        job.unwrap().block().unwrap().bytes
-    };
-    let restore = |bytes: &[u8]| {
-        let (environment, bytes) = (bench.environment.clone(), bytes.to_vec());
-        restore_header(environment, policy.clone(), credential(), bytes, bench.attach).unwrap().block()
-    };
     let refused = |backup: &[u8]| {
         let before = bench.image();
-        let error = restore(backup).unwrap_err();
+        let error = bench.restore(policy, backup).unwrap_err();
         assert!(error.kind() == Kind::Stale && error.to_string().contains("has a new key"), "{error}");
         assert!(bench.image() == before);
     };
-    let old = back_up();
+    let old = bench.back_up(policy);
     case.begin();
     refused(&old);
     let mut session = case.attach();
@@ -179,9 +171,9 @@ fn without_an_anchor_an_older_header_backup_does_not_take_the_new_key_away() {
     session.detach().unwrap();
     // The superblocks of the session before are still under the old key.
     refused(&old);
-    let new = back_up();
+    let new = bench.back_up(policy);
     put(&*bench.environment.store, 0, &vec![0x5a; 4 * BLOCK_SIZE]);
-    assert_eq!(restore(&new).unwrap().copies, 2);
+    assert_eq!(bench.restore(policy, &new).unwrap().copies, 2);
     let mut session = case.attach();
     session.check_each(0..60, 0);
     session.detach().unwrap();

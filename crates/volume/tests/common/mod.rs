@@ -1,6 +1,7 @@
 //! A volume in memory, driven on one thread.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod growing;
 pub mod medium;
 pub mod rekeying;
 pub mod sight;
@@ -18,8 +19,8 @@ use volume::format::protections::{Freshness, Provision, SuiteCode};
 use volume::geometry::Shape;
 use volume::policy::Policy;
 use volume::{
-    AttachOptions, Clock, Completion, CreateOptions, Driven, Environment, Queue, Request, Result, Volume,
-    attach, attach_read_only, create,
+    AttachOptions, Clock, Completion, CreateOptions, Driven, Environment, Queue, Request, Restored, Result,
+    Volume, attach, attach_read_only, backup_header, create, restore_header,
 };
 
 use medium::{Image, Stopping, image};
@@ -111,6 +112,17 @@ impl Bench {
     pub fn attach_reading(&self, policy: &Policy) -> Result<Session> {
         let job = attach_read_only(self.environment.clone(), policy.clone(), credential(), self.attach)?;
         Ok(Session::reading(job.block()?))
+    }
+
+    /// A backup of the header.
+    pub fn back_up(&self, policy: &Policy) -> Vec<u8> {
+        let job = backup_header(self.environment.clone(), policy.clone(), credential(), self.attach);
+        job.expect("a queue").block().expect("backed up").bytes
+    }
+
+    pub fn restore(&self, policy: &Policy, backup: &[u8]) -> Result<Restored> {
+        let (environment, backup) = (self.environment.clone(), backup.to_vec());
+        restore_header(environment, policy.clone(), credential(), backup, self.attach)?.block()
     }
 
     /// The same things on a machine that stops after so many writes and flushes; and how many are left.
@@ -222,6 +234,10 @@ impl Session {
 
     pub fn flush(&mut self) -> Result<()> {
         self.one(Request::Flush).result
+    }
+
+    pub fn commit(&mut self) -> Result<()> {
+        self.one(Request::Commit).result
     }
 
     pub fn discard(&mut self, block: u64, blocks: u64) -> Result<()> {
