@@ -44,11 +44,7 @@ impl HeaderBackup {
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(WHAT, bytes);
         reader.magic(MAGIC)?;
-        let version = reader.u32("version")?;
-        if version != VERSION {
-            let message = format!("it is {version}, and this program knows {VERSION}");
-            return Err(reader.malformed("version", message));
-        }
+        reader.version(VERSION)?;
         reader.zeros(4, "reserved")?;
         let digest = reader.array("digest")?;
         reader.zeros(RESERVED, "reserved")?;

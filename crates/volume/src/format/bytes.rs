@@ -46,6 +46,15 @@ impl<'a> Reader<'a> {
         if found == *magic { Ok(()) } else { Err(self.malformed("magic", "there is something else here")) }
     }
 
+    /// Reads the format's version, which must be this one.
+    pub(super) fn version(&mut self, known: u32) -> Result<(), Malformed> {
+        let found = self.u32("version")?;
+        if found == known {
+            return Ok(());
+        }
+        Err(self.malformed("version", format!("it is {found}, and this program knows {known}")))
+    }
+
     /// Skips `count` bytes that must be zero.
     pub(super) fn zeros(&mut self, count: usize, field: &'static str) -> Result<(), Malformed> {
         let Some((zeros, rest)) = self.rest.split_at_checked(count) else {

@@ -94,11 +94,7 @@ impl Header {
     pub fn decode_as(page: &[u8], shape: Shape) -> Result<Self, Malformed> {
         let mut reader = Reader::new(WHAT, page);
         reader.magic(MAGIC)?;
-        let version = reader.u32("version")?;
-        if version != VERSION {
-            let message = format!("it is {version}, and this program knows {VERSION}");
-            return Err(reader.malformed("version", message));
-        }
+        reader.version(VERSION)?;
         let generation = reader.u32("generation")?;
         if generation == 0 {
             return Err(reader.malformed("generation", "generations count from 1"));

@@ -66,11 +66,7 @@ impl StreamHeader {
     pub fn decode(page: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(WHAT, page);
         reader.magic(MAGIC)?;
-        let version = reader.u32("version")?;
-        if version != VERSION {
-            let message = format!("it is {version}, and this program knows {VERSION}");
-            return Err(reader.malformed("version", message));
-        }
+        reader.version(VERSION)?;
         reader.zeros(4, "reserved")?;
         let (stream, volume) = (reader.array("stream id")?, reader.array("volume id")?);
         let (generation, head) = (reader.u64("generation")?, reader.array("head")?);
