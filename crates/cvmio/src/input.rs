@@ -3,7 +3,7 @@
 mod credential;
 mod policy;
 
-pub use credential::{Origin, from_pipe, load, to_pipe};
+pub use credential::{Origin, copy, from_pipe, load, to_pipe};
 pub use policy::{already_there, default_policy, read_policy, save_policy, sync_directory, unfinished};
 
 use std::time::Duration;

@@ -21,6 +21,11 @@ impl Interrupt {
         Ok(Self(flag))
     }
 
+    /// What the signal sets.
+    pub fn flag(&self) -> &AtomicBool {
+        &self.0
+    }
+
     pub fn check(&self) -> Result<(), Failure> {
         if self.0.load(Ordering::SeqCst) {
             return Err(Failure::usage("interrupted; everything was put away"));

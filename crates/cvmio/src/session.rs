@@ -19,13 +19,22 @@ impl Session {
     /// Starts the threads.
     ///
     /// # Errors
-    /// When the system refuses a thread.
+    /// When the system refuses a thread, or the store a queue.
     pub fn begin(volume: Volume) -> Result<Self> {
         let kept = volume.clone();
+        let (sender, begun) = mpsc::channel();
         let maintenance = thread::Builder::new()
             .name("maintenance".into())
-            .spawn(move || kept.maintenance()?.block())
+            .spawn(move || {
+                let job = kept.maintenance();
+                let _ = sender.send(job.as_ref().err().cloned());
+                job?.block()
+            })
             .map_err(|error| Error::new(Kind::Io, format!("a thread cannot be started: {error}")))?;
+        // Whoever works on the volume would wait for ever for a maintenance that never began.
+        if let Ok(Some(error)) = begun.recv() {
+            return Err(error);
+        }
         let ticked = volume.clone();
         let (stop, stopped) = mpsc::channel();
         let ticker = thread::spawn(move || {

@@ -1,15 +1,11 @@
 //! `cvmio volume rekey`: a new volume key, begun and brought to its end.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::channel;
-use std::thread::JoinHandle;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use seal::SecretBytes;
 use seal::slot::{Credential, SlotInfo};
 use serde_json::{Value, json};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use volume::{AttachOptions, Kind, RekeyOrder, Rekeyed, ResealProgress, ResealReport, Volume};
 
 use super::offline::{self, Opened};
@@ -19,13 +15,13 @@ use crate::daemon::control::Request;
 use crate::daemon::rekey::{damaged, drive, pace};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
+use crate::interrupt::Interrupt;
 use crate::output;
 use crate::runtime::{self, Place};
+use crate::session::Session;
 
 /// How often a daemon is asked how far it is.
 const LOOK: Duration = Duration::from_millis(500);
-/// How often the volume may look at the clock.
-const TICK: Duration = Duration::from_millis(100);
 
 pub fn run(args: &Rekey) -> Result<(), Failure> {
     let store = &args.offline.store;
@@ -74,7 +70,8 @@ fn change(args: &Rekey) -> Result<(), Failure> {
     let order = RekeyOrder { keep: keep(args)?, remove_others: args.remove_other_slots, force: args.force };
     let spinner = output::spinner("changing the key");
     let Opened { environment, policy, credential } = opened;
-    let (first, last, options) = (copy(&credential), copy(&credential), AttachOptions::default());
+    let (first, last) = (input::copy(&credential), input::copy(&credential));
+    let options = AttachOptions::default();
     let begun =
         volume::begin_rekey(environment.clone(), policy.clone(), credential, order, options)?.block()?;
     drop(spinner);
@@ -83,12 +80,12 @@ fn change(args: &Rekey) -> Result<(), Failure> {
         return begun_only(args, &begun);
     }
     let volume = volume::attach(environment.clone(), policy.clone(), first, options)?.block()?;
-    let report = reseal(&volume)?;
-    drop(volume);
+    let interrupt = Interrupt::new()?;
+    let report = reseal(volume, &interrupt)?;
     if report.ended {
         // Another session, which overwrites the superblocks that are still under the old key.
         let volume = volume::attach(environment, policy, last, options)?.block()?;
-        reseal(&volume)?;
+        reseal(volume, &interrupt)?;
         return done(args, Some(&begun), report.resealed);
     }
     if report.damage.damaged_blocks > 0 {
@@ -113,24 +110,11 @@ fn keep(args: &Rekey) -> Result<Vec<Credential>, Failure> {
     key_files.chain(passphrases).map(|one| input::load(&one, Origin::Known)).collect()
 }
 
-fn copy(credential: &Credential) -> Credential {
-    let same = |secret: &SecretBytes| SecretBytes::from_slice(secret.expose());
-    match credential {
-        Credential::Passphrase(secret) => Credential::Passphrase(same(secret)),
-        Credential::KeyFile(secret) => Credential::KeyFile(same(secret)),
-    }
-}
-
 /// Seals everything anew, with nobody else on the volume, and puts the volume away.
-fn reseal(volume: &Volume) -> Result<ResealReport, Failure> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&stop))
-            .map_err(|error| Failure::io(format!("signals cannot be watched: {error}")))?;
-    }
-    let maintenance = maintain(volume)?;
+fn reseal(volume: Volume, interrupt: &Interrupt) -> Result<ResealReport, Failure> {
+    let session = Session::begin(volume)?;
     let (progress, began) = (Arc::<ResealProgress>::default(), Instant::now());
-    let of = volume.status().mapped_blocks;
+    let of = session.volume.status().mapped_blocks;
     let bar = output::bar("sealing anew", of);
     let show = || {
         let blocks = progress.blocks.load(Ordering::Relaxed).min(of);
@@ -139,39 +123,12 @@ fn reseal(volume: &Volume) -> Result<ResealReport, Failure> {
             bar.set_message(format!("{} a second", output::bytes(pace(blocks, of, began.elapsed()).0)));
         }
     };
-    let report = drive(volume, &progress, &stop, show);
+    let report = drive(&session.volume, &progress, interrupt.flag(), show);
     bar.finish_and_clear();
-    volume.stop();
-    let maintained =
-        maintenance.join().map_err(|_| Failure::internal("the maintenance thread ended by a defect"));
+    let ended = session.end();
     let report = report?;
-    maintained??;
+    ended?;
     Ok(report)
-}
-
-fn maintain(volume: &Volume) -> Result<JoinHandle<volume::Result<()>>, Failure> {
-    let (sender, started) = channel();
-    let volume = volume.clone();
-    let run = move || {
-        let job = volume.maintenance();
-        let _ = sender.send(job.as_ref().err().cloned());
-        let mut job = job?;
-        loop {
-            if let Some(result) = job.step(TICK) {
-                return result;
-            }
-            volume.tick();
-        }
-    };
-    let thread = std::thread::Builder::new()
-        .name("maintenance".into())
-        .spawn(run)
-        .map_err(|error| Failure::io(format!("no thread can be started: {error}")))?;
-    match started.recv() {
-        Ok(None) => Ok(thread),
-        Ok(Some(error)) => Err(error.into()),
-        Err(_) => Err(Failure::internal("the maintenance thread ended before it began")),
-    }
 }
 
 /// Says which slots are gone.

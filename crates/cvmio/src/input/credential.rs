@@ -42,6 +42,15 @@ impl Origin {
     }
 }
 
+/// The same once more: what uses a credential takes it.
+pub fn copy(credential: &Credential) -> Credential {
+    let same = |secret: &SecretBytes| SecretBytes::from_slice(secret.expose());
+    match credential {
+        Credential::Passphrase(secret) => Credential::Passphrase(same(secret)),
+        Credential::KeyFile(secret) => Credential::KeyFile(same(secret)),
+    }
+}
+
 /// Gets the secret from where the user says.
 ///
 /// # Errors

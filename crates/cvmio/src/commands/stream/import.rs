@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use seal::Random;
 use seal::slot::{Credential, SlotLimits};
-use seal::{Random, SecretBytes};
 use serde_json::json;
 use store::BLOCK_SIZE;
 use volume::format::stream::StreamHeader;
@@ -184,7 +184,7 @@ impl<'a> Target<'a> {
                 ))
                 .into());
             }
-            let credential = copy_of(&self.credential);
+            let credential = input::copy(&self.credential);
             volume::create_as(environment, options, self.policy.volume, credential)?.block()?;
             Ok(())
         })
@@ -194,7 +194,7 @@ impl<'a> Target<'a> {
         let _spinner = output::spinner("opening");
         let store = system::open_store(self.wanted.store, self.wanted.new.buffered)?;
         let environment = system::environment(store, system::open_anchor(&self.policy)?);
-        let (policy, credential) = (self.policy.clone(), copy_of(&self.credential));
+        let (policy, credential) = (self.policy.clone(), input::copy(&self.credential));
         Ok(volume::attach(environment, policy, credential, AttachOptions::default())?.block()?)
     }
 
@@ -205,13 +205,6 @@ impl<'a> Target<'a> {
             .map_err(|error| {
                 Failure::io(format!("the policy {} cannot be written: {error}", self.policy_path.display()))
             })
-    }
-}
-
-fn copy_of(credential: &Credential) -> Credential {
-    match credential {
-        Credential::Passphrase(secret) => Credential::Passphrase(SecretBytes::from_slice(secret.expose())),
-        Credential::KeyFile(secret) => Credential::KeyFile(SecretBytes::from_slice(secret.expose())),
     }
 }
 
