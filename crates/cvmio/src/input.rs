@@ -8,6 +8,10 @@ pub use policy::{already_there, default_policy, read_policy, save_policy, sync_d
 
 use std::time::Duration;
 
+use store::BLOCK_SIZE;
+
+use crate::failure::Failure;
+
 /// Bytes from text such as `4096`, `512M` or `2T`; the units are powers of 1024.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let wrong = || format!("`{text}` is not a size; write it like 512M, 1G or 2T (powers of 1024)");
@@ -25,6 +29,20 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     let number: u64 = digits.parse().map_err(|_| wrong())?;
     let bytes = number.checked_shl(shift).filter(|bytes| bytes >> shift == number).ok_or_else(wrong)?;
     if bytes == 0 { Err("a size of zero makes no sense".into()) } else { Ok(bytes) }
+}
+
+/// The logical blocks of a volume of so many bytes.
+///
+/// # Errors
+/// When they are no whole number of blocks.
+pub fn whole_blocks(size: u64) -> Result<u64, Failure> {
+    let block = BLOCK_SIZE as u64;
+    if size.is_multiple_of(block) {
+        return Ok(size / block);
+    }
+    Err(Failure::usage(format!(
+        "a size of {size} bytes is no whole number of blocks of {block} bytes; choose a multiple"
+    )))
 }
 
 /// A time such as `500ms`, `1s` or `2m`.

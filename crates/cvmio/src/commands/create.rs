@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anchor::{Address, Anchor, FileAnchor};
 use seal::slot::Argon2Params;
-use store::{BLOCK_SIZE, FileStore, Options};
+use store::{FileStore, Options};
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;
@@ -95,12 +95,7 @@ fn save_policy(path: &Path, force: bool, made: Rc<Cell<bool>>) -> SavePolicy {
 
 pub(super) fn options(wanted: Wanted<'_>) -> Result<CreateOptions, Failure> {
     let Wanted { size, new, .. } = wanted;
-    let block = BLOCK_SIZE as u64;
-    if let Some(size) = size.filter(|size| !size.is_multiple_of(block)) {
-        return Err(Failure::usage(format!(
-            "a size of {size} bytes is no whole number of blocks of {block} bytes; choose a multiple"
-        )));
-    }
+    let logical_blocks = size.map(input::whole_blocks).transpose()?;
     let unauthenticated = new.no_integrity && !new.no_confidentiality;
     let suite = if unauthenticated { SuiteCode::Aes256Xts } else { SuiteCode::Aes256Gcm };
     let options = CreateOptions {
@@ -109,7 +104,7 @@ pub(super) fn options(wanted: Wanted<'_>) -> Result<CreateOptions, Failure> {
         integrity: !new.no_integrity,
         freshness: new.freshness,
         provision: new.provision,
-        logical_blocks: size.map(|size| size / block),
+        logical_blocks,
         force: new.force,
         shape: Shape::STANDARD,
         argon2: Argon2Params::default(),

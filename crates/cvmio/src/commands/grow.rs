@@ -13,12 +13,8 @@ use crate::input::{self, Origin};
 use crate::{output, system};
 
 pub fn run(args: &Grow) -> Result<(), Failure> {
-    let (offline, block) = (&args.offline, BLOCK_SIZE as u64);
-    if let Some(size) = args.size.filter(|size| !size.is_multiple_of(block)) {
-        return Err(Failure::usage(format!(
-            "a size of {size} bytes is no whole number of blocks of {block} bytes; choose a multiple"
-        )));
-    }
+    let offline = &args.offline;
+    let logical_blocks = args.size.map(input::whole_blocks).transpose()?;
     system::protect()?.iter().for_each(|warning| output::warning(warning));
     let policy_path = input::default_policy(&offline.store, offline.policy.as_deref())?;
     let policy = input::read_policy(&policy_path)?;
@@ -27,7 +23,7 @@ pub fn run(args: &Grow) -> Result<(), Failure> {
     let anchor = system::open_anchor(&policy)?;
     let credential = input::load(&offline.credential, Origin::Known)?;
     let growth = Growth {
-        logical_blocks: args.size.map(|size| size / block),
+        logical_blocks,
         enlarge: enlarge(store.clone()),
         save: save(&policy_path),
         force: args.force,

@@ -8,7 +8,6 @@ use std::path::Path;
 use anchor::{Address, FileAnchor};
 use seal::Random;
 use serde::Serialize;
-use store::BLOCK_SIZE;
 use volume::policy::{Policy, VERSION};
 
 use crate::cli::service::{Activate, Deactivate, Prepare, TAB, Units};
@@ -18,13 +17,7 @@ use crate::service::{self, MAX_CONFIG, Target};
 use crate::{input, output, runtime};
 
 pub fn prepare(args: &Prepare) -> Result<(), Failure> {
-    let block = BLOCK_SIZE as u64;
-    if !args.size.is_multiple_of(block) {
-        return Err(Failure::usage(format!(
-            "a size of {} bytes is no whole number of blocks of {block} bytes; choose a multiple",
-            args.size
-        )));
-    }
+    input::whole_blocks(args.size)?;
     let mut id = [0; 16];
     seal::SystemRandom.fill(&mut id);
     let policy = Policy {
