@@ -7,7 +7,6 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use seal::slot::{Argon2Params, Credential, SlotLimits};
@@ -15,14 +14,12 @@ use serde_json::json;
 use volume::format::stream::{MAGIC, START};
 use volume::{AttachOptions, Kind, Reading, StreamProgress, StreamReader, StreamWriter, Tail, Volume};
 
+use super::drive;
 use crate::cli::stream::Export;
 use crate::commands::offline::{self, Opened};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
 use crate::output;
-
-/// How long to wait for something before the bar is moved.
-const GLANCE: Duration = Duration::from_millis(100);
 
 pub fn run(args: &Export) -> Result<(), Failure> {
     check(args)?;
@@ -36,8 +33,8 @@ pub fn run(args: &Export) -> Result<(), Failure> {
         true => None,
         false => Some(input::load(&args.credential.as_credential(), Origin::NewStream)?),
     };
-    let mut target = Target::open(args)?;
-    let tail = if args.resume { look(args, &mut target, &volume)? } else { None };
+    let target = Target::open(args)?;
+    let tail = if args.resume { look(args, &target, &volume)? } else { None };
     let kept = tail.as_ref().map_or(0, |tail| tail.bytes);
     let ended = match tail {
         Some(tail) if tail.complete => Ended { header: tail.header, bytes: kept },
@@ -122,7 +119,7 @@ impl Target {
 }
 
 /// What is whole of the file, if it holds the beginning of a stream of this volume.
-fn look(args: &Export, target: &mut Target, volume: &Volume) -> Result<Option<Tail>, Failure> {
+fn look(args: &Export, target: &Target, volume: &Volume) -> Result<Option<Tail>, Failure> {
     if !target.is_file {
         return Err(Failure::usage(format!("{} is no file, and nothing to go on with", target.name)));
     }
@@ -186,15 +183,9 @@ fn write(
     // How much of the data is in what is there already is not known; where all of it lies together, this is right.
     let left = volume.status().mapped_blocks.min(header.blocks - covered);
     let bar = output::bytes_bar("exporting", Some(left * volume::format::BLOCK_SIZE as u64));
-    let mut job = volume.export(writer, Arc::clone(&progress))?;
-    let ended = loop {
-        if let Some(ended) = job.step(GLANCE) {
-            break ended;
-        }
-        bar.set_position(progress.blocks.load(Ordering::Relaxed) * volume::format::BLOCK_SIZE as u64);
-    };
-    bar.finish_and_clear();
-    ended.map_err(|error| explain(args, error))?;
+    let job = volume.export(writer, Arc::clone(&progress))?;
+    drive(job, &bar, || progress.blocks.load(Ordering::Relaxed) * volume::format::BLOCK_SIZE as u64)
+        .map_err(|error| explain(args, error))?;
     let bytes = progress.bytes.load(Ordering::Relaxed);
     Ok(Ended { header, bytes })
 }

@@ -8,7 +8,6 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use seal::Random;
 use seal::slot::{Credential, SlotLimits};
@@ -18,6 +17,7 @@ use volume::format::stream::StreamHeader;
 use volume::policy::{self, Policy};
 use volume::{AttachOptions, CreateOptions, Imported, Kind, StreamProgress, StreamReader, Volume};
 
+use super::drive;
 use crate::cli::CredentialArgs;
 use crate::cli::stream::Import;
 use crate::commands::create::{self, Wanted};
@@ -25,9 +25,6 @@ use crate::failure::Failure;
 use crate::input::{self, Origin};
 use crate::session::Session;
 use crate::{output, system};
-
-/// How long to wait for something before the bar is moved.
-const GLANCE: Duration = Duration::from_millis(100);
 
 pub fn run(args: &Import) -> Result<(), Failure> {
     let policy_path = input::default_policy(&args.to, args.new.policy.as_deref())?;
@@ -211,15 +208,8 @@ impl<'a> Target<'a> {
 fn copy(session: &Session, reader: StreamReader<File>, length: Option<u64>) -> volume::Result<Imported> {
     let progress = Arc::new(StreamProgress::default());
     let bar = output::bytes_bar("importing", length);
-    let mut job = session.volume.import(reader, Arc::clone(&progress))?;
-    let ended = loop {
-        if let Some(ended) = job.step(GLANCE) {
-            break ended;
-        }
-        bar.set_position(progress.bytes.load(Ordering::Relaxed));
-    };
-    bar.finish_and_clear();
-    ended
+    let job = session.volume.import(reader, Arc::clone(&progress))?;
+    drive(job, &bar, || progress.bytes.load(Ordering::Relaxed))
 }
 
 fn explain(error: volume::Error) -> Failure {
