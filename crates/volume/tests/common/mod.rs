@@ -5,6 +5,7 @@ pub mod growing;
 pub mod medium;
 pub mod rekeying;
 pub mod sight;
+pub mod streaming;
 
 use std::collections::HashMap;
 use std::sync::Arc;

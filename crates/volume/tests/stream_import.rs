@@ -1,0 +1,119 @@
+//! Streams into volumes: larger ones, used ones, and ones whose machine stops.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use anchor::{Anchor, MemoryAnchor};
+use common::medium::put_back;
+use common::streaming::{BLOCKS, bench_of, content, export, filled_volume, frames, import_into, open_all};
+use futures::FutureExt;
+use store::MemoryStore;
+use volume::format::protections::Freshness;
+use volume::{Environment, Extent, Kind};
+
+#[test]
+fn an_empty_volume_has_a_stream_and_a_larger_volume_takes_it() {
+    let bench = bench_of(BLOCKS);
+    let small_policy = bench.create();
+    let stream = export(&bench, &small_policy);
+    assert_eq!(open_all(&stream, 9).expect("whole"), vec![(0..BLOCKS, Vec::new())]);
+    let larger = bench_of(BLOCKS + 100);
+    let policy = larger.create();
+    let mut session = larger.attach(&policy).expect("attached");
+    session.write(BLOCKS + 7, 3, 8).expect("written");
+    import_into(&mut session, &stream).expect("imported");
+    let (extents, bytes) = content(&mut session, BLOCKS + 100);
+    assert_eq!(extents, [Extent { blocks: BLOCKS + 100, allocated: false }]);
+    assert!(bytes.iter().all(|byte| *byte == 0));
+    session.detach().expect("detached");
+    let stream = export(&larger, &policy);
+    let mut session = bench.attach(&small_policy).expect("attached");
+    let error = import_into(&mut session, &stream).expect_err("too large");
+    assert_eq!(error.kind(), Kind::Usage, "{error}");
+}
+
+#[test]
+fn an_import_that_was_cut_anywhere_keeps_what_it_has_and_goes_on() {
+    let from = bench_of(BLOCKS);
+    let (policy, expected) = filled_volume(&from);
+    let stream = export(&from, &policy);
+    let frames = frames(&stream);
+    let to = bench_of(BLOCKS);
+    let policy = to.create();
+    let mut session = to.attach(&policy).expect("attached");
+    for frame in frames.iter().skip(1) {
+        let error = import_into(&mut session, &stream[..frame + 5]).expect_err("cut");
+        assert_eq!(error.kind(), Kind::Io, "{error}");
+        // The machine stops right then: what was told is there.
+        drop(session);
+        session = to.attach(&policy).expect("attached");
+    }
+    let mut changed = stream.clone();
+    let last = *frames.last().expect("a chunk");
+    changed[last + 50] ^= 1;
+    let error = import_into(&mut session, &changed).expect_err("damaged");
+    assert!(error.kind() == Kind::Corrupt && error.to_string().contains("chunk 3"), "{error}");
+    let imported = import_into(&mut session, &stream).expect("imported");
+    assert!(imported.kept > 0 && imported.kept < imported.blocks, "{imported:?}");
+    assert!(content(&mut session, BLOCKS) == expected);
+    // Once more, and over something else: a volume that was used becomes the stream again, holes included.
+    assert_eq!(import_into(&mut session, &stream).expect("imported").kept, imported.blocks);
+    session.write(1, 20, 77).expect("written");
+    session.write(1000, 2, 77).expect("written");
+    session.discard(1300, 5).expect("discarded");
+    import_into(&mut session, &stream).expect("imported");
+    assert!(content(&mut session, BLOCKS) == expected);
+    session.detach().expect("detached");
+}
+
+#[test]
+fn an_import_on_a_machine_that_stops_at_any_write_can_be_done_again() {
+    let from = bench_of(BLOCKS);
+    let (policy, expected) = filled_volume(&from);
+    let stream = export(&from, &policy);
+    for (freshness, strides) in [(Freshness::Strict, 7), (Freshness::Off, 11)] {
+        let mut bench = bench_of(BLOCKS);
+        bench.options.freshness = freshness;
+        if freshness == Freshness::Off {
+            bench.environment.anchor = None;
+        }
+        let policy = bench.create();
+        let blank = bench.image();
+        let fresh = bench.environment.clone();
+        let mut steps = 0;
+        let mut stopped = 0;
+        loop {
+            steps += strides;
+            // A copy of the volume as it was created, with an anchor that says so.
+            let store = Arc::new(MemoryStore::new(fresh.store.blocks()).expect("memory"));
+            put_back(&*store, &blank);
+            let anchor = match &fresh.anchor {
+                None => None,
+                Some(anchor) => {
+                    let copy = MemoryAnchor::new();
+                    let stamp = anchor.read().now_or_never().expect("memory").unwrap().expect("claimed");
+                    copy.advance(None, &stamp).now_or_never().expect("memory").expect("claimed");
+                    Some(Arc::new(copy) as Arc<dyn Anchor>)
+                }
+            };
+            bench.environment = Environment { store, anchor, ..fresh.clone() };
+            let (environment, left) = bench.stopping(i64::MAX);
+            let mut session = bench.attach_on(&environment, &policy).expect("attached");
+            left.store(steps, Ordering::Relaxed);
+            let ended = import_into(&mut session, &stream);
+            drop(session);
+            let mut session = bench.attach(&policy).expect("attached again");
+            if ended.is_err() {
+                stopped += 1;
+                import_into(&mut session, &stream).expect("imported at the second try");
+            }
+            assert!(content(&mut session, BLOCKS) == expected, "{freshness}: stopped after {steps}");
+            if ended.is_ok() {
+                break;
+            }
+        }
+        assert!(stopped > 10, "{freshness}: the machine stopped {stopped} times only");
+    }
+}
