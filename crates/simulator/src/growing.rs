@@ -2,6 +2,7 @@
 
 use std::sync::PoisonError;
 
+use store::BLOCK_SIZE;
 use store::hostile::{Faults, Image};
 use volume::format::header::Header;
 use volume::format::protections::{Freshness, Provision};
@@ -148,7 +149,7 @@ impl Simulation {
         let job = volume::attach_read_only(environment, policy, numbered(0), self.plan.attach)
             .map_err(|error| Failure(format!("looking at half a growth: {error}")))?;
         match self.drive_or_die(job, None, ("looking at half a growth", 20_000))? {
-            Some(Ok(volume)) if volume.blocks() * 4096 == size => Ok(()),
+            Some(Ok(volume)) if volume.blocks() * BLOCK_SIZE as u64 == size => Ok(()),
             Some(Ok(volume)) => Err(Failure(format!("half a growth shows {} blocks", volume.blocks()))),
             Some(Err(error)) if error.kind() == Kind::Policy && error.to_string().contains("volume grow") => {
                 Ok(())
@@ -163,7 +164,7 @@ impl Simulation {
     fn grown(&mut self, grown: &Grown, before: Image) -> Outcomes {
         let policy = self.owners_policy()?;
         say!(self, "the volume has grown to {:?} blocks, {} times in all", grown.now, grown.growths);
-        if grown.policy != policy || policy.size != grown.now.0 * 4096 {
+        if grown.policy != policy || policy.size != grown.now.0 * BLOCK_SIZE as u64 {
             return Err(Failure("a growth ended, and its policy was not kept".into()));
         }
         let was = (self.geometry.map_levels(), self.geometry.bitmap_levels());
@@ -196,13 +197,10 @@ impl Simulation {
 
     fn geometry_in_force(&self) -> Option<Geometry> {
         let size = self.policy.as_ref()?.size;
-        let digest = self.anchor.held().map(|stamp| stamp.header_digest);
         let image = self.store.snapshot();
-        let headers = [0, 2].into_iter().filter_map(|at| {
-            let vouched =
-                digest.is_none_or(|digest| seal::sha256(&[image.block(at), image.block(at + 1)]) == digest);
-            let header = Header::decode_as(image.block(at), self.plan.create.shape).ok()?;
-            (vouched && header.geometry.logical_bytes() == size).then_some(header)
+        let headers = self.copies_in_force(&image).filter_map(|(page, _)| {
+            let header = Header::decode_as(page, self.plan.create.shape).ok()?;
+            (header.geometry.logical_bytes() == size).then_some(header)
         });
         headers.max_by_key(|header| header.generation).map(|header| header.geometry)
     }

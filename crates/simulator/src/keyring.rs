@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use seal::SecretBytes;
 use seal::slot::{Argon2Params, Credential};
+use store::BLOCK_SIZE;
+use store::hostile::Image;
 use volume::{Driven, Error, KeyChange, Kind, change_keys};
 
 use crate::simulation::{Failure, Outcomes, Simulation, say};
@@ -17,7 +19,7 @@ pub(crate) struct Keys {
     /// For the next attach: one that has been removed.
     pub(crate) revoked: Option<u8>,
     /// What the disk held before a credential was removed, and which.
-    pub(crate) before_removal: Vec<(store::hostile::Image, u8)>,
+    pub(crate) before_removal: Vec<(Image, u8)>,
 }
 
 pub(crate) fn numbered(number: u8) -> Credential {
@@ -125,15 +127,22 @@ impl Simulation {
             .map_err(|error| Failure(format!("changing the keys: {error}")))
     }
 
+    /// Header and key slots of each copy that the anchor vouches for; without an anchor, of both.
+    pub(crate) fn copies_in_force<'a>(
+        &self,
+        image: &'a Image,
+    ) -> impl Iterator<Item = (&'a [u8; BLOCK_SIZE], &'a [u8; BLOCK_SIZE])> {
+        let anchored = self.anchor.held().map(|stamp| stamp.header_digest);
+        let copies = [0, 2].map(|at| (image.block(at), image.block(at + 1)));
+        copies.into_iter().filter(move |(header, slots)| {
+            anchored.is_none_or(|digest| digest == seal::sha256(&[*header, *slots]))
+        })
+    }
+
     /// The slot that holds a key, as the copies in force say it.
     pub(crate) fn slot_of(&self, key: u8) -> Result<usize, Failure> {
         let image = self.store.snapshot();
-        let anchored = self.anchor.held().map(|stamp| stamp.header_digest);
-        let copies = [0, 2].map(|at| (image.block(at), image.block(at + 1)));
-        let in_force = copies.iter().filter(|(header, slots)| {
-            anchored.is_none_or(|digest| digest == seal::sha256(&[&header[..], &slots[..]]))
-        });
-        in_force
+        self.copies_in_force(&image)
             .filter_map(|(_, slots)| seal::slot::KeySlots::decode(slots).ok())
             .find_map(|slots| {
                 slots.list().iter().find(|slot| slot.label == label(key)).map(|slot| slot.index)

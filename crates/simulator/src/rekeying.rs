@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use seal::VolumeKey;
 use seal::slot::{KeySlots, SlotLimits};
+use store::BLOCK_SIZE;
 use volume::format::header::{self, Header};
 use volume::format::protections::Freshness;
 use volume::{Kind, RekeyOrder, Rekeyed, ResealReport, begin_rekey};
@@ -15,19 +16,14 @@ impl Simulation {
     /// The volume key of the header in force, as far as that can be told from the disk and the anchor.
     pub(crate) fn key_in_force(&self) -> Option<(Header, VolumeKey)> {
         let image = self.store.snapshot();
-        let anchored = self.anchor.held().map(|stamp| stamp.header_digest);
-        let open = |at: u64| {
-            let (page, area) = (image.block(at), image.block(at + 1));
-            if anchored.is_some_and(|digest| digest != seal::sha256(&[page, area])) {
-                return None;
-            }
+        let open = |(page, area): (&[u8; BLOCK_SIZE], &[u8; BLOCK_SIZE])| {
             let header = Header::decode_as(page, self.plan.create.shape).ok()?;
             let slots = KeySlots::decode(area).ok()?;
             let key = slots.unlock(&header.volume, &numbered(0), &SlotLimits::default()).ok()?;
             let holds = key.mac("header").verify(&[header::signed_part(page).ok()?], header::mac(page).ok()?);
             holds.then_some((header, key))
         };
-        [0, 2].into_iter().filter_map(open).max_by_key(|(header, _)| header.generation)
+        self.copies_in_force(&image).filter_map(open).max_by_key(|(header, _)| header.generation)
     }
 
     /// The owner gives the volume a new key; while nobody has the volume, and perhaps not to the end.
