@@ -64,6 +64,16 @@ pub fn change_keys(
     })
 }
 
+/// Puts a new pair in force by the step that makes it count, which the copy in force must outlive: B, that step, A.
+pub(crate) async fn put_in_force(io: &Io, pair: &Pair, step: impl Future<Output = Result<()>>) -> Result<()> {
+    write_pair(io, COPIES[1], pair).await?;
+    if mutated(Mutation::BothCopiesFirst) {
+        write_pair(io, COPIES[0], pair).await?;
+    }
+    step.await?;
+    write_pair(io, COPIES[0], pair).await
+}
+
 /// A change of header and key slots, whatever it changes in them.
 pub(crate) struct Changing {
     pub(crate) environment: Environment,
@@ -86,12 +96,7 @@ impl Changing {
             Error::new(Kind::Usage, "the header was changed four billion times; make a new volume")
         })?;
         let pair = sign_header(&opened.header, &opened.slots, &opened.key)?;
-        write_pair(&self.io, COPIES[1], &pair).await?;
-        if mutated(Mutation::BothCopiesFirst) {
-            write_pair(&self.io, COPIES[0], &pair).await?;
-        }
-        self.move_anchor(opened, seal::sha256(&[&pair])).await?;
-        write_pair(&self.io, COPIES[0], &pair).await
+        put_in_force(&self.io, &pair, self.move_anchor(opened, seal::sha256(&[&pair]))).await
     }
 
     pub(crate) fn check_released(&self, opened: &Opened) -> Result<()> {

@@ -16,6 +16,7 @@ use crate::format::ad::Tree;
 use crate::format::entry::{Entry, entry_at};
 use crate::format::header::Header;
 use crate::io::Io;
+use crate::key_slots::put_in_force;
 use crate::merge::Merge;
 use crate::open_header::{COPIES, Pair, read_pair, write_pair};
 
@@ -153,9 +154,8 @@ impl Core {
         if *read_pair(io, COPIES[0]).await? != **in_force {
             write_pair(io, COPIES[0], in_force).await?;
         }
-        write_pair(io, COPIES[1], &pair).await?;
         let header = Some(seal::sha256(&[&pair]));
-        self.commit(io, Want { data: true, anchor: true, urgent: true, header, ..Want::default() }).await?;
-        write_pair(io, COPIES[0], &pair).await
+        let want = Want { data: true, anchor: true, urgent: true, header, ..Want::default() };
+        put_in_force(io, &pair, async { self.commit(io, want).await.map(drop) }).await
     }
 }

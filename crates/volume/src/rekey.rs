@@ -23,10 +23,9 @@ use crate::format::header::Header;
 use crate::format::protections::Freshness;
 use crate::format::rekeying::Rekeying;
 use crate::io::Driven;
-use crate::key_slots::Changing;
+use crate::key_slots::{Changing, put_in_force};
 use crate::keys::{EPOCHS, Keyring};
-use crate::mutation::{Mutation, mutated};
-use crate::open_header::{COPIES, Opened, check_anchored, open_header, suite_of, write_pair};
+use crate::open_header::{Opened, check_anchored, open_header, suite_of};
 use crate::policy::Policy;
 use crate::replay::Replayed;
 use crate::superblock_io::read_superblocks;
@@ -116,12 +115,7 @@ impl Beginning {
             Error::new(Kind::Usage, "header and key slots were changed four billion times; make a new volume")
         })?;
         let pair = sign_header(&header, &slots, &key)?;
-        write_pair(io, COPIES[1], &pair).await?;
-        if mutated(Mutation::BothCopiesFirst) {
-            write_pair(io, COPIES[0], &pair).await?;
-        }
-        self.move_anchor(stamp, &replayed, seal::sha256(&[&pair]), &key).await?;
-        write_pair(io, COPIES[0], &pair).await?;
+        put_in_force(io, &pair, self.move_anchor(stamp, &replayed, seal::sha256(&[&pair]), &key)).await?;
         Ok(Rekeyed { under_way: false, slots: slots.list(), removed })
     }
 
