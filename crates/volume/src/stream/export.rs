@@ -11,18 +11,13 @@ use futures::{FutureExt, Stream, TryStreamExt};
 use store::{BLOCK_SIZE, Buffer};
 
 use super::write::StreamWriter;
-use super::{StreamProgress, Tail};
+use super::{CHUNKS_AT_ONCE, StreamProgress, Tail, WINDOW};
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::format::stream::{CHUNK_BLOCKS, Chunk, StreamHeader};
 use crate::io::{Driven, Io};
 use crate::survey::StateName;
 use crate::volume::Volume;
-
-/// Chunks that are read at the same time; so many MiB of memory.
-const CHUNKS_AT_ONCE: usize = 4;
-/// Blocks whose allocation is looked up at a time.
-const WINDOW: u64 = 1 << 15;
 
 impl Volume {
     /// The header of a stream of this volume, as it is now.

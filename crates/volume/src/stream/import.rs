@@ -11,20 +11,16 @@ use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use store::{BLOCK_SIZE, Buffer};
 
-use super::StreamProgress;
 use super::read::{Opened, StreamReader};
+use super::{CHUNKS_AT_ONCE, StreamProgress, WINDOW};
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::io::{Driven, Io};
 use crate::queue::{Request, Runs};
 use crate::volume::Volume;
 
-/// Chunks that are written at the same time; so many MiB of memory, twice.
-const CHUNKS_AT_ONCE: usize = 4;
 /// Chunks after which what was imported is made durable: what a crash may cost, and what a transaction may hold.
 const COMMIT_CHUNKS: u64 = 256;
-/// Blocks whose allocation is looked up at a time.
-const WINDOW: u64 = 1 << 15;
 
 /// What an import did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

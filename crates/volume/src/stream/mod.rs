@@ -22,6 +22,11 @@ pub use import::Imported;
 pub use read::{StreamReader, Tail};
 pub use write::StreamWriter;
 
+/// Chunks that are read or written at the same time; so many MiB of memory, of an import twice.
+const CHUNKS_AT_ONCE: usize = 4;
+/// Blocks whose allocation is looked up at a time.
+const WINDOW: u64 = 1 << 15;
+
 /// How far an export or import has come; shared with whoever shows it.
 #[derive(Debug, Default)]
 pub struct StreamProgress {
