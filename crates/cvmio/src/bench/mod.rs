@@ -42,6 +42,31 @@ pub struct Protections {
     no_integrity: bool,
 }
 
+/// How much is measured, for how long, and where.
+#[derive(Args, Debug, Clone)]
+struct Scale {
+    /// Directory for the files, which are removed; choose it on the disk that is to be measured
+    #[arg(long, default_value = ".")]
+    dir: PathBuf,
+    /// Logical size of the volume in MiB; whatever is measured beside it has as much
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(16..=1 << 24))]
+    size: u64,
+    /// Time that is measured in each turn
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+    /// How often each contestant has its turn
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    turns: u32,
+}
+
+impl Scale {
+    /// The time of a turn.
+    fn time(&self) -> Result<Duration> {
+        Duration::try_from_secs_f64(self.seconds)
+            .map_err(|error| Error::new(Kind::Usage, format!("--seconds {}: {error}", self.seconds)))
+    }
+}
+
 /// What can be measured.
 #[derive(Subcommand, Debug)]
 pub enum BenchCommand {
@@ -71,15 +96,11 @@ pub struct BenchArgs {
     /// Where the blocks lie
     #[arg(long, value_enum, default_value = "file")]
     medium: Medium,
-    /// Directory for the files, which are removed; choose it on the disk that is to be measured
-    #[arg(long, default_value = ".")]
-    dir: PathBuf,
+    #[command(flatten)]
+    scale: Scale,
     /// What to run: `randread-4k-q32` and the like, separated by commas
     #[arg(long, value_delimiter = ',', default_values = STANDARD)]
     cases: Vec<Case>,
-    /// Logical size in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(16..=1 << 24))]
-    size: u64,
     /// Percent of the logical blocks that hold data; all requests go there
     #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..=100))]
     fill: u8,
@@ -92,12 +113,6 @@ pub struct BenchArgs {
     /// Follow each so many writes by a flush
     #[arg(long, value_name = "WRITES", default_value_t = 0)]
     fsync_every: u64,
-    /// Time that is measured in each turn
-    #[arg(long, default_value_t = 3.0)]
-    seconds: f64,
-    /// How often each contestant has its turn
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    turns: u32,
     /// Memory for changes and for the map's cache, in MiB
     #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     memory: u64,
@@ -113,10 +128,9 @@ pub struct BenchArgs {
 /// # Errors
 /// When it cannot be set up, a request fails, or something reads otherwise than it was written.
 fn run_volume(args: &BenchArgs) -> Result<()> {
-    let time = Duration::try_from_secs_f64(args.seconds)
-        .map_err(|error| Error::new(Kind::Usage, format!("--seconds {}: {error}", args.seconds)))?;
-    let blocks = (args.size << 20) / BLOCK_SIZE as u64;
-    let bench = Bench::new(args.medium, &args.dir, blocks, args.memory << 20, &args.protections)?;
+    let time = args.scale.time()?;
+    let blocks = (args.scale.size << 20) / BLOCK_SIZE as u64;
+    let bench = Bench::new(args.medium, &args.scale.dir, blocks, args.memory << 20, &args.protections)?;
     check(&bench)?;
     let filled = (blocks * u64::from(args.fill) / 100).max(1);
     bench.fill(Side::Raw, filled)?;
@@ -161,7 +175,7 @@ fn run_volume(args: &BenchArgs) -> Result<()> {
 fn measure(bench: &Bench, args: &BenchArgs, case: &Case, filled: u64, time: Duration) -> Result<Row> {
     let mut turns = Vec::new();
     let mut times = [Side::Raw, Side::Protected].map(|_| histogram());
-    for turn in 0..args.turns {
+    for turn in 0..args.scale.turns {
         let take = |side, times: &mut Histogram<u64>| {
             quiesce();
             Run { bench, case, side, threads: args.threads, filled, time, turn }.turn(times)

@@ -3,13 +3,13 @@
 mod contestant;
 mod fio;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
 use tempfile::TempDir;
 
+use super::Scale;
 use super::case::Case;
 use super::report::{count, interval};
 use crate::failure::Failure;
@@ -34,21 +34,11 @@ pub struct NbdArgs {
     /// Who takes turns with the volume, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', default_values = PEERS)]
     peers: Vec<Contestant>,
-    /// Directory for the files, which are removed; choose it on the disk that is to be measured
-    #[arg(long, default_value = ".")]
-    dir: PathBuf,
+    #[command(flatten)]
+    scale: Scale,
     /// What to run: `randread-4k-q32` and the like, separated by commas
     #[arg(long, value_delimiter = ',', default_values = STANDARD)]
     cases: Vec<Case>,
-    /// What each serves, in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(16..=1 << 24))]
-    size: u64,
-    /// Time that is measured in each turn
-    #[arg(long, default_value_t = 3.0)]
-    seconds: f64,
-    /// How often each contestant has its turn
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    turns: u32,
     /// Let the volume go through the page cache, as nbdkit does
     #[arg(long)]
     buffered: bool,
@@ -136,20 +126,19 @@ not reached the disk: that is nbdkit, and cvmio with --buffered. qemu-luks, and 
 /// # Errors
 /// When a program is missing, a server or fio fails, or a signal asks for the end.
 pub fn run(args: &NbdArgs) -> Result<(), Failure> {
-    let time = Duration::try_from_secs_f64(args.seconds)
-        .map_err(|error| Failure::usage(format!("--seconds {}: {error}", args.seconds)))?;
+    let time = args.scale.time()?;
     let interrupt = Interrupt::new()?;
-    let directory = TempDir::with_prefix_in("cvmio-bench-", &args.dir).map_err(|error| {
-        Failure::usage(format!("{}: {error}; choose another with --dir", args.dir.display()))
+    let directory = TempDir::with_prefix_in("cvmio-bench-", &args.scale.dir).map_err(|error| {
+        Failure::usage(format!("{}: {error}; choose another with --dir", args.scale.dir.display()))
     })?;
     let place = directory
         .path()
         .canonicalize()
-        .map_err(|error| Failure::io(format!("{}: {error}", args.dir.display())))?;
+        .map_err(|error| Failure::io(format!("{}: {error}", args.scale.dir.display())))?;
     let mut servers = Vec::new();
     for contestant in std::iter::once(Contestant::Cvmio).chain(args.peers.iter().copied()) {
-        let server = Server::start(contestant, &place, args.size, args.buffered, &interrupt)?;
-        fio::fill(&server.uri(), args.size, &interrupt)?;
+        let server = Server::start(contestant, &place, args.scale.size, args.buffered, &interrupt)?;
+        fio::fill(&server.uri(), args.scale.size, &interrupt)?;
         servers.push(server);
     }
     if !args.json {
@@ -179,9 +168,9 @@ fn measure(
     interrupt: &Interrupt,
 ) -> Result<Vec<Row>, Failure> {
     let mut seen: Vec<Vec<Seen>> = vec![Vec::new(); servers.len()];
-    for _ in 0..args.turns {
+    for _ in 0..args.scale.turns {
         for (server, seen) in servers.iter().zip(&mut seen) {
-            seen.push(fio::turn(&server.uri(), args.size, case, time, interrupt)?);
+            seen.push(fio::turn(&server.uri(), args.scale.size, case, time, interrupt)?);
         }
     }
     let (ours, theirs) = seen.split_first().ok_or_else(|| Failure::internal("nobody takes part"))?;
