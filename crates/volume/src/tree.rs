@@ -111,7 +111,7 @@ impl Core {
         buffer.copy_to(0, &mut sealed);
         let mut page = Arc::new([0; store::BLOCK_SIZE]);
         let out = Arc::get_mut(&mut page).ok_or_else(damaged)?;
-        if matches!(key.tree, Tree::Salts | Tree::OldSalts) {
+        if key.tree.is_self_salted() {
             let old =
                 if key.tree == Tree::OldSalts { Some(self.keys.old().ok_or_else(damaged)?) } else { None };
             let volume_key = old.as_ref().map_or(&self.keys.key, |old| &old.key);

@@ -33,6 +33,11 @@ impl Tree {
         }
     }
 
+    /// Whether it is a table of salts, each of whose nodes has a salt and so a key of its own.
+    pub fn is_self_salted(self) -> bool {
+        matches!(self, Self::Salts | Self::OldSalts)
+    }
+
     /// The tree of a number.
     ///
     /// # Errors

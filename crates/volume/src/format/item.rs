@@ -203,8 +203,7 @@ pub(in crate::format) fn check_root(
     if tree != Tree::Bitmap && entry.flags != 0 {
         return refuse("flags must be zero");
     }
-    let self_salted = matches!(tree, Tree::Salts | Tree::OldSalts);
-    match (entry.is_absent(), self_salted) {
+    match (entry.is_absent(), tree.is_self_salted()) {
         (false, true) if entry.epoch != 0 || entry.nonce != 0 => refuse("epoch and nonce must be zero"),
         (false, false) if entry.epoch == 0 => refuse("it has no epoch"),
         _ => Ok(()),
