@@ -16,6 +16,7 @@ use crate::plan::protections;
 use crate::simulation::{Simulation, say};
 
 const NOT_ANCHORED: &[Kind] = &[Kind::Stale];
+const NO_SLOT: &[Kind] = &[Kind::Locked];
 const NOT_SIGNED: &[Kind] = &[Kind::Corrupt];
 const OTHER_STAMP: &[Kind] = &[Kind::Anchor];
 const OTHER_VOLUME: &[Kind] = &[Kind::Policy];
@@ -125,7 +126,14 @@ impl Simulation {
         for block in 0..4 {
             self.store.replay_block(old, block);
         }
-        let kinds = if self.has_grown_since(&self.store.snapshot()) { OLD_HEADER } else { NOT_ANCHORED };
+        let now = self.store.snapshot();
+        // A removal that was cut short, and done again, has left beside the old pair what is in force now.
+        let removed = self.copies_in_force(&now).next().is_some();
+        let kinds = match self.has_grown_since(&now) {
+            true => OLD_HEADER,
+            false if removed => NO_SLOT,
+            false => NOT_ANCHORED,
+        };
         Some(Attack::that_must_fail("a removed key", genuine, kinds))
     }
 
