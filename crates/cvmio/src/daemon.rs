@@ -9,7 +9,7 @@ pub mod latency;
 pub mod metrics;
 mod pool;
 pub mod rekey;
-mod scrub;
+pub mod scrub;
 mod service;
 pub mod status;
 pub mod tamper;

@@ -7,6 +7,7 @@ mod load;
 mod nbd;
 mod report;
 mod setup;
+mod upkeep;
 
 use std::path::PathBuf;
 use std::thread;
@@ -72,16 +73,18 @@ impl Scale {
 pub enum BenchCommand {
     Volume(BenchArgs),
     Nbd(nbd::NbdArgs),
+    Upkeep(upkeep::UpkeepArgs),
 }
 
 /// Runs a benchmark.
 ///
 /// # Errors
-/// See [`run_volume`] and [`nbd::run`].
+/// See [`run_volume`], [`nbd::run`] and [`upkeep::run`].
 pub fn run(command: &BenchCommand) -> std::result::Result<(), Failure> {
     match command {
         BenchCommand::Volume(args) => Ok(run_volume(args)?),
         BenchCommand::Nbd(args) => nbd::run(args),
+        BenchCommand::Upkeep(args) => Ok(upkeep::run(args)?),
     }
 }
 

@@ -10,7 +10,10 @@ use store::{FileStore, MemoryStore, Options, Store};
 use tempfile::TempDir;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::Shape;
-use volume::{AttachOptions, CreateOptions, Environment, Error, Kind, Result, attach, create};
+use volume::policy::Policy;
+use volume::{
+    AttachOptions, CreateOptions, Environment, Error, Kind, RekeyOrder, Result, attach, begin_rekey, create,
+};
 
 use super::Protections;
 use super::case::Case;
@@ -47,8 +50,9 @@ impl Side {
 
 /// Both contestants, ready.
 pub struct Bench {
-    raw: Arc<dyn Store>,
+    pub raw: Arc<dyn Store>,
     pub session: Session,
+    ground: Ground,
     /// Logical blocks of either.
     pub blocks: u64,
     /// Holds the anchor's file.
@@ -97,8 +101,18 @@ impl Bench {
             random: Arc::new(SystemRandom),
             clock: Arc::new(SystemClock::new()),
         };
-        let session = session(environment, options, memory)?;
-        Ok(Self { raw, session, blocks, _directory: directory })
+        let ground = Ground::new(environment, options, memory)?;
+        let session = ground.attach()?;
+        Ok(Self { raw, session, ground, blocks, _directory: directory })
+    }
+
+    /// Detaches, gives the volume a new key, and attaches: everything is to be sealed anew.
+    pub fn rekeyed(self) -> Result<Self> {
+        let Self { raw, session, ground, blocks, _directory } = self;
+        session.end()?;
+        ground.begin_rekey()?;
+        let session = ground.attach()?;
+        Ok(Self { raw, session, ground, blocks, _directory })
     }
 
     /// A queue of one of the contestants, for the calling thread.
@@ -167,12 +181,38 @@ fn io_error(error: &std::io::Error, path: &Path) -> Error {
     Error::new(Kind::Io, format!("{}: {error}", path.display()))
 }
 
-fn session(environment: Environment, options: CreateOptions, memory: u64) -> Result<Session> {
-    let mut key = [0; 64];
-    environment.random.fill(&mut key);
-    let credential = || Credential::KeyFile(SecretBytes::from_slice(&key));
-    let shape = options.shape;
-    let policy = create(environment.clone(), options, credential(), Box::new(|_| Ok(())))?.block()?;
-    let options = AttachOptions { memory, shape, ..AttachOptions::default() };
-    Session::begin(attach(environment, policy, credential(), options)?.block()?)
+/// A volume that can be attached again and again.
+struct Ground {
+    environment: Environment,
+    policy: Policy,
+    key: SecretBytes,
+    options: AttachOptions,
+}
+
+impl Ground {
+    /// Creates the volume.
+    fn new(environment: Environment, options: CreateOptions, memory: u64) -> Result<Self> {
+        let mut key = [0; 64];
+        environment.random.fill(&mut key);
+        let key = SecretBytes::from_slice(&key);
+        let attached = AttachOptions { memory, shape: options.shape, ..AttachOptions::default() };
+        let policy =
+            create(environment.clone(), options, credential(&key), Box::new(|_| Ok(())))?.block()?;
+        Ok(Self { environment, policy, key, options: attached })
+    }
+
+    fn attach(&self) -> Result<Session> {
+        let (environment, policy) = (self.environment.clone(), self.policy.clone());
+        Session::begin(attach(environment, policy, credential(&self.key), self.options)?.block()?)
+    }
+
+    fn begin_rekey(&self) -> Result<()> {
+        let (environment, policy) = (self.environment.clone(), self.policy.clone());
+        let order = RekeyOrder::default();
+        begin_rekey(environment, policy, credential(&self.key), order, self.options)?.block().map(drop)
+    }
+}
+
+fn credential(key: &SecretBytes) -> Credential {
+    Credential::KeyFile(SecretBytes::from_slice(key.expose()))
 }

@@ -139,7 +139,14 @@ impl Shared {
     }
 
     fn run(&self, volume: &Volume, tamper: &Tamper) {
-        let (stage, failure) = match self.read_all(volume, tamper) {
+        let note = |report: CheckReport| {
+            if report.damaged_blocks > 0 {
+                let message = format!("{} blocks are not what was written there", report.damaged_blocks);
+                tamper.note("scrub", &volume::Error::new(Kind::Corrupt, message));
+            }
+            self.found().report.merge(report);
+        };
+        let (stage, failure) = match drive(volume, self.rate, &self.progress, &self.stop, note) {
             Ok(true) => (Stage::Done, None),
             Ok(false) => (Stage::Stopped, None),
             Err(error) => (Stage::Failed, Some(error.to_string())),
@@ -147,32 +154,37 @@ impl Shared {
         let mut found = self.found();
         (found.stage, found.failure) = (stage, failure);
     }
+}
 
-    /// Whether it came to the end.
-    fn read_all(&self, volume: &Volume, tamper: &Tamper) -> volume::Result<bool> {
-        let begun = Instant::now();
-        for part in 0..PARTS {
-            let mut job = volume.check(part, PARTS, Arc::clone(&self.progress))?;
-            let report = loop {
-                if self.stop.load(Ordering::SeqCst) {
-                    return Ok(false);
-                }
-                let read = self.progress.blocks.load(Ordering::Relaxed) * BLOCK_SIZE as u64;
-                let early = wait(self.rate, read, begun.elapsed());
-                if !early.is_zero() {
-                    std::thread::sleep(early.min(NAP));
-                } else if let Some(report) = job.step(NAP) {
-                    break report?;
-                }
-            };
-            if report.damaged_blocks > 0 {
-                let message = format!("{} blocks are not what was written there", report.damaged_blocks);
-                tamper.note("scrub", &volume::Error::new(Kind::Corrupt, message));
+/// Reads everything on this thread, at most `rate` bytes a second; whether it came to the end before `stop` was set. `found` hears of each part.
+///
+/// # Errors
+/// As the job.
+pub fn drive(
+    volume: &Volume,
+    rate: u64,
+    progress: &Arc<CheckProgress>,
+    stop: &AtomicBool,
+    mut found: impl FnMut(CheckReport),
+) -> volume::Result<bool> {
+    let begun = Instant::now();
+    for part in 0..PARTS {
+        let mut job = volume.check(part, PARTS, Arc::clone(progress))?;
+        let report = loop {
+            if stop.load(Ordering::SeqCst) {
+                return Ok(false);
             }
-            self.found().report.merge(report);
-        }
-        Ok(true)
+            let read = progress.blocks.load(Ordering::Relaxed) * BLOCK_SIZE as u64;
+            let early = wait(rate, read, begun.elapsed());
+            if !early.is_zero() {
+                std::thread::sleep(early.min(NAP));
+            } else if let Some(report) = job.step(NAP) {
+                break report?;
+            }
+        };
+        found(report);
     }
+    Ok(true)
 }
 
 /// How long it is too early to read on, with so many bytes read in that time.
