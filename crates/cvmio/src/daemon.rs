@@ -1,5 +1,6 @@
 //! The process that serves one volume: from the order to attach to the last checkpoint.
 
+mod beside;
 pub mod control;
 mod disk;
 pub mod events;

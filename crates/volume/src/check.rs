@@ -1,26 +1,19 @@
 //! Checking: everything that the map reaches is read and opened.
 //!
 //! The work is cut by subtrees, so that several threads, each with its own store queue, share it without talking. Nothing is held for longer
-//! than a leaf, so a volume may be checked while it is in use.
+//! than a leaf, so a volume may be checked while it is in use; it gives way to users as [`tour`](crate::tour) says.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use futures::future::LocalBoxFuture;
-use futures::{FutureExt, StreamExt, TryStreamExt};
-use store::Buffer;
-
-use crate::cache::NodeKey;
 use crate::core::Core;
-use crate::error::{Kind, Result};
-use crate::format::ad::Tree;
-use crate::format::entry::entry_at;
+use crate::error::{Error, Kind, Result};
 use crate::io::Io;
+use crate::tour::{Buffers, Sharing, Tour, Visitor};
 
-/// Leaves that are read at a time.
-const LEAVES_AT_ONCE: usize = 8;
 /// Damaged stretches that are listed; more are only counted.
 const LISTED: usize = 4096;
 
@@ -29,6 +22,8 @@ const LISTED: usize = 4096;
 pub struct CheckProgress {
     /// Blocks opened so far.
     pub blocks: AtomicU64,
+    /// How it gives way to users. Nobody needs to make use of it: then it goes on as if there were none.
+    pub sharing: Sharing,
 }
 
 /// What a check found.
@@ -74,111 +69,122 @@ pub(crate) struct Check {
 
 impl Check {
     pub(crate) async fn run(self, io: Io) -> Result<CheckReport> {
-        let (entry, level) = self.core.top(Tree::Map);
-        let root = NodeKey { tree: Tree::Map, level, index: 0 };
-        let report = RefCell::new(CheckReport::default());
-        if !entry.is_absent() {
-            self.subtree(&io, root, &report).await?;
-        }
-        if self.part == 0 {
-            self.changes(&io, &report).await?;
-        }
-        let mut report = report.into_inner();
+        // What the map does not reach yet is in the overlay; afterwards it may be in the map.
+        let bits = self.core.geometry.fan_out_bits;
+        let changed = self.core.overlay.logical_blocks().into_iter().map(|logical| logical >> bits);
+        let changed = changed.filter(|index| self.is_mine(*index)).collect();
+        let buffers = Buffers::new(1 << bits);
+        let visit = Visit {
+            buffers,
+            check: &self,
+            io: &io,
+            changed: RefCell::new(changed),
+            report: RefCell::default(),
+        };
+        let tour = Tour { core: &self.core, io: &io, sharing: &self.progress.sharing, visitor: &visit };
+        tour.all().await?;
+        tour.only(visit.changed.take().into_iter()).await?;
+        let mut report = visit.report.into_inner();
         report.damaged.sort_by_key(|range| range.start);
         Ok(report)
     }
 
-    /// What the overlay has, and the tree does not yet.
-    async fn changes(&self, io: &Io, report: &RefCell<CheckReport>) -> Result<()> {
-        for logical in self.core.overlay.logical_blocks() {
-            self.blocks(io, logical..logical + 1, 1, report).await?;
-        }
-        Ok(())
+    fn is_mine(&self, index: u64) -> bool {
+        index % self.parts == self.part
+    }
+}
+
+/// One part's way.
+struct Visit<'a> {
+    check: &'a Check,
+    io: &'a Io,
+    /// Leaves in which there were changes when it began, as far as it has not been there.
+    changed: RefCell<BTreeSet<u64>>,
+    report: RefCell<CheckReport>,
+    buffers: Buffers,
+}
+
+impl Visitor for Visit<'_> {
+    fn wants(&self, index: u64) -> bool {
+        self.check.is_mine(index)
     }
 
-    fn span(&self, key: NodeKey) -> Range<u64> {
-        let bits = self.core.geometry.fan_out_bits * (key.level + 1);
-        let end = ((key.index + 1) << bits).min(self.core.geometry.logical_blocks);
-        key.index << bits..end
-    }
-
-    fn subtree<'a>(
-        &'a self,
-        io: &'a Io,
-        key: NodeKey,
-        report: &'a RefCell<CheckReport>,
-    ) -> LocalBoxFuture<'a, Result<()>> {
-        async move {
-            let page = match self.core.node(io, key).await {
-                Ok(Some(page)) => page,
-                Ok(None) => return Ok(()),
-                Err(error) if error.kind() == Kind::Corrupt => {
-                    if self.part == 0 {
-                        report.borrow_mut().damage(self.span(key));
-                    }
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
-            };
-            let bits = self.core.geometry.fan_out_bits;
-            if key.level == 0 {
-                let present = (0..1usize << bits)
-                    .filter(|slot| entry_at(page.as_slice(), *slot).is_ok_and(|entry| !entry.is_absent()));
-                let present = present.count() as u64;
-                return self.blocks(io, self.span(key), present, report).await;
-            }
-            let mut children = Vec::new();
-            for slot in 0..1usize << bits {
-                let index = (key.index << bits) + slot as u64;
-                let mine = key.level > 1 || index % self.parts == self.part;
-                if mine && !entry_at(page.as_slice(), slot)?.is_absent() {
-                    children.push(NodeKey { level: key.level - 1, index, ..key });
-                }
-            }
-            let width = if key.level == 1 { LEAVES_AT_ONCE } else { 1 };
-            futures::stream::iter(children)
-                .map(|child| self.subtree(io, child, report))
-                .buffer_unordered(width)
-                .try_collect::<()>()
-                .await
-        }
-        .boxed_local()
-    }
-
-    /// Reads a stretch of at most a leaf; what fails is read again block by block, so that only the damaged ones are named.
-    async fn blocks(
-        &self,
-        io: &Io,
-        span: Range<u64>,
-        present: u64,
-        report: &RefCell<CheckReport>,
-    ) -> Result<()> {
+    /// From the first block that is there to the last.
+    async fn look(&self, span: Range<u64>) -> Result<Vec<Range<u64>>> {
+        let core = &self.check.core;
+        self.changed.borrow_mut().remove(&(span.start >> core.geometry.fan_out_bits));
+        let _reading = core.readers.enter();
         let blocks = usize::try_from(span.end - span.start).unwrap_or(0);
-        let mut buffer = Buffer::private_zeroed(blocks);
-        if !self.is_damaged(self.core.read(io, span.start, &mut buffer).await)? {
-            self.count(report, present);
-            return Ok(());
-        }
-        for logical in span {
-            let mut buffer = Buffer::private_zeroed(1);
-            if self.is_damaged(self.core.read(io, logical, &mut buffer).await)? {
-                report.borrow_mut().damage(logical..logical + 1);
+        let entries = match core.entries(self.io, span.start, blocks).await {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == Kind::Corrupt => {
+                self.report.borrow_mut().damage(span);
+                return Ok(Vec::new());
             }
-        }
-        self.count(report, present);
+            Err(error) => return Err(error),
+        };
+        let first = entries.iter().position(|entry| !entry.is_absent());
+        let last = entries.iter().rposition(|entry| !entry.is_absent());
+        let stretch =
+            first.zip(last).map(|(first, last)| span.start + first as u64..span.start + last as u64 + 1);
+        Ok(stretch.into_iter().collect())
+    }
+
+    fn most(&self) -> u64 {
+        u64::MAX
+    }
+
+    /// What fails altogether is read again block by block, so that only the damaged ones are named.
+    async fn work(&self, stretch: Range<u64>) -> Result<()> {
+        let present = match self.open(stretch.clone()).await {
+            Ok(present) => present,
+            Err(error) if error.kind() != Kind::Corrupt => return Err(error),
+            Err(_) => {
+                for logical in stretch.clone() {
+                    match self.open(logical..logical + 1).await {
+                        Ok(_) => {}
+                        Err(error) if error.kind() != Kind::Corrupt => return Err(error),
+                        Err(_) => self.report.borrow_mut().damage(logical..logical + 1),
+                    }
+                }
+                stretch.end - stretch.start
+            }
+        };
+        self.report.borrow_mut().blocks += present;
+        self.check.progress.blocks.fetch_add(present, Ordering::Relaxed);
         Ok(())
     }
 
-    fn is_damaged(&self, result: Result<()>) -> Result<bool> {
-        match result {
-            Ok(()) => Ok(false),
-            Err(error) if error.kind() == Kind::Corrupt => Ok(true),
-            Err(error) => Err(error),
+    /// All parts come along a node above the leaves; one of them reports it.
+    fn damaged(&self, span: Range<u64>, error: Error) -> Result<()> {
+        if error.kind() != Kind::Corrupt {
+            return Err(error);
         }
+        if self.check.part == 0 {
+            self.report.borrow_mut().damage(span);
+        }
+        Ok(())
     }
 
-    fn count(&self, report: &RefCell<CheckReport>, blocks: u64) {
-        report.borrow_mut().blocks += blocks;
-        self.progress.blocks.fetch_add(blocks, Ordering::Relaxed);
+    fn stops(&self) -> bool {
+        false
+    }
+}
+
+impl Visit<'_> {
+    /// Reads and opens a stretch of at most a leaf, and notes the blocks that do not open; how many there are.
+    async fn open(&self, stretch: Range<u64>) -> Result<u64> {
+        let core = &self.check.core;
+        // A reader as any other, but no user: who asks whether there are users must not hear of this.
+        let _reading = core.readers.enter();
+        let blocks = usize::try_from(stretch.end - stretch.start).unwrap_or(0);
+        let entries = core.entries(self.io, stretch.start, blocks).await?;
+        let mut buffer = self.buffers.take(blocks);
+        let target = buffer.pages(blocks)?;
+        let damaged = core.read_entries(self.io, stretch.start, &entries, target).await?;
+        for logical in damaged {
+            self.report.borrow_mut().damage(logical..logical + 1);
+        }
+        Ok(entries.iter().filter(|entry| !entry.is_absent()).count() as u64)
     }
 }

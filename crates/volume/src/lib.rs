@@ -46,6 +46,7 @@ mod start;
 mod stream;
 mod superblock_io;
 mod survey;
+mod tour;
 mod tree;
 mod volume;
 
@@ -65,4 +66,5 @@ pub use rekey::{RekeyOrder, Rekeyed, begin_rekey};
 pub use reseal::{ResealProgress, ResealReport};
 pub use stream::{Imported, StreamProgress, StreamReader, StreamWriter, Tail};
 pub use survey::{Choice, Found, History, StateName, Survey, survey};
+pub use tour::Sharing;
 pub use volume::{Status, Volume};

@@ -7,30 +7,25 @@
 //!    its nodes only.
 //! 3. The old key is given up when a walk found nothing of it, a checkpoint behind that walk is published, and all of the bitmap and the salt
 //!    table are under the new key. Then no superblock that opens leads to anything that needs it.
-//! 4. It holds nothing that a request waits for: while it waits for room itself it is no reader, and what it has under way is bounded.
+//! 4. It holds nothing that a request waits for: while it waits for room itself it is no reader, what it has under way is bounded, and it gives
+//!    way to users as [`tour`](crate::tour) says.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use event_listener::Event;
-use futures::FutureExt;
-use futures::future::{LocalBoxFuture, try_join_all};
-use store::{BLOCK_SIZE, Buffer};
+use store::BLOCK_SIZE;
 
-use crate::cache::NodeKey;
 use crate::check::CheckReport;
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
-use crate::format::ad::Tree;
-use crate::format::entry::{Entry, entry_at};
+use crate::format::entry::Entry;
 use crate::io::Io;
 use crate::mutation::{Mutation, mutated};
 use crate::queue::Runs;
+use crate::tour::{Buffers, Lent, Sharing, Tour, Visitor};
 
-/// Leaves of the map that are worked on at a time when nobody uses the volume.
-const LEAVES_AT_ONCE: usize = 8;
 /// So often a stretch is tried in one walk when checkpoints end in between.
 const ATTEMPTS: usize = 4;
 
@@ -43,28 +38,30 @@ pub struct ResealProgress {
     pub resealed: AtomicU64,
     /// Walks that have ended. The first does the work, the others see whether anything is left.
     pub walks: AtomicU64,
-    sharing: AtomicBool,
-    resting: AtomicBool,
-    go: Event,
+    sharing: Sharing,
 }
 
 impl ResealProgress {
-    /// For whoever drives the job: whether somebody else uses the volume now. Then it works on one leaf of the map (128 blocks) at a time, and
-    /// rests after each until [`go_on`](Self::go_on).
-    pub fn share(&self, sharing: bool) {
-        self.sharing.store(sharing, Ordering::Relaxed);
+    /// How it gives way to users.
+    #[must_use]
+    pub fn sharing(&self) -> &Sharing {
+        &self.sharing
     }
 
-    /// Whether it rests. It holds nothing then that anybody else could wait for.
+    /// As [`Sharing::share`].
+    pub fn share(&self, sharing: bool) {
+        self.sharing.share(sharing);
+    }
+
+    /// As [`Sharing::rests`].
     #[must_use]
     pub fn rests(&self) -> bool {
-        self.resting.load(Ordering::SeqCst)
+        self.sharing.rests()
     }
 
-    /// It has rested enough.
+    /// As [`Sharing::go_on`].
     pub fn go_on(&self) {
-        self.resting.store(false, Ordering::SeqCst);
-        self.go.notify(usize::MAX);
+        self.sharing.go_on();
     }
 }
 
@@ -95,6 +92,7 @@ struct Walk<'a> {
     found: Cell<u64>,
     resealed: Cell<u64>,
     damage: RefCell<CheckReport>,
+    buffers: Buffers,
 }
 
 impl Reseal {
@@ -162,6 +160,7 @@ impl<'a> Walk<'a> {
             found: Cell::new(0),
             resealed: Cell::new(0),
             damage: RefCell::default(),
+            buffers: Buffers::new(1 << core.geometry.fan_out_bits),
         }
     }
 
@@ -169,128 +168,9 @@ impl<'a> Walk<'a> {
         (self.found.get(), self.resealed.get(), self.damage.take())
     }
 
-    /// Looks at everything that the map reaches, in logical order. False when the session is to end.
+    /// Looks at everything that the map reaches. False when the session is to end.
     async fn all(&self) -> Result<bool> {
-        let (root, level) = self.core.top(Tree::Map);
-        if !root.is_absent() {
-            self.subtree(NodeKey { tree: Tree::Map, level, index: 0 }).await?;
-        }
-        Ok(!self.stops())
-    }
-
-    fn is_shared(&self) -> bool {
-        self.progress.sharing.load(Ordering::Relaxed)
-    }
-
-    /// Leaves the volume to its users for a while. Nothing is held meanwhile: no place, no promise, and this is no reader.
-    async fn rest(&self) {
-        if !self.is_shared() {
-            return;
-        }
-        self.progress.resting.store(true, Ordering::SeqCst);
-        loop {
-            let (go, progress) = (self.progress.go.listen(), self.core.progress.listen());
-            if !self.progress.rests() || self.stops() {
-                return self.progress.resting.store(false, Ordering::SeqCst);
-            }
-            futures::future::select(go, progress).await;
-        }
-    }
-
-    fn stops(&self) -> bool {
-        self.core.stopping.load(Ordering::SeqCst)
-    }
-
-    fn span(&self, key: NodeKey) -> Range<u64> {
-        let bits = self.core.geometry.fan_out_bits * (key.level + 1);
-        key.index << bits..((key.index + 1) << bits).min(self.core.geometry.logical_blocks)
-    }
-
-    fn subtree(&self, key: NodeKey) -> LocalBoxFuture<'_, Result<()>> {
-        async move {
-            if self.stops() {
-                return Ok(());
-            }
-            if key.level == 0 {
-                return self.leaf(self.span(key)).await;
-            }
-            let page = {
-                // The nodes that are read must not be written over meanwhile.
-                let _reading = self.core.readers.enter();
-                match self.core.node(self.io, key).await {
-                    Ok(Some(page)) => page,
-                    Ok(None) => return Ok(()),
-                    Err(error) => return self.damaged(self.span(key), error),
-                }
-            };
-            let mut children = Vec::new();
-            for slot in 0..1usize << self.core.geometry.fan_out_bits {
-                if !entry_at(page.as_slice(), slot)?.is_absent() {
-                    let index = (key.index << self.core.geometry.fan_out_bits) + slot as u64;
-                    children.push(NodeKey { level: key.level - 1, index, ..key });
-                }
-            }
-            let mut rest = children.as_slice();
-            while !rest.is_empty() {
-                // Asked anew each time: users come and go.
-                let width = if key.level > 1 || self.is_shared() { 1 } else { LEAVES_AT_ONCE };
-                let (now, later) = rest.split_at(width.min(rest.len()));
-                let found = self.found.get();
-                try_join_all(now.iter().map(|child| self.subtree(*child))).await?;
-                rest = later;
-                if key.level == 1 && self.found.get() > found {
-                    self.rest().await;
-                }
-            }
-            Ok(())
-        }
-        .boxed_local()
-    }
-
-    fn damaged(&self, span: Range<u64>, error: Error) -> Result<()> {
-        if error.kind() != Kind::Corrupt {
-            return Err(error);
-        }
-        self.found.set(self.found.get() + 1);
-        self.damage.borrow_mut().damage(span);
-        Ok(())
-    }
-
-    /// Seals anew what is under the old key in one leaf.
-    async fn leaf(&self, span: Range<u64>) -> Result<()> {
-        let entries = {
-            let _reading = self.core.readers.enter();
-            let blocks = usize::try_from(span.end - span.start).unwrap_or(0);
-            match self.core.entries(self.io, span.start, blocks).await {
-                Ok(entries) => entries,
-                Err(error) => return self.damaged(span, error),
-            }
-        };
-        let old: Vec<u64> = (span.start..)
-            .zip(&entries)
-            .filter(|(_, entry)| self.is_old(entry))
-            .map(|(logical, _)| logical)
-            .collect();
-        self.found.set(self.found.get() + old.len() as u64);
-        let most = usize::try_from(self.core.largest_request()).unwrap_or(usize::MAX);
-        for blocks in old.chunk_by(|one, next| one + 1 == *next).flat_map(|run| run.chunks(most)) {
-            if self.stops() {
-                return Ok(());
-            }
-            for _ in 0..ATTEMPTS {
-                match self.stretch(blocks[0], blocks.len()).await {
-                    Err(_) if self.stops() => return Ok(()),
-                    ended => {
-                        if ended? {
-                            break;
-                        }
-                    }
-                }
-            }
-        }
-        let present = entries.iter().filter(|entry| !entry.is_absent()).count();
-        self.progress.blocks.fetch_add(present as u64, Ordering::Relaxed);
-        Ok(())
+        Tour { core: self.core, io: self.io, sharing: &self.progress.sharing, visitor: self }.all().await
     }
 
     fn is_old(&self, entry: &Entry) -> bool {
@@ -304,7 +184,7 @@ impl<'a> Walk<'a> {
         let _promise = core.admit(self.io, blocks as u64).await?;
         let mut places = core.allocate(self.io, &self.runs, first, blocks as u64).await?;
         let read = self.read(first, blocks).await;
-        let OldBlocks { thaws, old, plaintext, damaged } = match read {
+        let OldBlocks { thaws, old, mut plaintext, damaged } = match read {
             Ok(read) => read,
             Err(error) => {
                 self.runs.borrow_mut().put_back(core, places);
@@ -314,7 +194,10 @@ impl<'a> Walk<'a> {
         let spare = blocks - old.len();
         self.runs.borrow_mut().put_back(core, split_off(&mut places, spare));
         let placing = crate::request::Placing::begin(core);
-        let placed = core.place(self.io, |index| old[index].0, &plaintext, &places).await;
+        let placed = match plaintext.pages(old.len()) {
+            Ok(pages) => core.place(self.io, |index| old[index].0, pages, &places).await,
+            Err(error) => Err(error),
+        };
         let entries = match placed.and_then(|entries| core.check_alive().map(|()| entries)) {
             Ok(entries) => entries,
             Err(error) => {
@@ -345,7 +228,7 @@ impl<'a> Walk<'a> {
     }
 
     /// What is under the old key of these blocks.
-    async fn read(&self, first: u64, blocks: usize) -> Result<OldBlocks> {
+    async fn read(&self, first: u64, blocks: usize) -> Result<OldBlocks<'_>> {
         let _reading = self.core.readers.enter();
         let thaws = self.core.overlay.thaws();
         let mut entries = self.core.entries(self.io, first, blocks).await?;
@@ -354,32 +237,92 @@ impl<'a> Walk<'a> {
                 *entry = Entry::ABSENT;
             }
         }
-        let mut buffer = Buffer::private_zeroed(blocks);
-        let target = crate::request::private_mut(&mut buffer)?;
+        let mut plaintext = self.buffers.take(blocks);
+        let target = plaintext.pages(blocks)?;
         let damaged = self.core.read_entries(self.io, first, &entries, target).await?;
         for logical in &damaged {
             entries[usize::try_from(*logical - first).unwrap_or(0)] = Entry::ABSENT;
         }
         let mut old = Vec::with_capacity(blocks);
-        let mut plaintext = Vec::with_capacity(blocks * BLOCK_SIZE);
-        for ((logical, entry), page) in (first..).zip(entries).zip(target.chunks_exact(BLOCK_SIZE)) {
-            if !entry.is_absent() {
-                old.push((logical, entry));
-                plaintext.extend_from_slice(page);
+        for (index, entry) in entries.into_iter().enumerate().filter(|(_, entry)| !entry.is_absent()) {
+            if index > old.len() {
+                let from = index * BLOCK_SIZE;
+                target.copy_within(from..from + BLOCK_SIZE, old.len() * BLOCK_SIZE);
             }
+            old.push((first + index as u64, entry));
         }
         Ok(OldBlocks { thaws, old, plaintext, damaged })
     }
 }
 
+impl Visitor for Walk<'_> {
+    fn wants(&self, _: u64) -> bool {
+        true
+    }
+
+    /// What is under the old key.
+    async fn look(&self, span: Range<u64>) -> Result<Vec<Range<u64>>> {
+        let entries = {
+            let _reading = self.core.readers.enter();
+            let blocks = usize::try_from(span.end - span.start).unwrap_or(0);
+            match self.core.entries(self.io, span.start, blocks).await {
+                Ok(entries) => entries,
+                Err(error) => return self.damaged(span, error).map(|()| Vec::new()),
+            }
+        };
+        let old: Vec<u64> = (span.start..)
+            .zip(&entries)
+            .filter(|(_, entry)| self.is_old(entry))
+            .map(|(logical, _)| logical)
+            .collect();
+        self.found.set(self.found.get() + old.len() as u64);
+        let present = entries.iter().filter(|entry| !entry.is_absent()).count();
+        self.progress.blocks.fetch_add((present - old.len()) as u64, Ordering::Relaxed);
+        Ok(old.chunk_by(|one, next| one + 1 == *next).map(|run| run[0]..run[0] + run.len() as u64).collect())
+    }
+
+    fn most(&self) -> u64 {
+        self.core.largest_request()
+    }
+
+    async fn work(&self, stretch: Range<u64>) -> Result<()> {
+        let blocks = usize::try_from(stretch.end - stretch.start).unwrap_or(0);
+        for _ in 0..ATTEMPTS {
+            match self.stretch(stretch.start, blocks).await {
+                Err(_) if self.stops() => return Ok(()),
+                ended => {
+                    if ended? {
+                        break;
+                    }
+                }
+            }
+        }
+        self.progress.blocks.fetch_add(blocks as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn damaged(&self, span: Range<u64>, error: Error) -> Result<()> {
+        if error.kind() != Kind::Corrupt {
+            return Err(error);
+        }
+        self.found.set(self.found.get() + 1);
+        self.damage.borrow_mut().damage(span);
+        Ok(())
+    }
+
+    fn stops(&self) -> bool {
+        self.core.stopping.load(Ordering::SeqCst)
+    }
+}
+
 /// Blocks under the old key, as they were found.
-struct OldBlocks {
+struct OldBlocks<'a> {
     /// The overlay's number of thaws, from before the look-up.
     thaws: u64,
     /// Logical blocks and their entries.
     old: Vec<(u64, Entry)>,
     /// What they hold, one after the other.
-    plaintext: Vec<u8>,
+    plaintext: Lent<'a>,
     /// Those that do not open; they are in no other list.
     damaged: Vec<u64>,
 }

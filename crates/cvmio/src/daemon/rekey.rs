@@ -1,8 +1,7 @@
 //! The rest of a change of key, in the background of an attached volume.
 //!
 //! Invariants:
-//! 1. Beside users it has one leaf of the map (512 KiB) under way, and rests three times as long as that took: it takes a quarter of the time
-//!    at most. While it rests it holds nothing. When nobody has used the volume for a moment, it works as fast as the store does.
+//! 1. It gives way to users, as [`beside`](super::beside) says.
 //! 2. It ends when the volume is stopped, and before that is put away.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,18 +13,11 @@ use serde::Serialize;
 use store::BLOCK_SIZE;
 use volume::{Kind, ResealProgress, ResealReport, Volume};
 
+use super::beside::Beside;
 use super::scrub::Stage;
 use super::tamper::Tamper;
 use crate::failure::Failure;
-
-/// How long it sleeps at most before it looks around.
-const NAP: Duration = Duration::from_millis(50);
-/// Who has used the volume so short a time ago uses it.
-const MOMENT: Duration = Duration::from_millis(100);
-/// It rests so many times as long as it worked.
-const REST: u32 = 3;
-/// The longest rest: a stop must not wait longer.
-const LONGEST_REST: Duration = Duration::from_millis(500);
+use crate::system::SystemClock;
 
 /// What a status shows of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -187,23 +179,12 @@ pub fn drive(
     show: impl Fn(),
 ) -> volume::Result<ResealReport> {
     let mut job = volume.reseal(Arc::clone(progress))?;
-    let (mut uses, mut used) = (volume.uses(), None);
-    let mut began = Instant::now();
+    let mut beside = Beside::new(SystemClock::new(), volume.uses());
     loop {
         if stop.load(Ordering::SeqCst) {
             volume.stop();
         }
-        let now = volume.uses();
-        if std::mem::replace(&mut uses, now) != now {
-            used = Some(Instant::now());
-        }
-        progress.share(used.is_some_and(|used: Instant| used.elapsed() < MOMENT));
-        if progress.rests() {
-            std::thread::sleep((began.elapsed() * REST).min(LONGEST_REST));
-            began = Instant::now();
-            progress.go_on();
-        }
-        if let Some(report) = job.step(NAP) {
+        if let Some(report) = beside.step(&mut job, volume, progress.sharing()) {
             return report;
         }
         show();

@@ -1,7 +1,7 @@
 //! A check in the background of an attached volume, no faster than it may be.
 //!
 //! Invariants:
-//! 1. It reads as any user does, and holds nothing that a request waits for.
+//! 1. It gives way to users, as [`beside`](super::beside) says.
 //! 2. Over any stretch of time it reads at most what the rate allows, and [`BURST`] more.
 //! 3. It ends when it is told to, and before the volume is put away.
 
@@ -14,13 +14,13 @@ use serde::Serialize;
 use store::BLOCK_SIZE;
 use volume::{CheckProgress, CheckReport, Kind, Volume};
 
+use super::beside::{Beside, NAP};
 use super::tamper::Tamper;
 use crate::failure::Failure;
+use crate::system::SystemClock;
 
 /// The work is done in so many parts, one after the other, so that what was found is known before the end.
 const PARTS: u64 = 16;
-/// How long it sleeps at most before it looks whether it shall stop.
-const NAP: Duration = Duration::from_millis(50);
 /// Bytes that a check has in flight, and may be ahead by.
 const BURST: u64 = 4 << 20;
 /// Damaged stretches that a status lists.
@@ -168,6 +168,7 @@ pub fn drive(
     mut found: impl FnMut(CheckReport),
 ) -> volume::Result<bool> {
     let begun = Instant::now();
+    let mut beside = Beside::new(SystemClock::new(), volume.uses());
     for part in 0..PARTS {
         let mut job = volume.check(part, PARTS, Arc::clone(progress))?;
         let report = loop {
@@ -178,7 +179,8 @@ pub fn drive(
             let early = wait(rate, read, begun.elapsed());
             if !early.is_zero() {
                 std::thread::sleep(early.min(NAP));
-            } else if let Some(report) = job.step(NAP) {
+                beside.rested();
+            } else if let Some(report) = beside.step(&mut job, volume, &progress.sharing) {
                 break report?;
             }
         };
