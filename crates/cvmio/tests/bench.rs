@@ -1,4 +1,4 @@
-//! `cvmio bench nbd` with the real servers and clients, and what it leaves behind.
+//! `cvmio bench nbd` with the real servers and clients, and what it leaves behind; `cvmio bench upkeep`.
 
 mod common;
 
@@ -96,5 +96,37 @@ fn an_interrupt_puts_everything_away_at_once() {
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("everything was put away"));
     assert_eq!(at_work(&here, ""), 0, "no server is left");
+    assert!(!sh(&format!("ls -a {here}")).contains("cvmio-bench-"), "its files are gone");
+}
+
+#[test]
+fn the_long_jobs_are_measured_alone_and_beside_users() {
+    let desk = Desk::new();
+    let command = "bench upkeep --dir . --size 64 --turns 2 --seconds 0.1 --json";
+    let said = desk.done(command);
+    let rows: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let subjects: Vec<_> =
+        rows.iter().map(|row| (row["job"].as_str(), row["case"].as_str(), row["beside"].as_str())).collect();
+    let beside = |case, job| (None, Some(case), Some(job));
+    let expected = [
+        (Some("scrub"), None, None),
+        (Some("rekey"), None, None),
+        beside("randread-4k-q1", "scrub"),
+        beside("randread-4k-q1", "rekey"),
+        beside("randwrite-4k-q1", "scrub"),
+        beside("randwrite-4k-q1", "rekey"),
+    ];
+    assert_eq!(subjects, expected);
+    for row in &rows {
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+        assert!(number("ratio-low") <= number("ratio") && number("ratio") <= number("ratio-high"), "{row}");
+        if row["case"].is_null() {
+            assert!(number("limit") > 0.0 && number("speed") > 0.0, "{row}");
+        } else {
+            assert!(number("alone-p50") <= number("alone-p99"), "{row}");
+            assert!(number("beside-p50") <= number("beside-p99") && number("job-speed") > 0.0, "{row}");
+        }
+    }
+    let here = desk.path("").display().to_string();
     assert!(!sh(&format!("ls -a {here}")).contains("cvmio-bench-"), "its files are gone");
 }

@@ -40,6 +40,7 @@ fn help_texts() {
         "bench",
         "bench volume",
         "bench nbd",
+        "bench upkeep",
         "demo",
         "completions",
         "man",

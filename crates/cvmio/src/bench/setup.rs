@@ -196,8 +196,7 @@ impl Ground {
         environment.random.fill(&mut key);
         let key = SecretBytes::from_slice(&key);
         let attached = AttachOptions { memory, shape: options.shape, ..AttachOptions::default() };
-        let policy =
-            create(environment.clone(), options, credential(&key), Box::new(|_| Ok(())))?.block()?;
+        let policy = create(environment.clone(), options, credential(&key), Box::new(|_| Ok(())))?.block()?;
         Ok(Self { environment, policy, key, options: attached })
     }
 

@@ -19,8 +19,10 @@ use super::tamper::Tamper;
 use crate::failure::Failure;
 use crate::system::SystemClock;
 
-/// The work is done in so many parts, one after the other, so that what was found is known before the end.
+/// The work is done in up to so many parts, one after the other, so that what was found is known before the end.
 const PARTS: u64 = 16;
+/// Data blocks (1 GiB) for which a part is worth while: each has a queue of its own, and the store has little to do at its ends.
+const PART_BLOCKS: u64 = 1 << 18;
 /// Bytes that a check has in flight, and may be ahead by.
 const BURST: u64 = 4 << 20;
 /// Damaged stretches that a status lists.
@@ -169,8 +171,9 @@ pub fn drive(
 ) -> volume::Result<bool> {
     let begun = Instant::now();
     let mut beside = Beside::new(SystemClock::new(), volume.uses());
-    for part in 0..PARTS {
-        let mut job = volume.check(part, PARTS, Arc::clone(progress))?;
+    let parts = parts(volume.status().mapped_blocks);
+    for part in 0..parts {
+        let mut job = volume.check(part, parts, Arc::clone(progress))?;
         let report = loop {
             if stop.load(Ordering::SeqCst) {
                 return Ok(false);
@@ -189,6 +192,10 @@ pub fn drive(
     Ok(true)
 }
 
+fn parts(blocks: u64) -> u64 {
+    (blocks / PART_BLOCKS).clamp(1, PARTS)
+}
+
 /// How long it is too early to read on, with so many bytes read in that time.
 fn wait(rate: u64, read: u64, elapsed: Duration) -> Duration {
     let due = u128::from(read.saturating_sub(BURST)) * 1_000_000_000 / u128::from(rate.max(1));
@@ -198,6 +205,12 @@ fn wait(rate: u64, read: u64, elapsed: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_part_is_worth_its_queue() {
+        assert_eq!([0, 1, PART_BLOCKS, 2 * PART_BLOCKS].map(parts), [1, 1, 1, 2]);
+        assert_eq!([PARTS * PART_BLOCKS, u64::MAX].map(parts), [PARTS, PARTS]);
+    }
 
     #[test]
     fn no_more_is_read_than_the_rate_allows() {

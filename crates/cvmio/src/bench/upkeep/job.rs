@@ -43,7 +43,8 @@ impl Job {
         let running = Running::new(self, volume);
         thread::scope(|scope| {
             let thread = thread::Builder::new().name(self.name().into());
-            let thread = thread.spawn_scoped(scope, || running.on_and_on()).expect("a thread can be started");
+            let run = || running.once_used().and_then(|()| running.on_and_on());
+            let thread = thread.spawn_scoped(scope, run).expect("a thread can be started");
             let (began, before) = (Instant::now(), running.blocks());
             let loaded = load();
             let (blocks, took) = (running.blocks() - before, began.elapsed());
@@ -103,6 +104,15 @@ impl<'a> Running<'a> {
                 format!("{damaged} blocks are damaged; this is a defect, and the figures would be worthless"),
             )),
         }
+    }
+
+    /// Waits for the load, so that the job has users from its beginning.
+    fn once_used(&self) -> Result<()> {
+        let before = self.volume.uses();
+        while self.volume.uses() == before && !self.stop.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     fn on_and_on(&self) -> Result<()> {

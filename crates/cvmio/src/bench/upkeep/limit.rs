@@ -58,7 +58,10 @@ impl<'a> Limit<'a> {
     }
 
     fn run(&mut self, work: Work) -> Result<Duration> {
-        let next = Sealed { key: key(self.mode, self.protections), tags: vec![[0; TAG_SIZE]; self.sealed.tags.len()] };
+        let next = Sealed {
+            key: key(self.mode, self.protections),
+            tags: vec![[0; TAG_SIZE]; self.sealed.tags.len()],
+        };
         let mut pass = Pass { old: &self.sealed, new: next, work, page: [0; BLOCK_SIZE] };
         if work == Work::Seal {
             pass.new.tags = vec![[0; TAG_SIZE]; usize::try_from(self.blocks).unwrap_or(0)];
@@ -138,7 +141,8 @@ impl Pass<'_> {
 
     /// Does the work on each block of a stretch.
     fn each(&mut self, stretch: u64, mut buffer: Buffer) -> Result<Buffer> {
-        let content = buffer.private_mut().ok_or_else(|| Error::new(Kind::Io, "the store's memory is shared"))?;
+        let content =
+            buffer.private_mut().ok_or_else(|| Error::new(Kind::Io, "the store's memory is shared"))?;
         for (block, sealed) in (stretch * BLOCKS..).zip(content.chunks_exact_mut(BLOCK_SIZE)) {
             let index = usize::try_from(block).unwrap_or(usize::MAX);
             let ad = data_ad(&VOLUME, block);

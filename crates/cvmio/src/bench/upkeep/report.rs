@@ -25,12 +25,16 @@ impl Speed {
     pub fn new(job: Job, turns: &[(f64, f64)]) -> Self {
         let ratios: Vec<f64> = turns.iter().map(|(limit, speed)| speed / limit).collect();
         let (ratio, ratio_low, ratio_high) = interval(&ratios);
-        let (limit, speed) = (median(turns.iter().map(|turn| turn.0)), median(turns.iter().map(|turn| turn.1)));
+        let (limit, speed) =
+            (median(turns.iter().map(|turn| turn.0)), median(turns.iter().map(|turn| turn.1)));
         Self { job, limit, speed, ratio, ratio_low, ratio_high, turns: turns.len() }
     }
 
     pub fn head() -> String {
-        format!("{:<8} {:>12} {:>12}  {:>6} {:<15}", "alone", "limit MiB/s", "MiB/s", "ratio", "95 % interval")
+        format!(
+            "{:<8} {:>12} {:>12}  {:>6} {:<15}",
+            "alone", "limit MiB/s", "MiB/s", "ratio", "95 % interval"
+        )
     }
 
     pub fn line(&self) -> String {
