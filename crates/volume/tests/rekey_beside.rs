@@ -87,7 +87,7 @@ fn writes_and_discards_that_come_in_between_win() {
 }
 
 #[test]
-fn beside_users_it_rests_after_each_leaf_and_holds_nothing_then() {
+fn beside_users_it_rests_often_and_holds_nothing_then() {
     let case = Case::written(options_at(Freshness::Strict), 0..1000);
     case.begin();
     let mut session = case.attach();
