@@ -20,11 +20,12 @@ use fio::Seen;
 /// The peers that are measured unless others are asked for.
 const PEERS: &[&str] = &["nbdkit-file", "nbdkit-luks", "qemu-luks"];
 /// The loads that are run unless others are asked for.
-const STANDARD: &[&str] = &["randread-4k-q32", "randwrite-4k-q32", "seqread-128k-q16", "seqwrite-128k-q16"];
+const STANDARD: &[&str] = &["seqread-128k-q16", "seqwrite-128k-q16", "randread-4k-q32", "randwrite-4k-q32"];
 
 /// A volume's NBD server against others, on the same disk
 ///
-/// Each serves as much on a unix socket, is written once from beginning to end, and is then driven by fio's NBD client, all in turns.
+/// Each serves as much on a unix socket, is written once from beginning to end, and is then driven by fio's NBD client, all in turns. Cases
+/// leave their traces: what was written at random lies on the disk at random.
 /// Needs fio, nbdkit and qemu-nbd with qemu-img, as far as they are measured.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "\
