@@ -23,6 +23,48 @@ impl Simulation {
         self.submit(false, asked)
     }
 
+    /// Leaves one block below a node of the map, discards that too, and reads beside it while a checkpoint takes the node away: what is
+    /// looked for there is in the old tree or in none.
+    pub(crate) fn read_what_goes(&mut self) -> Outcomes {
+        let size = self.size(false);
+        let span = 1 << (self.geometry.fan_out_bits * self.rng.u8(1..4));
+        let begin = self.rng.u64(..self.plan.hot.min(size)) / span * span;
+        let end = size.min(begin + span);
+        let first_version = self.next_version;
+        self.next_version += 1;
+        self.submit(false, Asked::Discard { block: begin, blocks: end - begin })?;
+        self.settle("before a node is left to one block")?;
+        self.submit(false, Asked::Write { block: begin, blocks: 1, fua: false, first_version })?;
+        self.settle("before a checkpoint of that")?;
+        self.checkpoint_and_read(begin, end, false)?;
+        self.submit(false, Asked::Discard { block: begin, blocks: 1 })?;
+        self.settle("before the node goes")?;
+        self.checkpoint_and_read(begin, end, true)
+    }
+
+    /// A checkpoint; and reads in a stretch meanwhile, but not of its first block.
+    fn checkpoint_and_read(&mut self, begin: u64, end: u64, reads: bool) -> Outcomes {
+        let Some(guest) = &self.guest else { return Ok(()) };
+        let before = guest.checkpoints;
+        guest.volume.checkpoint_soon();
+        for _ in 0..400 {
+            if self.guest.as_ref().is_none_or(|guest| guest.checkpoints > before) {
+                return Ok(());
+            }
+            let (block, queue) = (self.rng.u64(begin..end), self.rng.usize(..self.plan.queues));
+            match self.rng.u32(..4) {
+                0 if reads && block > begin => self.submit(false, Asked::Read { block, blocks: 1 })?,
+                0..=1 => drop(self.poll_queue(queue)?),
+                2 => self.poll_maintenance()?,
+                _ => {
+                    let _ = self.store.complete_some();
+                    self.move_anchor();
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn submit(&mut self, zombie: bool, asked: Asked) -> Outcomes {
         let queue = self.rng.usize(..self.plan.queues);
         let guest = if zombie { &self.zombie } else { &self.guest };

@@ -315,6 +315,7 @@ impl Simulation {
                 self.tick();
                 Ok(())
             }
+            Action::Checkpoint if self.once_in(2) => self.read_what_goes(),
             Action::Checkpoint => {
                 if let Some(guest) = &self.guest {
                     say!(self, "guest {} is asked for a checkpoint", guest.name);
