@@ -230,6 +230,14 @@ impl Simulation {
         let latest = self.coverage.rollbacks_accepted == 0 && self.coverage.reanchors == 0;
         let known = latest && (anchored || self.lifted);
         let old = self.before_growth.clone().filter(|_| known)?;
+        // One that was cut short, and done again, has left beside the old header what is in force now.
+        let now = |at: u64| {
+            Header::decode_as(old.block(at), self.plan.create.shape)
+                .is_ok_and(|header| header.geometry == self.geometry)
+        };
+        if now(0) || now(2) {
+            return None;
+        }
         let genuine = self.store.snapshot();
         say!(self, "the host puts the header of before a growth back");
         for block in 0..4 {

@@ -39,7 +39,9 @@ impl Simulation {
         self.checkpoint_and_read(begin, end, false)?;
         self.submit(false, Asked::Discard { block: begin, blocks: 1 })?;
         self.settle("before the node goes")?;
-        self.checkpoint_and_read(begin, end, true)
+        self.checkpoint_and_read(begin, end, true)?;
+        // A leaf that stayed would still have it.
+        self.submit(false, Asked::Read { block: begin, blocks: 1 })
     }
 
     /// A checkpoint; and reads in a stretch meanwhile, but not of its first block.
