@@ -24,7 +24,7 @@ use case::{Case, STANDARD};
 use gate::Gate;
 use load::{Load, Seen, Until, histogram, processor_time};
 use report::{METHOD, Row, Subject, Times, Turn};
-use setup::{Bench, Medium, Side};
+use setup::{Bench, Setup, Side};
 
 /// What the volume protects.
 #[derive(Args, Debug, Clone)]
@@ -96,17 +96,11 @@ pub fn run(command: &BenchCommand) -> std::result::Result<(), Failure> {
 Example: what the disk under /srv gives, and what is left of it
   cvmio bench volume --dir /srv --size 4096 --fill 50")]
 pub struct BenchArgs {
-    /// Where the blocks lie
-    #[arg(long, value_enum, default_value = "file")]
-    medium: Medium,
     #[command(flatten)]
-    scale: Scale,
+    setup: Setup,
     /// What to run: `randread-4k-q32` and the like, separated by commas
     #[arg(long, value_delimiter = ',', default_values = STANDARD)]
     cases: Vec<Case>,
-    /// Percent of the logical blocks that hold data; all requests go there
-    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..=100))]
-    fill: u8,
     /// First overwrite twice the capacity at random
     #[arg(long)]
     aged: bool,
@@ -116,11 +110,6 @@ pub struct BenchArgs {
     /// Follow each so many writes by a flush
     #[arg(long, value_name = "WRITES", default_value_t = 0)]
     fsync_every: u64,
-    /// Memory for changes and for the map's cache, in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
-    memory: u64,
-    #[command(flatten)]
-    protections: Protections,
     /// Print one JSON object for each case instead of the table
     #[arg(long)]
     json: bool,
@@ -131,15 +120,13 @@ pub struct BenchArgs {
 /// # Errors
 /// When it cannot be set up, a request fails, or something reads otherwise than it was written.
 fn run_volume(args: &BenchArgs) -> Result<()> {
-    let time = args.scale.time()?;
-    let blocks = (args.scale.size << 20) / BLOCK_SIZE as u64;
-    let bench = Bench::new(args.medium, &args.scale.dir, blocks, args.memory << 20, &args.protections)?;
+    let time = args.setup.scale.time()?;
+    let bench = Bench::new(&args.setup)?;
     check(&bench)?;
-    let filled = (blocks * u64::from(args.fill) / 100).max(1);
-    bench.fill(Side::Raw, filled)?;
-    bench.fill(Side::Protected, filled)?;
+    bench.fill(Side::Raw)?;
+    bench.fill(Side::Protected)?;
     if args.aged {
-        bench.age(filled, 2 * blocks)?;
+        bench.age()?;
     }
     if !args.json {
         println!("{}", Row::head());
@@ -149,7 +136,7 @@ fn run_volume(args: &BenchArgs) -> Result<()> {
         if case.reads < 100 && args.fsync_every > 0 {
             case.flush_every = args.fsync_every;
         }
-        let row = measure(&bench, args, &case, filled, time)?;
+        let row = measure(&bench, args, &case, time)?;
         if args.json {
             let text =
                 serde_json::to_string(&row).map_err(|error| Error::new(Kind::Io, error.to_string()))?;
@@ -175,21 +162,21 @@ fn run_volume(args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
-fn measure(bench: &Bench, args: &BenchArgs, case: &Case, filled: u64, time: Duration) -> Result<Row> {
+fn measure(bench: &Bench, args: &BenchArgs, case: &Case, time: Duration) -> Result<Row> {
     let mut turns = Vec::new();
     let mut times = [Side::Raw, Side::Protected].map(|_| histogram());
-    for turn in 0..args.scale.turns {
+    for turn in 0..args.setup.scale.turns {
         let take = |side, times: &mut Histogram<u64>| {
             quiesce();
-            Run { bench, case, side, threads: args.threads, filled, time, turn }.turn(times)
+            Run { bench, case, side, threads: args.threads, time, turn }.turn(times)
         };
         let raw = take(Side::Raw, &mut times[0])?;
         turns.push((raw, take(Side::Protected, &mut times[1])?));
     }
     let subject = Subject {
         case: case.to_string(),
-        medium: args.medium,
-        fill: args.fill,
+        medium: args.setup.medium,
+        fill: args.setup.fill,
         aged: args.aged,
         threads: args.threads,
         unit: case.unit(),
@@ -203,7 +190,6 @@ struct Run<'a> {
     case: &'a Case,
     side: Side,
     threads: u32,
-    filled: u64,
     time: Duration,
     turn: u32,
 }
@@ -249,10 +235,10 @@ impl Run<'_> {
     }
 
     fn thread(&self, thread: u32, gate: &Gate) -> Result<Seen> {
-        let share = self.filled / u64::from(self.threads);
+        let share = self.bench.filled / u64::from(self.threads);
         // A sequential load has a part of its own for each thread; a random one shares everything.
         let range = match self.case.random {
-            true => 0..self.filled,
+            true => 0..self.bench.filled,
             false => share * u64::from(thread)..share * u64::from(thread + 1),
         };
         let seed = u64::from(self.turn) << 32 | u64::from(thread) << 1 | 1;

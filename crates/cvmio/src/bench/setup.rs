@@ -4,9 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anchor::{Anchor, FileAnchor, MemoryAnchor};
+use clap::Args;
 use seal::slot::{Argon2Params, Credential};
 use seal::{SecretBytes, SystemRandom};
-use store::{FileStore, MemoryStore, Options, Store};
+use store::{BLOCK_SIZE, FileStore, MemoryStore, Options, Store};
 use tempfile::TempDir;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::Shape;
@@ -15,10 +16,10 @@ use volume::{
     AttachOptions, CreateOptions, Environment, Error, Kind, RekeyOrder, Result, attach, begin_rekey, create,
 };
 
-use super::Protections;
 use super::case::Case;
 use super::lane::{Lane, Protected, Raw};
 use super::load::{Load, Until};
+use super::{Protections, Scale};
 use crate::session::Session;
 use crate::system::SystemClock;
 
@@ -30,6 +31,24 @@ pub enum Medium {
     File,
     /// Memory of this process: what is left is the cost of the processor
     Memory,
+}
+
+/// The options of every benchmark that sets up both contestants in this process.
+#[derive(Args, Debug, Clone)]
+pub struct Setup {
+    /// Where the blocks lie
+    #[arg(long, value_enum, default_value = "file")]
+    pub medium: Medium,
+    #[command(flatten)]
+    pub scale: Scale,
+    /// Percent of the logical blocks that hold data; all requests go there
+    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub fill: u8,
+    /// Memory for changes and for the map's cache, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    memory: u64,
+    #[command(flatten)]
+    pub protections: Protections,
 }
 
 /// The two contestants.
@@ -55,19 +74,17 @@ pub struct Bench {
     ground: Ground,
     /// Logical blocks of either.
     pub blocks: u64,
+    /// How many of them, from the first on, are to hold data.
+    pub filled: u64,
     /// Holds the anchor's file.
     _directory: Option<TempDir>,
 }
 
 impl Bench {
     /// Makes, creates, attaches. Both backing stores are written once from beginning to end before that.
-    pub fn new(
-        medium: Medium,
-        dir: &Path,
-        blocks: u64,
-        memory: u64,
-        protections: &Protections,
-    ) -> Result<Self> {
+    pub fn new(setup: &Setup) -> Result<Self> {
+        let Setup { medium, scale, fill, memory, protections } = setup;
+        let blocks = (scale.size << 20) / BLOCK_SIZE as u64;
         let options = CreateOptions {
             suite: protections.suite,
             confidentiality: !protections.no_confidentiality,
@@ -83,7 +100,8 @@ impl Bench {
         let physical = options.geometry(u64::MAX)?.physical_blocks;
         let directory = match medium {
             Medium::File => {
-                Some(TempDir::with_prefix_in("cvmio-bench-", dir).map_err(|error| io_error(&error, dir))?)
+                let made = TempDir::with_prefix_in("cvmio-bench-", &scale.dir);
+                Some(made.map_err(|error| io_error(&error, &scale.dir))?)
             }
             Medium::Memory => None,
         };
@@ -101,18 +119,19 @@ impl Bench {
             random: Arc::new(SystemRandom),
             clock: Arc::new(SystemClock::new()),
         };
-        let ground = Ground::new(environment, options, memory)?;
+        let ground = Ground::new(environment, options, memory << 20)?;
         let session = ground.attach()?;
-        Ok(Self { raw, session, ground, blocks, _directory: directory })
+        let filled = (blocks * u64::from(*fill) / 100).max(1);
+        Ok(Self { raw, session, ground, blocks, filled, _directory: directory })
     }
 
     /// Detaches, gives the volume a new key, and attaches: everything is to be sealed anew.
     pub fn rekeyed(self) -> Result<Self> {
-        let Self { raw, session, ground, blocks, _directory } = self;
+        let Self { session, ground, .. } = self;
         session.end()?;
         ground.begin_rekey()?;
         let session = ground.attach()?;
-        Ok(Self { raw, session, ground, blocks, _directory })
+        Ok(Self { session, ground, ..self })
     }
 
     /// A queue of one of the contestants, for the calling thread.
@@ -123,17 +142,18 @@ impl Bench {
         })
     }
 
-    /// Writes the first `blocks` blocks of one contestant, in order.
-    pub fn fill(&self, side: Side, blocks: u64) -> Result<()> {
-        fill(self.lane(side, FILL_DEPTH)?.as_mut(), blocks)
+    /// Gives one contestant its data, in order.
+    pub fn fill(&self, side: Side) -> Result<()> {
+        fill(self.lane(side, FILL_DEPTH)?.as_mut(), self.filled)
     }
 
-    /// Overwrites at random, within the first `range` blocks, so many blocks altogether.
-    pub fn age(&self, range: u64, blocks: u64) -> Result<()> {
+    /// Overwrites the data at random, as much as twice the volume.
+    pub fn age(&self) -> Result<()> {
         let case: Case =
             "randwrite-4k-q32".parse().map_err(|error: String| Error::new(Kind::Usage, error))?;
         let mut lane = self.lane(Side::Protected, case.depth)?;
-        let load = Load { case: &case, range: 0..range, until: Until::Requests(blocks), seed: 1 };
+        let load =
+            Load { case: &case, range: 0..self.filled, until: Until::Requests(2 * self.blocks), seed: 1 };
         load.run(lane.as_mut()).map(drop)
     }
 }

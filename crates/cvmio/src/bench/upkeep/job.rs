@@ -43,7 +43,10 @@ impl Job {
         let running = Running::new(self, volume);
         thread::scope(|scope| {
             let thread = thread::Builder::new().name(self.name().into());
-            let run = || running.once_used().and_then(|()| running.on_and_on());
+            let run = || {
+                running.wait_for_users();
+                running.on_and_on()
+            };
             let thread = thread.spawn_scoped(scope, run).expect("a thread can be started");
             let (began, before) = (Instant::now(), running.blocks());
             let loaded = load();
@@ -107,12 +110,11 @@ impl<'a> Running<'a> {
     }
 
     /// Waits for the load, so that the job has users from its beginning.
-    fn once_used(&self) -> Result<()> {
+    fn wait_for_users(&self) {
         let before = self.volume.uses();
         while self.volume.uses() == before && !self.stop.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(1));
         }
-        Ok(())
     }
 
     fn on_and_on(&self) -> Result<()> {

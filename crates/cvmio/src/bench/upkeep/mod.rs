@@ -4,7 +4,6 @@ mod job;
 mod limit;
 mod report;
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -14,8 +13,8 @@ use volume::{Error, Kind, Result};
 
 use super::case::Case;
 use super::load::histogram;
-use super::setup::{Bench, Medium, Side};
-use super::{Protections, Run, quiesce};
+use super::setup::{Bench, Setup, Side};
+use super::{Run, quiesce};
 use job::Job;
 use limit::Limit;
 use report::{Latency, METHOD, Seen, Speed};
@@ -33,32 +32,11 @@ const STANDARD: &[&str] = &["randread-4k-q1", "randwrite-4k-q1"];
 Example: on the disk under /srv
   cvmio bench upkeep --dir /srv")]
 pub struct UpkeepArgs {
-    /// Where the blocks lie
-    #[arg(long, value_enum, default_value = "file")]
-    medium: Medium,
-    /// Directory for the files, which are removed; choose it on the disk that is to be measured
-    #[arg(long, default_value = ".")]
-    dir: PathBuf,
+    #[command(flatten)]
+    setup: Setup,
     /// What users do meanwhile: `randread-4k-q1` and the like, separated by commas
     #[arg(long, value_delimiter = ',', default_values = STANDARD)]
     cases: Vec<Case>,
-    /// Logical size in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(16..=1 << 24))]
-    size: u64,
-    /// Percent of the logical blocks that hold data
-    #[arg(long, value_name = "PERCENT", default_value_t = 50, value_parser = clap::value_parser!(u8).range(1..=100))]
-    fill: u8,
-    /// Time for which a load is measured in each turn
-    #[arg(long, default_value_t = 2.0)]
-    seconds: f64,
-    /// How often everything has its turn
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    turns: u32,
-    /// Memory for changes and for the map's cache, in MiB
-    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
-    memory: u64,
-    #[command(flatten)]
-    protections: Protections,
     /// Print one JSON object for each row instead of the tables
     #[arg(long)]
     json: bool,
@@ -69,14 +47,11 @@ pub struct UpkeepArgs {
 /// # Errors
 /// When it cannot be set up, a request or a job fails, or a job ends before the load beside it.
 pub fn run(args: &UpkeepArgs) -> Result<()> {
-    let time = Duration::try_from_secs_f64(args.seconds)
-        .map_err(|error| Error::new(Kind::Usage, format!("--seconds {}: {error}", args.seconds)))?;
-    let blocks = (args.size << 20) / BLOCK_SIZE as u64;
-    let bench = Bench::new(args.medium, &args.dir, blocks, args.memory << 20, &args.protections)?;
-    let filled = (blocks * u64::from(args.fill) / 100).max(1);
-    bench.fill(Side::Protected, filled)?;
-    let bench = speeds(bench, args, filled)?;
-    let mut turns = Turns { bench, args, filled, time };
+    let time = args.setup.scale.time()?;
+    let bench = Bench::new(&args.setup)?;
+    bench.fill(Side::Protected)?;
+    let bench = speeds(bench, args)?;
+    let mut turns = Turns { bench, args, time };
     if !args.json {
         println!("\n{}", Latency::head());
     }
@@ -106,12 +81,13 @@ fn mebibytes(blocks: f64) -> f64 {
 }
 
 /// Both jobs alone, in turns with their limits.
-fn speeds(mut bench: Bench, args: &UpkeepArgs, filled: u64) -> Result<Bench> {
-    let mut limit = Limit::new(bench.raw.clone(), filled, &args.protections)?;
+fn speeds(mut bench: Bench, args: &UpkeepArgs) -> Result<Bench> {
+    let filled = bench.filled;
+    let mut limit = Limit::new(bench.raw.clone(), filled, &args.setup.protections)?;
     #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
     let speed = |took: Duration| mebibytes(filled as f64) / took.as_secs_f64();
     let mut turns = Job::ALL.map(|_| Vec::new());
-    for _ in 0..args.turns {
+    for _ in 0..args.setup.scale.turns {
         quiesce();
         let read = limit.read()?;
         turns[0].push((speed(read), speed(Job::Scrub.alone(&bench.session.volume)?)));
@@ -134,7 +110,6 @@ fn speeds(mut bench: Bench, args: &UpkeepArgs, filled: u64) -> Result<Bench> {
 struct Turns<'a> {
     bench: Bench,
     args: &'a UpkeepArgs,
-    filled: u64,
     time: Duration,
 }
 
@@ -142,7 +117,7 @@ impl Turns<'_> {
     /// A load alone, beside a scrub and beside a change of key.
     fn case(mut self, case: &Case) -> Result<Self> {
         let mut turns = Job::ALL.map(|_| Vec::new());
-        for turn in 0..self.args.turns {
+        for turn in 0..self.args.setup.scale.turns {
             let alone = self.load(case, turn)?;
             let scrubbed = self.beside(Job::Scrub, case, turn)?;
             turns[0].push((alone, scrubbed));
@@ -168,9 +143,9 @@ impl Turns<'_> {
     }
 
     fn load_at_once(&self, case: &Case, turn: u32) -> Result<Seen> {
-        let Self { bench, filled, time, .. } = self;
+        let Self { bench, time, .. } = self;
         let mut times = histogram();
-        let run = Run { bench, case, side: Side::Protected, threads: 1, filled: *filled, time: *time, turn };
+        let run = Run { bench, case, side: Side::Protected, threads: 1, time: *time, turn };
         run.turn(&mut times)?;
         #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
         let at = |quantile| times.value_at_quantile(quantile) as f64 / 1000.0;
