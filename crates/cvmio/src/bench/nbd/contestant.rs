@@ -196,7 +196,7 @@ fn make_luks(place: &Path, mebibytes: u64, interrupt: &Interrupt) -> Result<(), 
         .args(["create", "-q", "-f", "luks", "--object", "secret,id=key,file=secret"])
         .args(["-o", "key-secret=key,hash-alg=sha512,iter-time=10,preallocation=falloc", "disk"])
         .arg(megabytes(mebibytes));
-    for _ in 0..LUKS_ATTEMPTS {
+    for _ in 1..LUKS_ATTEMPTS {
         match run(&mut create, interrupt) {
             Err(failure) if failure.to_string().contains("accurate CPU usage") => {}
             ended => return ended.map(drop),
