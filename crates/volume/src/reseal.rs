@@ -38,31 +38,8 @@ pub struct ResealProgress {
     pub resealed: AtomicU64,
     /// Walks that have ended. The first does the work, the others see whether anything is left.
     pub walks: AtomicU64,
-    sharing: Sharing,
-}
-
-impl ResealProgress {
     /// How it gives way to users.
-    #[must_use]
-    pub fn sharing(&self) -> &Sharing {
-        &self.sharing
-    }
-
-    /// As [`Sharing::share`].
-    pub fn share(&self, sharing: bool) {
-        self.sharing.share(sharing);
-    }
-
-    /// As [`Sharing::rests`].
-    #[must_use]
-    pub fn rests(&self) -> bool {
-        self.sharing.rests()
-    }
-
-    /// As [`Sharing::go_on`].
-    pub fn go_on(&self) {
-        self.sharing.go_on();
-    }
+    pub sharing: Sharing,
 }
 
 /// How re-sealing ended.

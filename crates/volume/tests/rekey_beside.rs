@@ -92,10 +92,10 @@ fn beside_users_it_rests_often_and_holds_nothing_then() {
     case.begin();
     let mut session = case.attach();
     let mut job = Job::new(&session);
-    job.progress.share(true);
+    job.progress.sharing.share(true);
     let mut before = 0;
     for round in 1..=7 {
-        while !job.progress.rests() {
+        while !job.progress.sharing.rests() {
             job.step();
             session.step();
         }
@@ -108,10 +108,10 @@ fn beside_users_it_rests_often_and_holds_nothing_then() {
             session.write_each(2000..2600, round);
             session.flush().unwrap();
         }
-        assert!(job.progress.rests());
-        job.progress.go_on();
+        assert!(job.progress.sharing.rests());
+        job.progress.sharing.go_on();
     }
-    job.progress.share(false);
+    job.progress.sharing.share(false);
     assert!(job.end(&mut session).unwrap().ended);
     session.check_each(0..1000, 0);
     session.detach().unwrap();

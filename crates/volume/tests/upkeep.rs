@@ -12,8 +12,8 @@ use volume::format::protections::Freshness;
 use volume::geometry::Geometry;
 use volume::policy::Policy;
 use volume::{
-    AttachOptions, CheckProgress, CheckReport, Driven, RekeyOrder, ResealProgress, Result, Sharing,
-    begin_rekey,
+    AttachOptions, CheckProgress, CheckReport, Driven, RekeyOrder, ResealProgress, ResealReport, Result,
+    Sharing, begin_rekey,
 };
 
 /// Blocks that hold data: seven leaves of the map, and a part of one.
@@ -41,6 +41,16 @@ fn rekeyed(bench: &Bench, policy: &Policy) {
 fn check(session: &Session) -> (Driven<Result<CheckReport>>, Arc<CheckProgress>) {
     let progress = Arc::<CheckProgress>::default();
     (session.volume.check(0, 1, Arc::clone(&progress)).unwrap(), progress)
+}
+
+/// A session with a change of key before it.
+fn resealing() -> (Session, Driven<Result<ResealReport>>, Arc<ResealProgress>) {
+    let (bench, policy) = filled();
+    rekeyed(&bench, &policy);
+    let session = bench.attach(&policy).unwrap();
+    let progress = Arc::<ResealProgress>::default();
+    let job = session.volume.reseal(Arc::clone(&progress)).unwrap();
+    (session, job, progress)
 }
 
 /// Drives a job to its next rest; what it has come to, if that was its end.
@@ -94,21 +104,17 @@ fn beside_users_a_check_does_a_little_then_rests_and_holds_nothing() {
 
 #[test]
 fn beside_users_a_change_of_key_does_as_little() {
-    let (bench, policy) = filled();
-    rekeyed(&bench, &policy);
-    let mut session = bench.attach(&policy).unwrap();
-    let progress = Arc::<ResealProgress>::default();
-    let mut job = session.volume.reseal(Arc::clone(&progress)).unwrap();
-    progress.share(true);
+    let (mut session, mut job, progress) = resealing();
+    progress.sharing.share(true);
     let (mut before, mut rests) = (0, 0);
     let report = loop {
-        if let Some(report) = to_rest(&mut job, &mut session, progress.sharing()) {
+        if let Some(report) = to_rest(&mut job, &mut session, &progress.sharing) {
             break report.unwrap();
         }
         let done = progress.resealed.load(Ordering::Relaxed);
         assert!(done - before <= LITTLE, "{before} {done}");
         (before, rests) = (done, rests + 1);
-        progress.go_on();
+        progress.sharing.go_on();
     };
     assert!(report.ended && report.resealed >= FILLED && rests >= FILLED / LITTLE, "{report:?} {rests}");
     session.detach().unwrap();
@@ -116,22 +122,18 @@ fn beside_users_a_change_of_key_does_as_little() {
 
 #[test]
 fn a_change_of_key_that_finds_users_rests_before_it_does_more() {
-    let (bench, policy) = filled();
-    rekeyed(&bench, &policy);
-    let mut session = bench.attach(&policy).unwrap();
-    let progress = Arc::<ResealProgress>::default();
-    let mut job = session.volume.reseal(Arc::clone(&progress)).unwrap();
+    let (mut session, mut job, progress) = resealing();
     while progress.resealed.load(Ordering::Relaxed) == 0 {
         assert!(job.poll().is_none());
         session.step();
     }
-    progress.share(true);
-    assert!(to_rest(&mut job, &mut session, progress.sharing()).is_none(), "not all was done at once");
+    progress.sharing.share(true);
+    assert!(to_rest(&mut job, &mut session, &progress.sharing).is_none(), "not all was done at once");
     // Several leaves were under way, and each has come to the end of a stretch.
     use_it(&mut session);
-    progress.share(false);
-    progress.go_on();
-    assert!(to_rest(&mut job, &mut session, progress.sharing()).unwrap().unwrap().ended);
+    progress.sharing.share(false);
+    progress.sharing.go_on();
+    assert!(to_rest(&mut job, &mut session, &progress.sharing).unwrap().unwrap().ended);
     session.detach().unwrap();
 }
 
