@@ -14,6 +14,7 @@ use crate::commit::{advance, sign_stamp};
 use crate::core::Environment;
 use crate::create::sign_header;
 use crate::error::{Error, Kind, Result};
+use crate::format::header::Header;
 use crate::io::{Driven, Io};
 use crate::mutation::{Mutation, mutated};
 use crate::open_header::{COPIES, Opened, Pair, open_header, read_pair, write_pair};
@@ -74,6 +75,13 @@ pub(crate) async fn put_in_force(io: &Io, pair: &Pair, step: impl Future<Output 
     write_pair(io, COPIES[0], pair).await
 }
 
+/// The generation of what takes this header's place.
+pub(crate) fn next_generation(header: &Header) -> Result<u32> {
+    header.generation.checked_add(1).ok_or_else(|| {
+        Error::new(Kind::Usage, "header and key slots were changed four billion times; make a new volume")
+    })
+}
+
 /// A change of header and key slots, whatever it changes in them.
 pub(crate) struct Changing {
     pub(crate) environment: Environment,
@@ -92,9 +100,7 @@ impl Changing {
 
     /// Puts what was changed in force, as a new generation. Both copies must be the one in force until then.
     pub(crate) async fn put(&self, opened: &mut Opened) -> Result<()> {
-        opened.header.generation = opened.header.generation.checked_add(1).ok_or_else(|| {
-            Error::new(Kind::Usage, "the header was changed four billion times; make a new volume")
-        })?;
+        opened.header.generation = next_generation(&opened.header)?;
         let pair = sign_header(&opened.header, &opened.slots, &opened.key)?;
         put_in_force(&self.io, &pair, self.move_anchor(opened, seal::sha256(&[&pair]))).await
     }

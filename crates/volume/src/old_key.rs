@@ -16,7 +16,7 @@ use crate::format::ad::Tree;
 use crate::format::entry::{Entry, entry_at};
 use crate::format::header::Header;
 use crate::io::Io;
-use crate::key_slots::put_in_force;
+use crate::key_slots::{next_generation, put_in_force};
 use crate::merge::Merge;
 use crate::open_header::{COPIES, Pair, read_pair, write_pair};
 
@@ -148,7 +148,7 @@ impl Core {
             .try_into()
             .map_err(|_| Error::new(Kind::Corrupt, "the key-slot area is cut short"))?;
         let slots = KeySlots::decode(area).map_err(|error| Error::new(Kind::Corrupt, error.to_string()))?;
-        let generation = self.header.generation.saturating_add(1);
+        let generation = next_generation(&self.header)?;
         let header = Header { generation, rekeying: None, ..self.header.clone() };
         let pair = sign_header(&header, &slots, &self.keys.key)?;
         if *read_pair(io, COPIES[0]).await? != **in_force {

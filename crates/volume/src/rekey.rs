@@ -23,7 +23,7 @@ use crate::format::header::Header;
 use crate::format::protections::Freshness;
 use crate::format::rekeying::Rekeying;
 use crate::io::Driven;
-use crate::key_slots::{Changing, put_in_force};
+use crate::key_slots::{Changing, next_generation, put_in_force};
 use crate::keys::{EPOCHS, Keyring};
 use crate::open_header::{Opened, check_anchored, open_header, suite_of};
 use crate::policy::Policy;
@@ -111,9 +111,7 @@ impl Beginning {
         // What was accepted becomes durable before anything vouches for it.
         io.flush().await?;
         header.rekeying = Some(self.seal_old(&header, &keys, &key, replayed.next_epoch, superblock)?);
-        header.generation = header.generation.checked_add(1).ok_or_else(|| {
-            Error::new(Kind::Usage, "header and key slots were changed four billion times; make a new volume")
-        })?;
+        header.generation = next_generation(&header)?;
         let pair = sign_header(&header, &slots, &key)?;
         put_in_force(io, &pair, self.move_anchor(stamp, &replayed, seal::sha256(&[&pair]), &key)).await?;
         Ok(Rekeyed { under_way: false, slots: slots.list(), removed })
