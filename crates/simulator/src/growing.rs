@@ -216,11 +216,12 @@ impl Simulation {
     /// Whether an image is of a volume of another size than the policy's.
     pub(crate) fn has_grown_since(&self, image: &Image) -> bool {
         let size = self.policy.as_ref().map_or(0, |policy| policy.size);
-        let other = |at: u64| {
-            Header::decode_as(image.block(at), self.plan.create.shape)
-                .is_ok_and(|header| header.geometry.logical_bytes() != size)
-        };
-        other(0) || other(2)
+        self.headers(image).any(|header| header.geometry.logical_bytes() != size)
+    }
+
+    /// What both copies say, whether they count or not.
+    fn headers<'a>(&'a self, image: &'a Image) -> impl Iterator<Item = Header> + 'a {
+        [0, 2].into_iter().filter_map(|at| Header::decode_as(image.block(at), self.plan.create.shape).ok())
     }
 
     /// The host puts the header of before a growth back, and nothing else.
@@ -231,11 +232,7 @@ impl Simulation {
         let known = latest && (anchored || self.lifted);
         let old = self.before_growth.clone().filter(|_| known)?;
         // One that was cut short, and done again, has left beside the old header what is in force now.
-        let now = |at: u64| {
-            Header::decode_as(old.block(at), self.plan.create.shape)
-                .is_ok_and(|header| header.geometry == self.geometry)
-        };
-        if now(0) || now(2) {
+        if self.headers(&old).any(|header| header.geometry == self.geometry) {
             return None;
         }
         let genuine = self.store.snapshot();
