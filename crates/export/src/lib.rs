@@ -3,6 +3,7 @@
 //! Every front end serves a [`Device`], which is what a volume looks like from outside.
 //! [`fuse::Mount`] shows it as one regular file, on any kernel with FUSE; [`loopdev`] makes that file a
 //! block device. [`ublk::Ublk`] shows it as a block device, on kernels with the ublk driver.
+//! [`nbd::Server`] serves it to NBD clients, on a unix socket or over TCP.
 //!
 //! A daemon must not do I/O to what it exports: it would wait for itself.
 
