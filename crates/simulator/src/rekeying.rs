@@ -47,6 +47,10 @@ impl Simulation {
         let begun = self.key_in_force().is_some_and(|(header, _)| header.rekeying.is_some());
         if begun && let Some((_, key)) = before.filter(|(header, _)| header.rekeying.is_none()) {
             self.old_keys.push(key);
+            if self.plan.create.freshness == Freshness::Off {
+                // An older header brings its key back, and with that the superblock that lies there until a later session needs its place.
+                self.before_growth = None;
+            }
         }
         match ended {
             None => {
