@@ -151,12 +151,13 @@ fn run_volume(args: &BenchArgs) -> Result<()> {
     if !args.json {
         println!("{METHOD}");
         println!(
-            "Volume: {} checkpoints, {} commits, {} anchor moves, write amplification {:.3}, {} waits for space.",
+            "Volume: {} checkpoints, {} commits, {} anchor moves, write amplification {:.3}, {} waits for space, {} for a checkpoint.",
             status.checkpoints,
             status.commits,
             status.anchor_moves,
             status.write_amplification.unwrap_or(0.0),
-            status.waits_for_space
+            status.waits_for_space,
+            status.waits_for_checkpoint
         );
     }
     Ok(())
