@@ -14,7 +14,7 @@ use futures::FutureExt;
 use seal::slot::{Credential, SlotLimits};
 use seal::{DataMode, MacKey, VolumeKey};
 
-use crate::commit::{advance, sign_stamp};
+use crate::commit::{advance, overtaking, sign_stamp};
 use crate::core::{Core, Environment};
 use crate::error::{Error, Kind, Result};
 use crate::format::header::Header;
@@ -322,9 +322,7 @@ impl Attaching {
                 // Something else has happened; the next attempt finds out.
                 return Ok(());
             }
-            // By two: the claim that follows must be odd to the session's own (see the superblock's slots).
-            let next = sign_stamp(key, Stamp { claims: held.claims + 2, ..held.clone() });
-            match advance(anchor.as_ref(), Some(&held), &next).await {
+            match advance(anchor.as_ref(), Some(&held), &overtaking(key, &held)).await {
                 Err(error) if error.kind() == Kind::Fenced => {}
                 ended => return ended,
             }

@@ -95,7 +95,7 @@ impl Growing {
         if mutated(Mutation::PolicyBeforeHeader) {
             save.take().map_or(Ok(()), |save| save(&policy))?;
         }
-        self.changing.equalize(&opened).await?;
+        self.changing.equalize(&mut opened).await?;
         if let Some(geometry) = wanted {
             opened.header.geometry = geometry;
             self.changing.put(&mut opened).await?;

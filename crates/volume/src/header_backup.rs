@@ -19,6 +19,7 @@ use crate::error::{Error, Kind, Result};
 use crate::format::backup::HeaderBackup;
 use crate::format::header::Header;
 use crate::io::{Driven, Io};
+use crate::key_slots::take_anchor;
 use crate::keys::Keyring;
 use crate::open_header::{
     COPIES, Pair, check_anchored, check_pair, check_stamp_mac, check_store, header_holds, open_header,
@@ -103,6 +104,9 @@ pub fn restore_header(
     })
 }
 
+/// A copy of the pair: its generation, if an attach could take it, its place, and what stands there, if that can be read.
+type Found = (Option<u32>, u64, Option<Box<Pair>>);
+
 struct Restoring {
     environment: Environment,
     policy: Policy,
@@ -142,13 +146,16 @@ impl Restoring {
         if stamp.is_none() {
             self.check_not_rekeyed(&header, &holds).await?;
         }
-        let (copies, newest) = self.write(&pair, &holds).await?;
-        Ok(Restored {
-            copies,
-            anchored: stamp.is_some(),
-            newer: newest.filter(|newest| *newest > header.generation),
-            header: info(&header, slots.list()),
-        })
+        let found = self.copies(&holds).await;
+        let newest = found.iter().filter_map(|(generation, ..)| *generation).max();
+        let newer = newest.filter(|newest| *newest > header.generation);
+        let anchored = stamp.is_some();
+        if newer.is_some() {
+            // A change was cut short, or is going on: its move of the anchor must not arrive when its copy is gone.
+            take_anchor(&self.environment, stamp, &keys.key.mac("stamp")).await?;
+        }
+        let copies = self.write(&pair, found).await?;
+        Ok(Restored { copies, anchored, newer, header: info(&header, slots.list()) })
     }
 
     /// The store may be any other disk of this machine.
@@ -188,8 +195,8 @@ impl Restoring {
         Ok(())
     }
 
-    /// Brings both copies to `pair`. Says how many were written, and the generation of the newest header that was there.
-    async fn write(&self, pair: &Pair, key: &MacKey) -> Result<(usize, Option<u32>)> {
+    /// Both copies, the newest last: until it is written it is in force.
+    async fn copies(&self, key: &MacKey) -> Vec<Found> {
         let mut found = Vec::new();
         for at in COPIES {
             // What cannot be read is damaged like what does not verify; writing may mend it.
@@ -197,9 +204,12 @@ impl Restoring {
             let generation = copy.as_deref().and_then(|copy| self.generation(copy, key));
             found.push((generation, at, copy));
         }
-        // A damaged copy first, and the newest last: until then it is in force.
         found.sort_by_key(|(generation, ..)| *generation);
-        let newest = found.last().and_then(|(generation, ..)| *generation);
+        found
+    }
+
+    /// Brings both copies to `pair`, in this order. Says how many were written.
+    async fn write(&self, pair: &Pair, found: Vec<Found>) -> Result<usize> {
         let mut written = 0;
         for (_, at, copy) in found {
             if copy.as_deref() != Some(pair) {
@@ -207,7 +217,7 @@ impl Restoring {
                 written += 1;
             }
         }
-        Ok((written, newest))
+        Ok(written)
     }
 
     /// The generation of a copy that an attach could take.

@@ -1,16 +1,18 @@
 //! Changing what opens a volume that is not attached.
 //!
 //! Invariant: at every moment one copy of the pair (header, key slots) is whole and is the one that the anchor vouches for. So the copy in
-//! force is never written: B gets the new pair first, then the anchor moves, then A follows.
+//! force is never written: B gets the new pair first, then the anchor moves, then A follows. Nor is one that may come into force: a move to it,
+//! of a session or of another change, can still be on its way to the anchor. So before anything is written, the anchor is taken.
 
 use std::sync::Arc;
 
-use anchor::State;
+use anchor::{Stamp, State};
 use futures::FutureExt;
+use seal::MacKey;
 use seal::slot::{Argon2Params, Credential, SlotError, SlotInfo};
 
 use crate::attach::AttachOptions;
-use crate::commit::{advance, sign_stamp};
+use crate::commit::{advance, overtaking, sign_stamp};
 use crate::core::Environment;
 use crate::create::sign_header;
 use crate::error::{Error, Kind, Result};
@@ -75,6 +77,18 @@ pub(crate) async fn put_in_force(io: &Io, pair: &Pair, step: impl Future<Output 
     write_pair(io, COPIES[0], pair).await
 }
 
+/// Makes the anchor hold a stamp that nobody else knew: what was sent to it before comes too late from then on. The new stamp.
+pub(crate) async fn take_anchor(
+    environment: &Environment,
+    stamp: Option<Stamp>,
+    key: &MacKey,
+) -> Result<Option<Stamp>> {
+    let (Some(anchor), Some(held)) = (&environment.anchor, stamp) else { return Ok(None) };
+    let taken = overtaking(key, &held);
+    advance(anchor.as_ref(), Some(&held), &taken).await?;
+    Ok(Some(taken))
+}
+
 /// The generation of what takes this header's place.
 pub(crate) fn next_generation(header: &Header) -> Result<u32> {
     header.generation.checked_add(1).ok_or_else(|| {
@@ -92,7 +106,7 @@ pub(crate) struct Changing {
 impl Changing {
     async fn run(&self, mut opened: Opened, change: KeyChange) -> Result<Vec<SlotInfo>> {
         self.check_released(&opened)?;
-        self.equalize(&opened).await?;
+        self.equalize(&mut opened).await?;
         self.apply(&mut opened, change)?;
         self.put(&mut opened).await?;
         Ok(opened.slots.list())
@@ -115,8 +129,9 @@ impl Changing {
         }
     }
 
-    /// Makes both copies the one in force: an earlier change may have been cut short, and B is written next.
-    pub(crate) async fn equalize(&self, opened: &Opened) -> Result<()> {
+    /// Takes the anchor, and makes both copies the one in force: an earlier change may have been cut short, and B is written next.
+    pub(crate) async fn equalize(&self, opened: &mut Opened) -> Result<()> {
+        opened.stamp = take_anchor(&self.environment, opened.stamp.take(), &opened.stamp_key).await?;
         let copies = [read_pair(&self.io, COPIES[0]).await?, read_pair(&self.io, COPIES[1]).await?];
         let in_force = |pair: &Pair| seal::sha256(&[pair]) == opened.digest;
         let Some(current) = copies.iter().find(|pair| in_force(pair)) else {

@@ -84,7 +84,7 @@ struct Beginning {
 }
 
 impl Beginning {
-    async fn run(&self, opened: Opened, credential: &Credential) -> Result<Rekeyed> {
+    async fn run(&self, mut opened: Opened, credential: &Credential) -> Result<Rekeyed> {
         let Attaching { environment, io, .. } = &self.attaching;
         check_anchored(environment, &opened.header)?;
         if opened.header.rekeying.is_some() {
@@ -104,7 +104,7 @@ impl Beginning {
         if !removed.is_empty() && !self.order.remove_others {
             return Err(Error::new(Kind::Usage, refusal(&removed)));
         }
-        changing.equalize(&opened).await?;
+        changing.equalize(&mut opened).await?;
         let Opened { mut header, key: old, stamp, .. } = opened;
         let keys = keyring(&header, old)?;
         let (replayed, superblock) = self.state(&header, &keys, stamp.as_ref()).await?;

@@ -4,17 +4,19 @@ mod common;
 
 use std::sync::Arc;
 
+use anchor::ScriptedAnchor;
 use common::medium::{image, put, put_back};
 use common::{Bench, credential, options, page};
+use futures::FutureExt;
 use seal::SecretBytes;
-use seal::slot::{Argon2Params, Credential};
+use seal::slot::{Argon2Params, Credential, SlotInfo};
 use store::{BLOCK_SIZE, MemoryStore};
 use volume::format::backup;
 use volume::format::protections::Freshness;
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;
 use volume::{
-    BackedUp, Environment, HeaderInfo, KeyChange, Kind, Restored, Result, backup_header, change_keys,
+    BackedUp, Driven, Environment, HeaderInfo, KeyChange, Kind, Restored, Result, backup_header, change_keys,
     restore_header,
 };
 
@@ -49,16 +51,19 @@ fn restore(bench: &Bench, policy: &Policy, backup: &[u8]) -> Result<Restored> {
     restore_on(bench.environment.clone(), bench, policy, backup)
 }
 
-/// Another key is added, so that the header is a newer one.
-fn renew(bench: &Bench, policy: &Policy) {
+/// Another key is being added, so that the header is a newer one.
+fn renewing(bench: &Bench, policy: &Policy) -> Driven<Result<Vec<SlotInfo>>> {
     let change = KeyChange::Add {
         credential: Credential::Passphrase(SecretBytes::from_slice(b"open sesame")),
         label: "other".into(),
         argon2: Argon2Params { memory_kib: 8, passes: 1, lanes: 1 },
     };
-    let job =
-        change_keys(bench.environment.clone(), policy.clone(), credential(), change, false, bench.attach);
-    job.expect("a queue").block().expect("changed");
+    change_keys(bench.environment.clone(), policy.clone(), credential(), change, false, bench.attach)
+        .expect("a queue")
+}
+
+fn renew(bench: &Bench, policy: &Policy) {
+    renewing(bench, policy).block().expect("changed");
 }
 
 fn reads_back(bench: &Bench, policy: &Policy) -> bool {
@@ -217,4 +222,37 @@ fn a_backup_is_laid_out_as_documented() {
     assert!(bytes[48..BLOCK_SIZE].iter().all(|byte| *byte == 0));
     let image = image(&*bench.environment.store);
     assert_eq!(bytes[BLOCK_SIZE..], [&image[0][..], &image[1]].concat());
+}
+
+#[test]
+fn a_change_whose_move_is_on_its_way_comes_too_late_for_a_restored_header() {
+    let (mut bench, policy) = new(Freshness::Strict);
+    let (backup, _) = take(&bench, &policy).expect("backed up");
+    let stamp = bench.environment.anchor.as_ref().and_then(|anchor| anchor.read().now_or_never());
+    let anchor = Arc::new(ScriptedAnchor::new(stamp.expect("at once").expect("a stamp")));
+    bench.environment.anchor = Some(anchor.clone());
+    anchor.hold(true);
+    let newer = || {
+        let image = image(&*bench.environment.store);
+        image[..2] != image[2..4]
+    };
+    let mut change = renewing(&bench, &policy);
+    while !(newer() && anchor.pending() == 1) {
+        assert!(change.poll().is_none());
+        if !newer() {
+            anchor.complete_next();
+        }
+    }
+    drop(change);
+    let (environment, restored) = (bench.environment.clone(), backup.clone());
+    let restoring = restore_header(environment, policy.clone(), credential(), restored, bench.attach);
+    let mut restoring = restoring.expect("a queue");
+    while anchor.pending() == 1 {
+        assert!(restoring.poll().is_none());
+    }
+    while anchor.complete_next() {}
+    let ended = std::iter::repeat_with(|| restoring.poll()).flatten().next().expect("an end");
+    assert_eq!(ended.expect_err("the change was first").kind(), Kind::Fenced);
+    anchor.hold(false);
+    assert!(reads_back(&bench, &policy));
 }
