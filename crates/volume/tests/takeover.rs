@@ -2,7 +2,9 @@
 
 mod common;
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use anchor::{Anchor, AnchorFuture, Stamp};
 use common::{Bench, Session, credential, filled, options};
@@ -163,6 +165,31 @@ fn the_anchor_follows_within_the_window_when_the_clock_stands_still() {
         let behind = status.generation - status.anchored_generation.expect("anchored");
         assert!(behind <= 4, "{behind} commits are not anchored, the window is 3");
     }
+}
+
+#[test]
+fn the_window_holds_in_bytes() {
+    let mut bench =
+        Bench::new(CreateOptions { freshness: Freshness::Interval, ..options(4096, Shape::STANDARD) }, 16384);
+    let window = 16 << 12;
+    bench.attach.window = Window { bytes: window, commits: u64::MAX, time: Duration::MAX };
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    // What each commit brought, behind the one that the anchor covers.
+    let mut behind = VecDeque::new();
+    for step in 0..500 {
+        let blocks = 1 + step % 5;
+        session.write(step * 5 % 4000, usize::try_from(blocks).expect("few"), 1).expect("written");
+        session.flush().expect("flushed");
+        let status = session.volume.status();
+        behind.push_back((status.generation, blocks << 12));
+        let anchored = status.anchored_generation.expect("anchored");
+        behind.retain(|(generation, _)| *generation > anchored);
+        let bytes: u64 = behind.iter().map(|(_, bytes)| bytes).sum();
+        assert!(bytes <= window + (5 << 12), "{bytes} bytes are not anchored, the window is {window}");
+    }
+    let moves = session.volume.status().anchor_moves;
+    assert!(moves < 250, "{moves} moves in 500 commits: something else than the bytes holds the window");
 }
 
 #[test]
