@@ -90,14 +90,15 @@ impl fmt::Display for SlotError {
                 }
                 write!(f, " asks for {asked} {cost} of Argon2id, allowed are {least} to {most}: ")?;
                 match slot {
-                    Some(_) => f.write_str("it was tampered with, or the limit must be raised to open it"),
+                    Some(_) => f.write_str("it was tampered with; restore the volume's header from a backup"),
                     None => f.write_str("choose a value in between"),
                 }
             }
             SlotError::OutOfMemory { memory_kib } => {
                 write!(
                     f,
-                    "there is no memory for Argon2id, which wants {memory_kib} KiB: free some, or lower the slot's cost"
+                    "the key slot asks for {memory_kib} KiB of memory for Argon2id, which this machine does not have free: free \
+                     some, or open the volume by another slot; if none ever asked for as much, it was tampered with"
                 )
             }
             SlotError::WrongCredential => {

@@ -99,7 +99,7 @@ pub(super) fn unwrap(
 fn unlock(slot: &Slot, credential: &Credential) -> Result<Option<Unlocked>, SlotError> {
     let kek: Secret<32> = match (&slot.kind, credential) {
         (Kind::Passphrase(params), Credential::Passphrase(passphrase)) => {
-            argon2id(passphrase.expose(), &slot.salt, params)?
+            argon2id(passphrase.expose(), &slot.salt, params, available_kib())?
         }
         (Kind::KeyFile, Credential::KeyFile(content)) => {
             hkdf_sha256(&slot.salt, content.expose(), &[&label("slot", None, &["key file"])])
@@ -111,11 +111,29 @@ fn unlock(slot: &Slot, credential: &Credential) -> Result<Option<Unlocked>, Slot
     Ok(Some(Unlocked { wrapping: Gcm::new(&wrapping), commitment }))
 }
 
+/// KiB that this machine can give without swapping; `None` if it does not say.
+fn available_kib() -> Option<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let rest = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    rest.trim().strip_suffix("kB")?.trim().parse().ok()
+}
+
 /// Argon2id of version 0x13. The costs have been checked.
-fn argon2id(passphrase: &[u8], salt: &[u8], params: &Argon2Params) -> Result<Secret<32>, SlotError> {
+///
+/// Linux promises memory that it does not have, and then kills who uses it. So a slot that asks for more than the `available` KiB is
+/// refused before anything is taken.
+fn argon2id(
+    passphrase: &[u8],
+    salt: &[u8],
+    params: &Argon2Params,
+    available: Option<u64>,
+) -> Result<Secret<32>, SlotError> {
     let refused = || SlotError::OutOfMemory { memory_kib: params.memory_kib };
     let costs = Params::new(params.memory_kib, params.passes, params.lanes, Some(32))
         .expect("the costs have been checked");
+    if available.is_some_and(|available| u64::from(params.memory_kib) > available) {
+        return Err(refused());
+    }
     let mut memory: Vec<Block> = Vec::new();
     memory.try_reserve_exact(costs.block_count()).map_err(|_| refused())?;
     memory.resize(costs.block_count(), Block::new());
@@ -139,10 +157,19 @@ mod tests {
     fn argon2id_reference() {
         let check = |memory_kib, passes, lanes, expected| {
             let params = Argon2Params { memory_kib, passes, lanes };
-            let key = argon2id(b"password", b"somesalt", &params).unwrap();
+            let key = argon2id(b"password", b"somesalt", &params, None).unwrap();
             assert_eq!(key.expose().to_vec(), hex(expected));
         };
         check(256, 2, 1, "9dfeb910e80bad0311fee20f9c0e2b12c17987b4cac90c2ef54d5b3021c68bfe");
         check(256, 2, 2, "6d093c501fd5999645e0ea3bf620d7b8be7fd2db59c20d9fff9539da2bf57037");
+    }
+
+    #[test]
+    fn memory_that_the_machine_lacks_is_not_asked_for() {
+        let params = Argon2Params { memory_kib: 256, passes: 1, lanes: 1 };
+        let with = |available| argon2id(b"password", b"somesalt", &params, available).map(drop);
+        assert_eq!(with(Some(255)), Err(SlotError::OutOfMemory { memory_kib: 256 }));
+        assert_eq!(with(Some(256)), Ok(()));
+        assert!(available_kib().is_some_and(|kib| kib > 1 << 10), "{:?}", available_kib());
     }
 }
