@@ -84,6 +84,7 @@ const CASES: &[Case] = &[
         2,
     ),
     case("cut by a block", |desk| resize(desk, -4096), ATTACH, 3),
+    case("cut inside the header", |desk| desk.write("disk.img", &desk.read("disk.img")[..4096]), ATTACH, 3),
     case("cut to a part of a block", |desk| resize(desk, -1), ATTACH, 2),
     case("unknown version", |desk| poke_both(desk, 8, &[9]), ATTACH, 4),
     case("changed reserved byte", |desk| poke_both(desk, 200, &[1]), ATTACH, 4),

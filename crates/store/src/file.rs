@@ -203,6 +203,9 @@ fn system(error: &io::Error, name: &str) -> Error {
     let hint = match error.kind {
         ErrorKind::InUse => "; it is mounted, or another program has it open",
         ErrorKind::Exists => "; to use what is there, open it without creating it",
+        ErrorKind::NoSpace if errno == libc::EFBIG => {
+            "; its file system has no files of this size: choose another (XFS), a block device, or a smaller volume"
+        }
         ErrorKind::PermissionDenied => "; is this user allowed to read and write it?",
         _ => "",
     };
@@ -289,7 +292,9 @@ fn size_new(file: &OwnedFd, path: &Path, blocks: u64, name: &str) -> Result<(), 
 fn whole_blocks(size: u64, name: &str) -> Result<u64, Error> {
     let (blocks, rest) = (size / BLOCK, size % BLOCK);
     if rest != 0 {
-        let message = format!("its {size} bytes are no whole number of {BLOCK}-byte blocks: {rest} are over");
+        let message = format!(
+            "its {size} bytes are no whole number of {BLOCK}-byte blocks: {rest} are over; take the whole image, or another size"
+        );
         return Err(Error::new(ErrorKind::UnevenSize, "open", name, message));
     }
     if blocks == 0 {

@@ -63,6 +63,7 @@ pub(crate) async fn open_pair(
     stamp: Option<Stamp>,
     vouching: Vouching,
 ) -> Result<Opened> {
+    check_header_fits(environment)?;
     let mut pairs = Vec::new();
     let mut refused = None;
     for first in COPIES {
@@ -171,6 +172,21 @@ pub(crate) fn unlock(
 pub(crate) fn header_holds(pair: &Pair, key: &MacKey) -> Result<bool> {
     let (page, _) = pair.split_at(BLOCK_SIZE);
     Ok(key.verify(&[header::signed_part(page)?], header::mac(page)?))
+}
+
+/// Whether the store has room for a header: without one there is nothing that could say how large the volume is.
+fn check_header_fits(environment: &Environment) -> Result<()> {
+    let (has, needs) = (environment.store.blocks(), COPIES[1] + 2);
+    if has >= needs {
+        return Ok(());
+    }
+    let name = environment.store.name();
+    Err(Error::new(
+        Kind::Io,
+        format!(
+            "{name} has {has} blocks, a volume's header alone has {needs}: it was truncated, or is no volume. Attach the whole image"
+        ),
+    ))
 }
 
 /// Whether the store is as large as the volume.
