@@ -1,6 +1,7 @@
 //! What must hold for any bytes that the host, a client or a file hands to one of the decoders: nothing panics, and what is accepted is laid
 //! out again to the byte. The fuzzer's targets call these, and so does `crates/cvmio/tests/corpus.rs`, with every file in `seeds/`.
 
+use anchor::{STAMP_SIZE, Stamp, State};
 use export::nbd::wire;
 use seal::slot::{AREA_SIZE, KeySlots};
 use volume::format::backup::{self, HeaderBackup};
@@ -18,7 +19,7 @@ use volume::policy::Policy;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them. Each has a file in `fuzz_targets/` and a directory in `seeds/`.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     ("backup", backup),
     ("entry", entry),
     ("header", header),
@@ -29,6 +30,7 @@ pub const TARGETS: [Target; 12] = [
     ("record", record),
     ("salts", salts),
     ("slots", slots),
+    ("stamp", stamp),
     ("stream", stream),
     ("superblock", superblock),
 ];
@@ -150,6 +152,17 @@ pub fn slots(bytes: &[u8]) {
     let Ok(slots) = KeySlots::decode(area) else { return };
     assert_eq!(&slots.encode(), area);
     assert!(slots.list().iter().all(|slot| !slot.label.chars().any(char::is_control)));
+}
+
+/// Any bytes as an anchor's stamp: refused, or laid out again to the byte, with a hint that is fit for a terminal.
+pub fn stamp(bytes: &[u8]) {
+    let Ok(stamp) = Stamp::decode(bytes) else { return };
+    assert_eq!(bytes.len(), STAMP_SIZE);
+    assert_eq!(stamp.encode()[..], *bytes);
+    if let Some(hint) = stamp.moved_to() {
+        assert_eq!(stamp.state, State::Terminal);
+        assert!(!hint.chars().any(char::is_control));
+    }
 }
 
 /// Any bytes as a stream whose chunks are open, and as one open chunk: each part is refused, or laid out again to the byte, and none is longer

@@ -228,3 +228,10 @@ save("genesis-input", b"cvmio genesis" + VOLUME)
 
 salts = bytes(32) + ramp(0x90, 32) + bytes(32 * 61) + ramp(0x91, 32)
 save("salt-leaf", ramp(0xF0, 32) + salts.ljust(4064, b"\0"), "salts")
+
+stamp = b"cvmioST1" + struct.pack("<HB5x", 1, 1) + VOLUME + struct.pack("<QQ", 42, 7) + SESSION
+stamp += ramp(0x40, 32) + ramp(0x60, 32) + bytes(32) + ramp(0xE0, 32)
+assert len(stamp) == 192
+save("stamp", stamp, "stamp")
+moved = stamp[:10] + b"\x03" + stamp[11:128] + b"file:/var/lib/cvmio/new.anchor".ljust(32, b"\0") + stamp[160:]
+save("stamp-moved", moved, "stamp")

@@ -4,6 +4,7 @@
 use std::ops::Range;
 use std::path::Path;
 
+use anchor::{Stamp, State};
 use seal::SecretBytes;
 use seal::slot::{Credential, SlotLimits};
 use volume::StreamReader;
@@ -358,4 +359,25 @@ fn policies() {
     };
     assert_eq!(Policy::parse(&text).as_ref(), Ok(&policy));
     assert_eq!(policy.to_toml(), Ok(text));
+}
+
+#[test]
+fn stamps() {
+    let stamp = Stamp {
+        volume: ramp(VOLUME),
+        generation: 42,
+        head: ramp(0x40),
+        session: ramp(SESSION),
+        claims: 7,
+        header_digest: ramp(0x60),
+        state: State::Claimed,
+        moved_to: [0; 32],
+        mac: ramp(0xe0),
+    };
+    let moved_to = Stamp::hint_of("file:/var/lib/cvmio/new.anchor");
+    let moved = Stamp { state: State::Terminal, moved_to, ..stamp.clone() };
+    for (name, stamp) in [("stamp", stamp), ("stamp-moved", moved)] {
+        assert_eq!(stamp.encode()[..], vector(name), "{name}");
+        assert_eq!(Stamp::decode(&vector(name)), Ok(stamp), "{name}");
+    }
 }
