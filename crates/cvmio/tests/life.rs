@@ -106,7 +106,11 @@ fn a_file_system_lives_through_detach_and_attach() {
             .any(|one| one["kind"] == "write" && one["p999"].as_u64() > Some(0)),
         "{status}"
     );
-    assert!(desk.done("volume status disk").contains("anchored"));
+    let text = desk.done("volume status disk");
+    for word in ["anchored", "aes-256-gcm", "sealing", "private", "cache", "% full", "on the store", "p99.9"]
+    {
+        assert!(text.contains(word), "no `{word}` in {text}");
+    }
     let list: Value = serde_json::from_str(&desk.done("volume list --json")).unwrap();
     assert_eq!((&list[0]["name"], &list[0]["state"]), (&"disk".into(), &"attached".into()));
     assert!(desk.done("volume check disk").contains("all whole"));

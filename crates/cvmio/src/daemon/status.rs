@@ -75,6 +75,7 @@ impl Report {
         row("store", format!("{} ({})", status.store, bytes(status.store_size)))?;
         row("anchor", status.anchor.clone().unwrap_or_else(|| "none".into()))?;
         row("protection", protection(status))?;
+        row("sealing", format!("{}, in memory of this process", status.sealing))?;
         row("size", size(status))?;
         row("freshness", freshness(status))?;
         row("i/o", io(status))?;
