@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -49,16 +49,23 @@ pub fn spinner(message: impl Into<String>) -> Spinner {
     Spinner(bar)
 }
 
-/// A bar for work of known length, if there is a terminal to show it on.
-pub fn bar(message: &'static str, length: u64) -> ProgressBar {
+/// A bar for so many blocks, with the rate in bytes and the time that is left, if there is a terminal to show it on.
+pub fn bar(message: &'static str, blocks: u64) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let bar = ProgressBar::new(length).with_message(message);
-    match ProgressStyle::with_template("{msg} {wide_bar} {percent} % ({eta} left)") {
-        Ok(style) => bar.with_style(style),
+    let bar = ProgressBar::new(blocks).with_message(message);
+    match ProgressStyle::with_template("{msg} {wide_bar} {percent} %, {rate}, {eta} left") {
+        Ok(style) => bar.with_style(style.with_key("rate", rate)),
         Err(_) => bar,
     }
+}
+
+/// Blocks a second, in bytes.
+fn rate(state: &ProgressState, out: &mut dyn std::fmt::Write) {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "three digits are shown")]
+    let blocks = state.per_sec() as u64;
+    let _ = write!(out, "{}/s", bytes(blocks.saturating_mul(store::BLOCK_SIZE as u64)));
 }
 
 /// A bar for so many bytes, with their rate and the time that is left; where nobody knows how many, without.

@@ -70,6 +70,8 @@ fn a_passphrase_is_asked_for_and_never_shown() {
     let right = type_in(&desk, check, &[(KNOWN, b"open sesame\n")]);
     assert_eq!(right.code, 0, "{}", right.shown);
     assert!(right.shown.contains("all whole"), "{}", right.shown);
+    // Long work shows its rate and the time that is left.
+    assert!(right.shown.contains("B/s, ") && right.shown.contains(" left"), "{}", right.shown);
     for typed in [refused, gone, created, wrong, right] {
         assert!(!typed.shown.contains("sesam"), "the passphrase is on the screen: {}", typed.shown);
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use seal::slot::{Credential, SlotInfo};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use super::offline::{self, Opened};
 use crate::cli::CredentialArgs;
 use crate::cli::rekey::Rekey;
 use crate::daemon::control::Request;
-use crate::daemon::rekey::{damaged, drive, pace};
+use crate::daemon::rekey::{damaged, drive};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
 use crate::interrupt::Interrupt;
@@ -113,14 +113,13 @@ fn keep(args: &Rekey) -> Result<Vec<Credential>, Failure> {
 /// Seals everything anew, with nobody else on the volume, and puts the volume away.
 fn reseal(volume: Volume, interrupt: &Interrupt) -> Result<ResealReport, Failure> {
     let session = Session::begin(volume)?;
-    let (progress, began) = (Arc::<ResealProgress>::default(), Instant::now());
+    let progress = Arc::<ResealProgress>::default();
     let of = session.volume.status().mapped_blocks;
     let bar = output::bar("sealing anew", of);
     let show = || {
         let blocks = progress.blocks.load(Ordering::Relaxed).min(of);
         if progress.walks.load(Ordering::Relaxed) == 0 {
             bar.set_position(blocks);
-            bar.set_message(format!("{} a second", output::bytes(pace(blocks, of, began.elapsed()).0)));
         }
     };
     let report = drive(&session.volume, &progress, interrupt.flag(), show);

@@ -160,7 +160,7 @@ pub fn damaged(report: &ResealReport) -> volume::Error {
 }
 
 /// Bytes a second, and seconds that are left at that rate.
-pub fn pace(blocks: u64, of: u64, elapsed: Duration) -> (u64, Option<u64>) {
+fn pace(blocks: u64, of: u64, elapsed: Duration) -> (u64, Option<u64>) {
     let milliseconds = elapsed.as_millis().max(1);
     let rate = u128::from(blocks) * BLOCK_SIZE as u128 * 1000 / milliseconds;
     let left = u128::from(of.saturating_sub(blocks)) * milliseconds / 1000;
