@@ -185,7 +185,7 @@ impl Runs {
             self.runs.drain(..).for_each(|run| core.space.give_back(run));
             self.age = age;
         }
-        let held: u64 = self.runs.iter().map(|run| run.end - run.start).sum();
+        let held = self.held();
         if held < blocks {
             // Near the end of the space a queue must not sit on what another needs.
             let plenty = core.space.free().saturating_sub(keep) / 64;
@@ -196,8 +196,7 @@ impl Runs {
                 core.work.notify(usize::MAX);
             }
         }
-        let held: u64 = self.runs.iter().map(|run| run.end - run.start).sum();
-        if held < blocks {
+        if self.held() < blocks {
             return None;
         }
         let mut taken = Vec::with_capacity(1);
@@ -213,6 +212,11 @@ impl Runs {
             }
         }
         Some(taken)
+    }
+
+    /// Blocks that were taken and have no use yet.
+    pub(crate) fn held(&self) -> u64 {
+        self.runs.iter().map(|run| run.end - run.start).sum()
     }
 
     /// Nobody writes with these any more.

@@ -272,7 +272,8 @@ impl Core {
             if let Some(places) = runs.borrow_mut().take(self, blocks, keep) {
                 return Ok(places);
             }
-            let short = self.space.free() < keep + blocks;
+            // What this queue holds already is free no more, and not missing either.
+            let short = self.space.free() + runs.borrow().held() < keep + blocks;
             if short && self.space.take_over() {
                 self.work.notify(usize::MAX);
                 continue;

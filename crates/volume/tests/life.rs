@@ -263,6 +263,26 @@ fn a_thin_volume_says_cleanly_that_it_is_full() {
 }
 
 #[test]
+fn a_full_thin_volume_takes_overwrites_of_any_length() {
+    let options = CreateOptions { provision: Provision::Thin, ..options(16384, Shape::STANDARD) };
+    let bench = Bench::new(options, 6144);
+    let policy = bench.create();
+    for piece in [16, 128, 256] {
+        let mut session = bench.attach(&policy).expect("attached");
+        let blocks = usize::try_from(piece).expect("few");
+        let full = (0..16384).step_by(blocks).find(|block| session.write(*block, blocks, 5).is_err());
+        let full = full.expect("16384 blocks went into 6144");
+        for block in (0..full).step_by(blocks) {
+            session
+                .write(block, blocks, 6)
+                .unwrap_or_else(|error| panic!("{piece} from {block} on: {error}"));
+        }
+        session.discard(0, 16384).expect("discarded");
+        session.detach().expect("detached");
+    }
+}
+
+#[test]
 fn a_second_session_fences_the_first() {
     let bench = bench(Freshness::Strict);
     let policy = bench.create();
