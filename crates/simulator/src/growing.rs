@@ -167,16 +167,19 @@ impl Simulation {
         if grown.policy != policy || policy.size != grown.now.0 * BLOCK_SIZE as u64 {
             return Err(Failure("a growth ended, and its policy was not kept".into()));
         }
-        let was = (self.geometry.map_levels(), self.geometry.bitmap_levels());
+        let old = self.geometry;
         self.resize()?;
         if (self.geometry.logical_blocks, self.geometry.physical_blocks) != grown.now {
             return Err(Failure(format!("the header in force says another size than {:?}", grown.now)));
         }
         self.coverage.growths += 1;
-        self.coverage.lifts +=
-            u64::from(was.0 < self.geometry.map_levels()) + u64::from(was.1 < self.geometry.bitmap_levels());
-        self.before_growth = Some(before);
-        self.lifted = false;
+        self.coverage.lifts += u64::from(old.map_levels() < self.geometry.map_levels())
+            + u64::from(old.bitmap_levels() < self.geometry.bitmap_levels());
+        // What the owner asks for may be there already.
+        if self.geometry != old {
+            self.before_growth = Some(before);
+            self.lifted = false;
+        }
         if self.rng.bool() {
             self.plan.hot = self.geometry.logical_blocks;
         }
