@@ -153,6 +153,7 @@ impl Simulation {
             mode: DataMode::new(suite, create.confidentiality, create.integrity)
                 .map_err(|error| wrong(&error.to_string()))?,
             integrity: create.integrity,
+            tampering: self.plan.mischief.tamper,
             geometry: self.geometry,
         });
         Ok(())
