@@ -29,12 +29,15 @@ bench: build
 	./$(BINARY) bench volume --medium file --dir $(DIR)
 	./$(BINARY) bench volume --medium memory
 
-# The program, its manual pages and completions, and what systemd needs for /etc/cvmiotab.
+# The program, its manual pages and completions, and what systemd and initramfs-tools need for /etc/cvmiotab. initramfs-tools looks in two
+# places only: that of packages, and /etc for all others.
 AS_ROOT = $(if $(DESTDIR),,$(SUDO))
 ROOT = $(DESTDIR)$(PREFIX)
+INITRAMFS_TOOLS = $(if $(filter /usr,$(PREFIX)),/usr/share,/etc)/initramfs-tools
 install: build
 	scripts/share $(BINARY)
 	sed 's|/usr/bin/cvmio |$(PREFIX)/bin/cvmio |' packaging/systemd/cvmio@.service > target/share/systemd/cvmio@.service
+	sed 's|=/usr/bin/|=$(PREFIX)/bin/|; s|=/usr/share/|=$(PREFIX)/share/|' packaging/initramfs-tools/hook > target/share/initramfs-hook
 	$(AS_ROOT) install -D -m 755 $(BINARY) $(ROOT)/bin/cvmio
 	$(AS_ROOT) install -D -m 644 -t $(ROOT)/share/man/man1 target/share/man/*.1
 	$(AS_ROOT) install -D -m 644 target/share/completions/bash $(ROOT)/share/bash-completion/completions/cvmio
@@ -43,6 +46,11 @@ install: build
 	$(AS_ROOT) install -D -m 644 -t $(ROOT)/lib/systemd/system target/share/systemd/cvmio@.service
 	$(AS_ROOT) install -d $(ROOT)/lib/systemd/system-generators
 	$(AS_ROOT) cp -d target/share/systemd/cvmio-generator $(ROOT)/lib/systemd/system-generators/
+	$(AS_ROOT) install -D -m 755 packaging/initramfs-tools/shutdown $(ROOT)/share/cvmio/shutdown
+	$(AS_ROOT) install -D -m 755 target/share/initramfs-hook $(DESTDIR)$(INITRAMFS_TOOLS)/hooks/cvmio
+	for moment in local-top local-block; do \
+	    $(AS_ROOT) install -D -m 755 packaging/initramfs-tools/boot $(DESTDIR)$(INITRAMFS_TOOLS)/scripts/$$moment/cvmio || exit; \
+	done
 
 # A Debian package of the same, in target/debian; needs cargo-deb.
 deb: packages
