@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anchor::{Anchor, MemoryAnchor};
-use common::medium::put_back;
-use common::streaming::{BLOCKS, bench_of, content, export, filled_volume, frames, import_into, open_all};
+use common::medium::{image, put_back};
+use common::streaming::{
+    BLOCKS, bench_of, compare, content, export, filled_volume, frames, import_into, open_all,
+};
 use futures::FutureExt;
 use store::MemoryStore;
 use volume::format::protections::Freshness;
@@ -32,6 +34,50 @@ fn an_empty_volume_has_a_stream_and_a_larger_volume_takes_it() {
     let mut session = bench.attach(&small_policy).expect("attached");
     let error = import_into(&mut session, &stream).expect_err("too large");
     assert_eq!(error.kind(), Kind::Usage, "{error}");
+}
+
+#[test]
+fn an_import_that_has_ended_is_found_out_without_a_write() {
+    let from = bench_of(BLOCKS);
+    let (policy, _) = filled_volume(&from);
+    let stream = export(&from, &policy);
+    let to = bench_of(BLOCKS + 100);
+    let policy = to.create();
+    let refused = |what: &str| {
+        let before = image(&*to.environment.store);
+        let error = compare(&to, &policy, &stream).expect_err(what);
+        assert!(
+            error.kind() == Kind::Usage && error.to_string().contains("something else"),
+            "{what}: {error}"
+        );
+        assert!(image(&*to.environment.store) == before, "{what}: something was written");
+    };
+    refused("nothing was imported");
+    let mut session = to.attach(&policy).expect("attached");
+    let imported = import_into(&mut session, &stream).expect("imported");
+    session.detach().expect("detached");
+    let before = image(&*to.environment.store);
+    let found = compare(&to, &policy, &stream).expect("the same");
+    assert_eq!((found.chunks, found.blocks, found.kept), (imported.chunks, imported.blocks, imported.blocks));
+    assert!(image(&*to.environment.store) == before, "something was written");
+    let error = compare(&to, &policy, &stream[..stream.len() - 1]).expect_err("cut");
+    assert_eq!(error.kind(), Kind::Io, "{error}");
+    // One block more, one less, one other; behind the stream's end, too.
+    for (what, block, discards) in
+        [("more", 3, false), ("less", 1000, true), ("other", 1200, false), ("behind", BLOCKS + 7, false)]
+    {
+        let mut session = to.attach(&policy).expect("attached");
+        match discards {
+            true => session.discard(block, 1).expect("discarded"),
+            false => session.write(block, 1, 77).expect("written"),
+        }
+        session.detach().expect("detached");
+        refused(what);
+        let mut session = to.attach(&policy).expect("attached");
+        import_into(&mut session, &stream).expect("imported");
+        session.detach().expect("detached");
+        compare(&to, &policy, &stream).expect("the same again");
+    }
 }
 
 #[test]

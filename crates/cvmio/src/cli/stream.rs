@@ -65,7 +65,7 @@ pub struct Export {
 ///
 /// The new volume has an id, key, policy and anchor of its own, and may differ in everything but its content. Until all of the stream has been
 /// verified, its policy lies at POLICY.importing, and no attach takes it for a whole volume. If it is cut short, run the same command again: what
-/// is there already is compared, and not written again.
+/// is there already is compared, and not written again. One that had ended says so, if all that the volume holds is still what the stream holds.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example: restore a backup to a new volume

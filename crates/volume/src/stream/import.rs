@@ -45,6 +45,29 @@ impl Volume {
         reader: StreamReader<R>,
         progress: Arc<StreamProgress>,
     ) -> Result<Driven<Result<Imported>>> {
+        self.stream_into(reader, progress, true)
+    }
+
+    /// Finds out whether this volume is what [`import`](Self::import) would make it, for whoever was cut before he could say so. Changes nothing,
+    /// so the volume may be attached for reading only. Nobody may write meanwhile.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] when the stream does not fit, and in the job when the volume holds something else. There also: as
+    /// [`StreamReader::chunk`], [`Kind::Corrupt`], [`Kind::Io`].
+    pub fn compare<R: Read + 'static>(
+        &self,
+        reader: StreamReader<R>,
+        progress: Arc<StreamProgress>,
+    ) -> Result<Driven<Result<Imported>>> {
+        self.stream_into(reader, progress, false)
+    }
+
+    fn stream_into<R: Read + 'static>(
+        &self,
+        reader: StreamReader<R>,
+        progress: Arc<StreamProgress>,
+        writes: bool,
+    ) -> Result<Driven<Result<Imported>>> {
         let core = Arc::clone(self.core());
         let (has, needs) = (core.geometry.logical_blocks, reader.header().blocks);
         if has < needs {
@@ -58,7 +81,7 @@ impl Volume {
         Driven::new(self.core().environment.store.as_ref(), 128, move |io| {
             async move {
                 let runs = RefCell::default();
-                let importing = Importing { core: &core, io: &io, runs: &runs, progress: &progress };
+                let importing = Importing { core: &core, io: &io, runs: &runs, progress: &progress, writes };
                 let imported = importing.run(reader).await;
                 runs.borrow_mut().give_all_back(&core);
                 imported
@@ -74,10 +97,15 @@ struct Importing<'a> {
     io: &'a Io,
     runs: &'a RefCell<Runs>,
     progress: &'a StreamProgress,
+    /// What differs is written. Otherwise it is told, and ends the job.
+    writes: bool,
 }
 
 impl Importing<'_> {
     async fn run<R: Read>(self, mut reader: StreamReader<R>) -> Result<Imported> {
+        if !self.writes {
+            return self.chunks(&mut reader, false).await;
+        }
         // Nothing is looked up in a volume that has nothing yet.
         let blank = self.core.roots().mapped == 0 && self.core.overlay.logical_blocks().is_empty();
         let done = self.chunks(&mut reader, blank).await;
@@ -108,7 +136,7 @@ impl Importing<'_> {
                     imported.kept += kept?;
                 }
             }
-            if full == 1 {
+            if full == 1 && self.writes {
                 self.ask(Request::Commit).await?;
             }
             self.progress.blocks.store(imported.blocks, Ordering::Relaxed);
@@ -148,6 +176,9 @@ impl Importing<'_> {
         if !blank && self.holds(stretch.clone(), bytes).await? {
             return Ok(stretch.end - stretch.start);
         }
+        if !self.writes {
+            return Err(differs(&stretch));
+        }
         let mut buffer = Buffer::private_zeroed(blocks);
         buffer.copy_from(0, bytes);
         self.ask(Request::Write { block: stretch.start, buffer, fua: false }).await?;
@@ -165,7 +196,7 @@ impl Importing<'_> {
         match self.core.read(self.io, stretch.start, &mut buffer).await {
             Ok(()) => Ok(buffer.private() == Some(bytes)),
             // It is written anew.
-            Err(error) if error.kind() == Kind::Corrupt => Ok(false),
+            Err(error) if error.kind() == Kind::Corrupt && self.writes => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -178,6 +209,9 @@ impl Importing<'_> {
                 let blocks = WINDOW.min(kept.start - at);
                 let extents = self.core.allocation(self.io, at, blocks).await?;
                 if extents.iter().any(|extent| extent.allocated) {
+                    if !self.writes {
+                        return Err(differs(&(at..at + blocks)));
+                    }
                     self.ask(Request::Discard { block: at, blocks }).await?;
                 }
                 at += blocks;
@@ -192,4 +226,15 @@ impl Importing<'_> {
         let (_, result) = self.core.serve(self.io, self.runs, request, &mut extents).boxed_local().await;
         result
     }
+}
+
+fn differs(range: &Range<u64>) -> Error {
+    Error::new(
+        Kind::Usage,
+        format!(
+            "the volume holds something else than the stream, in logical blocks {} to {}",
+            range.start,
+            range.end - 1
+        ),
+    )
 }

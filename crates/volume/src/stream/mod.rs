@@ -8,7 +8,8 @@
 //! 1. No byte of a chunk is handed out before the chunk has opened, and a stream has ended only when its last chunk has.
 //! 2. A (key, nonce) pair never repeats: an export that goes on begins a leg with a fresh salt, whatever was written of the chunk that it was
 //!    cut in.
-//! 3. An import makes the volume equal to the stream. What is there already is compared, not believed, so it may be cut anywhere and done again.
+//! 3. An import makes the volume equal to the stream. What is there already is compared, not believed, so it may be cut anywhere and done again,
+//!    also when it had ended.
 
 mod chain;
 mod export;

@@ -74,6 +74,13 @@ pub fn import_into(session: &mut Session, stream: &[u8]) -> Result<Imported> {
     drive(session, &mut job)
 }
 
+/// Whether a volume that is attached for reading is what the stream would make it.
+pub fn compare(bench: &Bench, policy: &Policy, stream: &[u8]) -> Result<Imported> {
+    let reader =
+        StreamReader::open(io::Cursor::new(stream.to_vec()), &stream_key(9), &SlotLimits::default())?;
+    reading(bench, policy)?.compare(reader, Arc::default())?.block()
+}
+
 pub fn drive<T>(session: &mut Session, job: &mut Driven<Result<T>>) -> Result<T> {
     for _ in 0..1_000_000 {
         if let Some(ended) = job.poll() {

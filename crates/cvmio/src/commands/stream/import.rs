@@ -1,7 +1,8 @@
 //! `cvmio volume import`: a new volume of a sealed stream.
 //!
 //! The policy is what makes a volume one that can be attached. Until the stream has ended it lies under another name, which is also how the next
-//! import knows that the store, the anchor and what is on them are its own to go on with.
+//! import knows that the store, the anchor and what is on them are its own to go on with. Where it is in force already, an import only looks
+//! whether it had ended.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -15,7 +16,7 @@ use serde_json::json;
 use store::BLOCK_SIZE;
 use volume::format::stream::StreamHeader;
 use volume::policy::{self, Policy};
-use volume::{AttachOptions, CreateOptions, Imported, Kind, StreamProgress, StreamReader, Volume};
+use volume::{AttachOptions, CreateOptions, Imported, Kind, Reading, StreamProgress, StreamReader, Volume};
 
 use super::drive;
 use crate::cli::CredentialArgs;
@@ -28,9 +29,7 @@ use crate::{output, system};
 
 pub fn run(args: &Import) -> Result<(), Failure> {
     let policy_path = input::default_policy(&args.to, args.new.policy.as_deref())?;
-    if !args.new.force && policy_path.exists() {
-        return Err(Failure::usage(input::already_there(&policy_path)));
-    }
+    let is_there = !args.new.force && policy_path.exists();
     create::check_anchor(&args.new)?;
     let stream = args.stream.as_credential();
     check_input(args, &stream)?;
@@ -40,6 +39,9 @@ pub fn run(args: &Import) -> Result<(), Failure> {
     let reader = StreamReader::open(file, &credential, &SlotLimits::default())?;
     let header = reader.header().clone();
     check_state(args, &header)?;
+    if is_there {
+        return done_already(args, reader, length, &policy_path);
+    }
     let target = Target::find(args, &header, &policy_path)?;
     let session = Session::begin(target.open()?)?;
     let imported = copy(&session, reader, length);
@@ -47,7 +49,50 @@ pub fn run(args: &Import) -> Result<(), Failure> {
     let imported = imported.map_err(explain)?;
     ended?;
     target.finish()?;
-    report(args, &target.policy, &policy_path, &header, imported)
+    report(args, &target.policy, &policy_path, &header, imported, false)
+}
+
+/// There is a policy. It may be that of this very import, which ended and was cut before it could say so: whether that is so, what the volume
+/// holds knows, and nothing else does. Writes nothing.
+fn done_already(
+    args: &Import,
+    reader: StreamReader<File>,
+    length: Option<u64>,
+    policy_path: &Path,
+) -> Result<(), Failure> {
+    let header = reader.header().clone();
+    let there = input::already_there(policy_path);
+    let wanted = Wanted { store: &args.to, size: Some(size(args, &header)?), new: &args.new };
+    let wanted = policy(args, &create::options(wanted)?, wanted.size.unwrap_or_default());
+    let policy = input::read_policy(policy_path)?;
+    if input::unfinished(policy_path).exists() || wanted != (Policy { volume: [0; 16], ..policy.clone() }) {
+        return Err(Failure::usage(there));
+    }
+    let compared = compare(args, &policy, reader, length);
+    let imported = compared.map_err(|failure| {
+        failure.with(format!("so nothing says that this import had ended: {there}. Nothing was changed"))
+    })?;
+    // Whoever was cut may not have come to this.
+    input::sync_directory(policy_path)
+        .map_err(|error| Failure::io(format!("{}: {error}", policy_path.display())))?;
+    report(args, &policy, policy_path, &header, imported, true)
+}
+
+fn compare(
+    args: &Import,
+    policy: &Policy,
+    reader: StreamReader<File>,
+    length: Option<u64>,
+) -> Result<Imported, Failure> {
+    let credential = input::load(&args.new.credential, Origin::Known)?;
+    let store = system::open_store_read_only(&args.to, args.new.buffered)?;
+    let environment = system::environment(store, system::open_anchor_read_only(policy)?);
+    let options = AttachOptions { reading: Reading::Pinned, ..AttachOptions::default() };
+    let volume = volume::attach_read_only(environment, policy.clone(), credential, options)?.block()?;
+    let progress = Arc::new(StreamProgress::default());
+    let bar = output::bytes_bar("comparing", length);
+    let job = volume.compare(reader, Arc::clone(&progress))?;
+    Ok(drive(job, &bar, || progress.bytes.load(Ordering::Relaxed))?)
 }
 
 /// Standard input is one thing only.
@@ -88,6 +133,33 @@ fn check_state(args: &Import, header: &StreamHeader) -> Result<(), Failure> {
     }
 }
 
+/// The size that the volume is to show.
+fn size(args: &Import, header: &StreamHeader) -> Result<u64, Failure> {
+    let has = header.blocks * BLOCK_SIZE as u64;
+    match args.size {
+        Some(size) if size < has => Err(Failure::usage(format!(
+            "the stream is of a volume of {}, and cannot become a smaller one; leave --size out, or raise it",
+            output::bytes(has)
+        ))),
+        size => Ok(size.unwrap_or(has)),
+    }
+}
+
+/// The policy of the volume that is to be made; only its id is not known yet.
+fn policy(args: &Import, options: &CreateOptions, size: u64) -> Policy {
+    Policy {
+        version: policy::VERSION,
+        volume: [0; 16],
+        suite: options.suite,
+        confidentiality: options.confidentiality,
+        integrity: options.integrity,
+        freshness: options.freshness,
+        size,
+        anchor: args.new.anchor.clone(),
+        format_if_blank: false,
+    }
+}
+
 /// The volume that is made.
 struct Target<'a> {
     wanted: Wanted<'a>,
@@ -104,29 +176,12 @@ struct Target<'a> {
 impl<'a> Target<'a> {
     /// What was begun, or a new one. Writes nothing.
     fn find(args: &'a Import, header: &StreamHeader, policy_path: &'a Path) -> Result<Self, Failure> {
-        let has = header.blocks * BLOCK_SIZE as u64;
-        let size = args.size.unwrap_or(has);
-        if size < has {
-            return Err(Failure::usage(format!(
-                "the stream is of a volume of {}, and cannot become a smaller one; leave --size out, or raise it",
-                output::bytes(has)
-            )));
-        }
+        let size = size(args, header)?;
         let wanted = Wanted { store: &args.to, size: Some(size), new: &args.new };
         let options = create::options(wanted)?;
         let unfinished = input::unfinished(policy_path);
         let begun = unfinished.exists();
-        let mut policy = Policy {
-            version: policy::VERSION,
-            volume: [0; 16],
-            suite: options.suite,
-            confidentiality: options.confidentiality,
-            integrity: options.integrity,
-            freshness: options.freshness,
-            size,
-            anchor: args.new.anchor.clone(),
-            format_if_blank: false,
-        };
+        let mut policy = policy(args, &options, size);
         if begun {
             let before = input::read_policy(&unfinished)?;
             policy.volume = before.volume;
@@ -230,6 +285,7 @@ fn report(
     policy_path: &Path,
     header: &StreamHeader,
     imported: Imported,
+    already: bool,
 ) -> Result<(), Failure> {
     let bytes = |blocks: u64| blocks * BLOCK_SIZE as u64;
     if args.new.json {
@@ -241,10 +297,12 @@ fn report(
             "chunks": imported.chunks,
             "data-bytes": bytes(imported.blocks),
             "kept-bytes": bytes(imported.kept),
+            "done-already": already,
         }));
     }
     let kept = match imported.kept {
         0 => String::new(),
+        _ if already => " (all of it compared: this import had ended before, and nothing was written)".into(),
         kept => format!(" ({} were there already)", output::bytes(bytes(kept))),
     };
     output::print(&format!(
