@@ -68,6 +68,15 @@ pub struct Ready {
     pub warnings: Vec<String>,
 }
 
+/// Where standard error goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Errors {
+    /// To the volume's log.
+    ToLog,
+    /// Where it is: somebody reads it.
+    AsTheyAre,
+}
+
 /// What the daemon's main thread waits for.
 enum Event {
     Signal,
@@ -94,12 +103,16 @@ const GRACE: Duration = Duration::from_secs(10);
 pub fn run(
     order: &Order,
     credential: Credential,
+    errors: Errors,
     announce: impl FnOnce(&Ready) -> std::io::Result<()>,
 ) -> Result<(), Failure> {
     order.show.prepare()?;
     let mut warnings = Vec::from_iter(system::protect()?);
     events::begin(&order.name, order.policy.volume);
     let claim = Place::new(&order.runtime, &order.name).claim()?;
+    if errors == Errors::ToLog {
+        claim.take_log()?;
+    }
     let listener = claim.listen()?;
     let metrics = order.metrics.as_ref().map(metrics::Listener::open).transpose()?;
     if export::set_io_flusher().is_err() {

@@ -22,6 +22,9 @@ pub const MAX_LINE: u64 = 1 << 20;
 /// How long a daemon may take for a word about itself.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How often others who just end may take the directory away while it is claimed.
+const TRIES: u32 = 100;
+
 /// Where the running volumes are.
 pub fn directory(args: &RuntimeArgs) -> Result<PathBuf, Failure> {
     let path = match &args.runtime_dir {
@@ -84,43 +87,54 @@ impl Place {
     }
 
     /// Makes the directory, for its owner only.
-    pub fn make(&self) -> Result<(), Failure> {
-        let refuse = |why: &dyn std::fmt::Display| {
-            Failure::usage(format!(
-                "the directory {} cannot be used: {why}; choose another with --runtime-dir",
-                self.0.display()
-            ))
-        };
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.0).map_err(|error| refuse(&error))?;
+    fn make(&self) -> std::io::Result<()> {
+        let refuse = |why: &str| Err(std::io::Error::other(why));
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
         // Where others can write, a socket or a link may be theirs.
-        let metadata = fs::symlink_metadata(&self.0).map_err(|error| refuse(&error))?;
+        let metadata = fs::symlink_metadata(&self.0)?;
         if !metadata.is_dir() || metadata.uid() != rustix::process::geteuid().as_raw() {
-            return Err(refuse(&"it is not a directory of this user"));
+            return refuse("it is not a directory of this user");
         }
         if metadata.mode() & 0o022 != 0 {
-            return Err(refuse(&"others can write to it"));
+            return refuse("others can write to it");
         }
         Ok(())
     }
 
+    /// Takes the lock; `None` if somebody has it. "Not found" if whoever had it before took it away between two calls.
+    fn lock(&self) -> std::io::Result<Option<File>> {
+        self.make()?;
+        let path = self.0.join("lock");
+        let file = File::create(&path)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        }
+        // On a file that nobody else finds, a lock is worth nothing.
+        match fs::metadata(&path)?.ino() == file.metadata()?.ino() {
+            true => Ok(Some(file)),
+            false => Err(ErrorKind::NotFound.into()),
+        }
+    }
+
     /// Takes the name for this process.
     pub fn claim(&self) -> Result<Claim, Failure> {
-        self.make()?;
-        let fail = |error: std::io::Error| Failure::io(format!("{}: {error}", self.0.display()));
-        let path = self.0.join("lock");
+        let gone =
+            |error: &std::io::Error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists);
+        let mut tries = 0;
         let file = loop {
-            let file = File::create(&path).map_err(fail)?;
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(rustix::io::Errno::WOULDBLOCK) => return Err(self.taken()),
-                Err(errno) => return Err(fail(errno.into())),
+            match self.lock() {
+                Ok(Some(file)) => break file,
+                Ok(None) => return Err(self.taken()),
+                Err(error) if gone(&error) && tries < TRIES => tries += 1,
+                Err(error) => {
+                    return Err(Failure::usage(format!(
+                        "the directory {} cannot be used: {error}; choose another with --runtime-dir",
+                        self.0.display()
+                    )));
+                }
             }
-            // A daemon that just ended may have removed the file between the two calls; then the lock is worth nothing.
-            let inode = file.metadata().map_err(fail)?.ino();
-            if fs::metadata(&path).is_ok_and(|metadata| metadata.ino() == inode) {
-                break file;
-            }
-            self.make()?;
         };
         // What a daemon left that was killed.
         for file in [self.control(), self.disk(), self.nbd()] {
@@ -242,6 +256,15 @@ impl Claim {
         std::mem::forget(self);
     }
 
+    /// What this process says on standard error goes to the log from now on. Whoever starts it must not make that file: only the owner of the name
+    /// knows that nobody is just taking the directory away.
+    pub fn take_log(&self) -> Result<(), Failure> {
+        let path = self.place.log();
+        let log = File::options().create(true).append(true).open(&path);
+        log.and_then(|log| Ok(rustix::stdio::dup2_stderr(log)?))
+            .map_err(|error| Failure::io(format!("the log {} cannot be made: {error}", path.display())))
+    }
+
     /// Makes the control socket.
     pub fn listen(&self) -> Result<UnixListener, Failure> {
         let path = self.place.control();
@@ -297,4 +320,38 @@ pub fn running(runtime: &Path) -> Vec<(String, Result<Value, Failure>)> {
             (name, status)
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// Whoever ends takes the directory away while others claim it: they have the name or are told that it is taken, and nothing else.
+    #[test]
+    fn a_name_that_is_being_given_up_is_had_or_taken() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place::new(directory.path(), "disk");
+        let (held, claimed) = (AtomicBool::new(false), std::sync::atomic::AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..2000 {
+                        match place.claim() {
+                            Ok(claim) => {
+                                assert!(!held.swap(true, Ordering::SeqCst), "two have it");
+                                claimed.fetch_add(1, Ordering::SeqCst);
+                                assert!(claim.place().0.join("lock").exists());
+                                held.store(false, Ordering::SeqCst);
+                            }
+                            Err(failure) => assert!(failure.to_string().contains("already"), "{failure}"),
+                        }
+                    }
+                });
+            }
+        });
+        assert!(claimed.into_inner() > 0);
+        assert!(!place.0.exists(), "something is left");
+    }
 }

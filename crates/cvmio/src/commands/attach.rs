@@ -14,7 +14,7 @@ use volume::policy::Policy;
 use crate::cli::{Attach, FrontEnd};
 use crate::daemon::front::Show;
 use crate::daemon::front::nbd::{Files, Where};
-use crate::daemon::{self, Order, Ready, tamper};
+use crate::daemon::{self, Errors, Order, Ready, tamper};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
 use crate::runtime::{self, Place};
@@ -22,6 +22,8 @@ use crate::{output, system};
 
 /// Most bytes of an order.
 const MAX_ORDER: u64 = 1 << 20;
+/// Most bytes that are told of what a daemon said before it had a log.
+const MAX_LAST_WORDS: u64 = 4096;
 
 /// The daemon's first and only words to who started it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -37,7 +39,7 @@ pub fn run(args: &Attach) -> Result<(), Failure> {
     system::protect()?;
     let credential = input::load(&args.credential, Origin::Known)?;
     if args.foreground {
-        return daemon::run(&order, credential, |ready| {
+        return daemon::run(&order, credential, Errors::AsTheyAre, |ready| {
             report(args, ready).map_err(|failure| std::io::Error::other(failure.to_string()))
         });
     }
@@ -167,8 +169,6 @@ fn report(args: &Attach, ready: &Ready) -> Result<(), Failure> {
 pub fn start(order: &Order, credential: &Credential) -> Result<Ready, Failure> {
     let fail = |error: std::io::Error| Failure::io(format!("the daemon cannot be started: {error}"));
     let place = Place::new(&order.runtime, &order.name);
-    place.make()?;
-    let log = File::options().create(true).append(true).open(place.log()).map_err(fail)?;
     // This very program, also if another was installed in its place meanwhile.
     let mut child = Command::new("/proc/self/exe")
         // The sign by which systemd knows whom the root file system needs (https://systemd.io/ROOT_STORAGE_DAEMONS).
@@ -177,7 +177,7 @@ pub fn start(order: &Order, credential: &Credential) -> Result<Ready, Failure> {
         .current_dir("/")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(log)
+        .stderr(Stdio::piped())
         .process_group(0)
         .spawn()
         .map_err(fail)?;
@@ -191,7 +191,8 @@ pub fn start(order: &Order, credential: &Credential) -> Result<Ready, Failure> {
         None => {
             let end = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
             Err(Failure::internal(format!(
-                "the daemon ended before the volume was there ({end}); see {}",
+                "the daemon ended before the volume was there ({end}): {}; see also {}",
+                last_words(&mut child),
                 place.log().display()
             )))
         }
@@ -212,6 +213,16 @@ fn hear(child: &mut Child) -> std::io::Result<Option<Word>> {
     let mut line = String::new();
     BufReader::new(pipe.take(MAX_ORDER)).read_line(&mut line)?;
     Ok(serde_json::from_str(&line).ok())
+}
+
+/// What a daemon said that ended before it had a log.
+fn last_words(child: &mut Child) -> String {
+    let mut text = String::new();
+    if let Some(pipe) = child.stderr.take() {
+        // What is no text is not worth another error.
+        let _ = pipe.take(MAX_LAST_WORDS).read_to_string(&mut text);
+    }
+    text.trim().into()
 }
 
 /// Says who has the store, if it is one of ours.
@@ -243,7 +254,7 @@ pub fn serve() -> Result<(), Failure> {
     // A session of its own: the terminal's hang-up is none of its business.
     let _ = rustix::process::setsid();
     let mut told = false;
-    let result = daemon::run(&order, credential, |ready| {
+    let result = daemon::run(&order, credential, Errors::ToLog, |ready| {
         told = true;
         say(&Word::Ready(ready.clone()))
     });
