@@ -5,7 +5,7 @@ pub mod control;
 mod disk;
 pub mod events;
 pub mod front;
-mod holders;
+pub mod holders;
 pub mod latency;
 pub mod metrics;
 mod pool;

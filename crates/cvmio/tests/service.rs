@@ -33,6 +33,17 @@ impl Service {
         file.set_len(64 << 20).unwrap();
     }
 
+    /// With a front end, and no file system; what else is wanted comes as JSON.
+    fn write_config_as(&self, front_end: &str, more: &Value) {
+        self.write_config();
+        let mut config: Value = serde_json::from_slice(&self.desk.read("config.json")).unwrap();
+        let fields = config.as_object_mut().unwrap();
+        fields.retain(|name, _| !["fs", "mountpoint", "mount-options"].contains(&name.as_str()));
+        fields.insert("as".into(), front_end.into());
+        fields.extend(more.as_object().unwrap().clone());
+        self.desk.write("config.json", config.to_string().as_bytes());
+    }
+
     fn write_config(&self) {
         let path = |name: &str| self.desk.path(name).display().to_string();
         let config = json!({
@@ -153,6 +164,108 @@ fn after_a_kill_activate_brings_it_up_again() {
     service.up();
     assert_eq!(fs::read_to_string(service.at().join("note")).unwrap(), "kept");
     service.down();
+}
+
+#[test]
+fn the_front_end_is_chosen_and_stays() {
+    skip_without_devices!();
+    let service = Service::new();
+    let others = |front_end: &str, refused: &[&str]| {
+        let before = service.up();
+        for other in refused {
+            let said = service.desk.run(&format!("volume activate --config config.json --as {other}"));
+            assert_eq!(said.code, 2, "{front_end}, {other}: {said:?}");
+            assert!(said.error.contains("in another way than is asked for: by "), "{}", said.error);
+        }
+        assert_eq!(service.up(), before, "{front_end}");
+        before.0
+    };
+    service.write_config_as("nbd", &json!({}));
+    let found = others("nbd", &["fuse", "auto"]);
+    assert_eq!(
+        (&found["front-end"], &found["file"], &found["device"]),
+        (&json!("nbd"), &Value::Null, &Value::Null)
+    );
+    let uri = found["uri"].as_str().unwrap();
+    assert_eq!(uri, "nbd+unix:///?socket=[DIR]/run/disk/nbd.sock");
+    let socket = service.desk.path("run/disk/nbd.sock");
+    // A client keeps it.
+    let mut client = std::os::unix::net::UnixStream::connect(&socket).unwrap();
+    std::io::Read::read_exact(&mut client, &mut [0; 18]).unwrap();
+    client.write_all(&3_u32.to_be_bytes()).unwrap();
+    client.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\x04disk").unwrap();
+    std::io::Read::read_exact(&mut client, &mut [0; 10]).unwrap();
+    let refused = service.desk.run("volume deactivate disk");
+    assert!(refused.code == 2 && refused.error.contains("is connected"), "{refused:?}");
+    drop(client);
+    wait_for("the client to be gone", || service.desk.run("volume deactivate disk").code == 0);
+    assert_eq!(service.down(), "{\n  \"name\": \"disk\",\n  \"state\": \"inactive\"\n}\n");
+
+    service.write_config_as("fuse", &json!({}));
+    let found = others("fuse", &["nbd", "auto", "ublk"]);
+    assert_eq!((&found["front-end"], &found["device"]), (&json!("fuse"), &Value::Null));
+    assert!(found["file"].as_str().unwrap().ends_with("/run/disk/disk"), "{found}");
+    service.down();
+
+    service.write_config_as("fuse", &json!({ "loop": true }));
+    let said = service.desk.run("volume activate --config config.json --as nbd");
+    assert!(
+        said.code == 2 && said.error.contains("--as is not usable here: loop goes with fuse"),
+        "{said:?}"
+    );
+    assert_eq!(service.desk.run("volume status disk").code, 2);
+}
+
+/// Without ublk, `auto` is a loop device, and says so; what asks for ublk only is refused before anything is made.
+#[test]
+fn the_choice_may_be_left_to_the_machine() {
+    skip_without_devices!();
+    if std::path::Path::new("/dev/ublk-control").exists() {
+        return common::machine::tell_skipped("this kernel has ublk; see the tests in guests");
+    }
+    let service = Service::new();
+    service.write_config_as("ublk", &json!({}));
+    let refused = service.activate();
+    assert!(refused.code == 2 && refused.error.contains("ublk"), "{refused:?}");
+    assert!(service.desk.read("store").iter().all(|&byte| byte == 0), "the volume was made for nothing");
+    let at = service.at().display().to_string();
+    service.write_config_as("auto", &json!({ "fs": "ext4", "mountpoint": at }));
+    let first = service.activate();
+    assert!(
+        first.code == 0 && first.error.contains("a loop device on a file, and no ublk device"),
+        "{first:?}"
+    );
+    let (found, text) = service.up();
+    assert_eq!(text, first.out);
+    assert!(found["device"].as_str().unwrap().starts_with("/dev/loop"), "{found}");
+    assert!(service.is_mounted());
+    let said = service.desk.run("volume activate --config config.json --as fuse");
+    assert_eq!((said.code, said.out), (0, text), "it is what fuse would be");
+    service.down();
+}
+
+#[test]
+fn what_is_activated_many_times_at_once_is_up_once() {
+    skip_without_devices!();
+    let service = Service::new();
+    for round in 0..3 {
+        let all: Vec<_> = (0..6)
+            .map(|_| {
+                let mut command = service.desk.command("volume activate --config config.json");
+                command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+            })
+            .collect();
+        let all: Vec<_> = all.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+        let text = service.up().1;
+        let here = service.desk.path("").display().to_string();
+        for said in all {
+            let error = String::from_utf8_lossy(&said.stderr);
+            assert!(said.status.success(), "round {round}: {error}");
+            let out = String::from_utf8(said.stdout).unwrap();
+            assert_eq!(out.replace(here.trim_end_matches('/'), "[DIR]"), text, "round {round}");
+        }
+        service.down();
+    }
 }
 
 /// Whoever is killed leaves programs that go on: nobody else has the turn before they have ended.

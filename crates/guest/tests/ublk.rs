@@ -173,3 +173,50 @@ fn it_goes_on_when_its_daemon_was_killed() {
 "#,
     );
 }
+
+#[test]
+fn a_service_goes_on_with_its_device() {
+    let Some(bed) = guest::bed() else { return };
+    run(
+        with_ublk(&bed),
+        r#"
+    cvmio volume prepare /root/policy.toml --size 256M --anchor file:/root/anchor
+    up() {
+        echo '{"name": "day", "store": "/dev/vda", "policy": "/root/policy.toml", "key-file": "/root/key", "as": "'$1'",
+            "fs": "ext4", "mountpoint": "/root/at"}' | cvmio volume activate --config -
+    }
+    up auto > first
+    cat first
+    grep '"front-end": "ublk"' first
+    grep '"device": "/dev/ublkb0"' first
+    grep "^$device /root/at ext4 " /proc/mounts
+    for front in auto ublk; do up $front > again; cmp again first; done
+    must_fail up fuse
+    # Its daemon is killed, and its users wait.
+    echo kept > at/note
+    cvmio volume status day --json > ready
+    kill_daemon
+    must_fail cvmio volume deactivate day
+    must_fail up fuse
+    up auto > again
+    cmp again first
+    [ "$(cat at/note)" = kept ]
+    sync
+    cvmio volume deactivate day
+    cvmio volume deactivate day
+    [ ! -e $device ]
+    up ublk > again
+    cmp again first
+    [ "$(cat at/note)" = kept ]
+    umount at
+    # Nobody uses it: what its daemon has left is put away.
+    cvmio volume status day --json > ready
+    kill_daemon
+    cvmio volume deactivate day
+    [ ! -e $device ]
+    up auto > again
+    [ "$(cat at/note)" = kept ]
+    cvmio volume deactivate day
+    "#,
+    );
+}

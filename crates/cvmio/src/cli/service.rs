@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, ValueHint};
 use volume::format::protections::{Freshness, SuiteCode};
 
-use super::RuntimeArgs;
+use super::{FrontEnd, RuntimeArgs};
 use crate::input::{parse_name, parse_size};
 
 /// Where the table is.
@@ -47,7 +47,8 @@ pub struct Prepare {
 /// Bring a volume up, with its file system, whatever state it is in
 ///
 /// Prints what is there as JSON, and the same again when it is called again. A volume whose daemon has died is attached anew. A volume is
-/// made on first use if its policy allows that, the store is blank and the anchor was never claimed; so is the file system on it.
+/// made on first use if its policy allows that, the store is blank and the anchor was never claimed; so is the file system on it. It is shown
+/// as the option `as` of the table, or the configuration, says; one that is shown otherwise already is refused.
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("what").required(true).args(["name", "config", "all"]), after_help = "\
 Example: from a configuration, and all of /etc/cvmiotab
@@ -58,6 +59,9 @@ Example: from a configuration, and all of /etc/cvmiotab
 pub struct Activate {
     #[command(flatten)]
     pub which: Which,
+    /// How to show the volume, whatever the table or the configuration says: as with `attach`, but nbd on the unix socket only
+    #[arg(long = "as", value_name = "FRONT-END", value_enum, conflicts_with = "all")]
+    pub front_end: Option<FrontEnd>,
     #[command(flatten)]
     pub runtime: RuntimeArgs,
 }

@@ -117,13 +117,11 @@ fn show(args: &Attach, policy: &Policy) -> Result<Show, Failure> {
             "a ublk device cannot be read-only here; attach with --as fuse --loop, or with --as nbd",
         )),
         FrontEnd::Ublk => Ok(ublk),
-        FrontEnd::Auto => match export::ublk::available().map_err(Failure::from) {
-            Ok(()) => Ok(ublk),
-            Err(failure) => {
-                output::warning(&format!("a loop device on a file, and no ublk device: {failure}"));
-                fuse(true)
-            }
-        },
+        FrontEnd::Auto => {
+            let (show, why) = Show::block_device(args.queues, policy.volume);
+            warn_of_loop(why.as_ref());
+            Ok(show)
+        }
         FrontEnd::Nbd => {
             let tls = match (&nbd.tls_cert, &nbd.tls_key) {
                 (Some(certificate), Some(key)) => Some(Files {
@@ -135,6 +133,13 @@ fn show(args: &Attach, policy: &Policy) -> Result<Show, Failure> {
             };
             Ok(Show::Nbd(Where { listen: nbd.listen, tls }))
         }
+    }
+}
+
+/// Whoever left the choice to us should know what he has, and why.
+pub fn warn_of_loop(why: Option<&Failure>) {
+    if let Some(failure) = why {
+        output::warning(&format!("a loop device on a file, and no ublk device: {failure}"));
     }
 }
 

@@ -78,6 +78,10 @@ pub fn activate(args: &Activate) -> Result<(), Failure> {
         (None, Some(path)) => read_config(path)?,
         (None, None) => return Err(Failure::internal("nothing was named")),
     };
+    let target = match args.front_end {
+        Some(front_end) => target.shown_as(front_end)?,
+        None => target,
+    };
     output::print_json(&service::activate(&target, &runtime)?)
 }
 

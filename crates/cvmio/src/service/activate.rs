@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anchor::Anchor;
 use seal::slot::Argon2Params;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use volume::format::probe::Probe;
 use volume::policy::Policy;
@@ -14,8 +14,8 @@ use super::record::{Record, Turn};
 use super::{Target, filesystem};
 use crate::commands::{attach, running};
 use crate::daemon::control::Request;
-use crate::daemon::front::Show;
-use crate::daemon::{Order, events, tamper};
+use crate::daemon::front::Shown;
+use crate::daemon::{Order, events, holders, tamper};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
 use crate::runtime::Place;
@@ -34,11 +34,33 @@ pub struct Active {
     volume: String,
     store: PathBuf,
     size: u64,
-    /// The volume's file.
-    file: PathBuf,
-    /// The block device, where one is wanted.
-    device: Option<PathBuf>,
+    #[serde(flatten)]
+    places: Places,
     mountpoint: Option<PathBuf>,
+}
+
+/// Where it is: one of the three at least.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Places {
+    front_end: &'static str,
+    /// With `fuse`: the volume's file.
+    file: Option<PathBuf>,
+    /// The block device: with `ublk`; with `fuse` where one is wanted.
+    device: Option<PathBuf>,
+    /// With `nbd`: what clients are to be told, the socket's path included.
+    uri: Option<String>,
+}
+
+impl From<&Shown> for Places {
+    fn from(shown: &Shown) -> Self {
+        let (file, device, uri) = match shown.clone() {
+            Shown::Fuse { device, loop_device } => (Some(device), loop_device, None),
+            Shown::Ublk { device } => (None, Some(device), None),
+            Shown::Nbd { uri } => (None, None, Some(uri)),
+        };
+        Self { front_end: shown.name(), file, device, uri }
+    }
 }
 
 /// A volume that is not.
@@ -62,12 +84,12 @@ pub fn activate(target: &Target, runtime: &Path) -> Result<Active, Failure> {
     let status = match found {
         Some(status) => status,
         None => {
-            clear(&turn, &place)?;
+            make_room(target, &turn, &place)?;
             start_or_again(target, &policy, &place, runtime)?;
             place.ask(&Request::Status)?
         }
     };
-    let done = check_same(target, &policy, &status).and_then(|()| show(target, &policy, &status, &turn));
+    let done = check_same(target, &policy, &status).and_then(|shown| show(target, &policy, &shown, &turn));
     if done.is_err() && is_new {
         // The reason counts; that it cannot be put away would only hide it.
         let _ = put_away(&place, &turn);
@@ -86,6 +108,9 @@ pub fn deactivate(name: &str, runtime: &Path) -> Result<Inactive, Failure> {
 }
 
 fn put_away(place: &Place, turn: &Turn) -> Result<(), Failure> {
+    if waits_for_daemon(place) {
+        refuse_users(turn, place)?;
+    }
     unmount(turn)?;
     match settled(place)? {
         Some(_) => drop(place.ask(&Request::Detach)?),
@@ -121,6 +146,45 @@ fn unmount(turn: &Turn) -> Result<(), Failure> {
     }
 }
 
+/// Whether a ublk device has outlived its daemon: whoever uses it waits, and so would whoever unmounts it.
+fn waits_for_daemon(place: &Place) -> bool {
+    place.ublk().exists() && !place.is_taken()
+}
+
+/// What is on a ublk device that waits for its daemon is not lost, and not to be thrown away by a service.
+fn refuse_users(turn: &Turn, place: &Place) -> Result<(), Failure> {
+    let Record { device: Some(device), mountpoint } = turn.record() else { return Ok(()) };
+    let mut users = holders::of_block_device(&device);
+    users.extend(
+        mountpoint
+            .filter(|at| filesystem::is_mounted(&device, at))
+            .map(|at| format!("mounted on {}", at.display())),
+    );
+    match users.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::usage(format!(
+            "the daemon of {name} was killed, and {} waits for it, in use: {}. Activate {name} again, which goes on with it, and then deactivate \
+             it; `cvmio volume detach {name}` gives up what waits",
+            device.display(),
+            users.join(", "),
+            name = place.name()
+        ))),
+    }
+}
+
+/// Clears away what a killed daemon left, but for a ublk device that is to go on.
+fn make_room(target: &Target, turn: &Turn, place: &Place) -> Result<(), Failure> {
+    match (waits_for_daemon(place), target.may_be_ublk()) {
+        (true, true) => Ok(()),
+        (true, false) => Err(Failure::usage(format!(
+            "the daemon of {name} was killed, and its ublk device waits for it: activate {name} with `as` ublk or auto to go on with it, or \
+             deactivate it first",
+            name = place.name()
+        ))),
+        (false, _) => clear(turn, place),
+    }
+}
+
 /// Clears away what a daemon left that was killed: the file system on its device, and the device.
 fn clear(turn: &Turn, place: &Place) -> Result<(), Failure> {
     unmount(turn)?;
@@ -145,6 +209,9 @@ fn start_or_again(target: &Target, policy: &Policy, place: &Place, runtime: &Pat
 fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure> {
     system::protect()?;
     let credential = input::load(&target.credential(), Origin::Known)?;
+    let (show, why_loop) = target.show(policy.volume);
+    show.check(&Place::new(runtime, &target.name))?;
+    attach::warn_of_loop(why_loop.as_ref());
     first_use(target, policy)?;
     let order = Order {
         name: target.name.clone(),
@@ -153,7 +220,7 @@ fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure
         policy: policy.clone(),
         memory: target.memory,
         queues: target.queues,
-        show: Show::Fuse { use_loop: target.needs_loop(), mount: None },
+        show,
         reading: None,
         tamper: tamper::Orders::default(),
         interval: target.interval,
@@ -161,7 +228,6 @@ fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure
         metrics: target.metrics.clone(),
         for_root: false,
     };
-    order.show.check(&Place::new(runtime, &target.name))?;
     let ready = attach::start(&order, &credential)?;
     ready.warnings.iter().for_each(|warning| output::warning(warning));
     Ok(())
@@ -210,8 +276,8 @@ pub fn is_claimed(anchor: &dyn Anchor) -> Result<bool, Failure> {
     }
 }
 
-/// A name may be taken by another volume.
-fn check_same(target: &Target, policy: &Policy, status: &Value) -> Result<(), Failure> {
+/// A name may be taken by another volume, and that one may be shown in another way.
+fn check_same(target: &Target, policy: &Policy, status: &Value) -> Result<Shown, Failure> {
     let volume = &status["report"]["volume"];
     if volume["volume"].as_str() != Some(hex::encode(policy.volume).as_str()) {
         return Err(Failure::usage(format!(
@@ -226,13 +292,17 @@ fn check_same(target: &Target, policy: &Policy, status: &Value) -> Result<(), Fa
             target.name
         )));
     }
-    if target.needs_loop() && status["report"]["loop-device"].is_null() {
-        return Err(Failure::usage(format!(
-            "{} is attached without a block device; detach it, and activate it again",
-            target.name
-        )));
+    let shown = Shown::deserialize(&status["report"]).map_err(|error| {
+        Failure::internal(format!("the daemon of {} speaks otherwise: {error}", target.name))
+    })?;
+    match target.accepts(&shown) {
+        true => Ok(shown),
+        false => Err(Failure::usage(format!(
+            "{} is attached in another way than is asked for: by {}, as {shown}. Nothing was changed; deactivate it, and activate it again",
+            target.name,
+            shown.name()
+        ))),
     }
-    Ok(())
 }
 
 /// Somebody may have changed the configuration of a volume that is up.
@@ -252,13 +322,11 @@ fn check_moved(target: &Target, record: &Record) -> Result<(), Failure> {
 }
 
 /// What lies on top of the device; and what there is now.
-fn show(target: &Target, policy: &Policy, status: &Value, turn: &Turn) -> Result<Active, Failure> {
-    let report = &status["report"];
-    let path = |value: &Value| value.as_str().map(PathBuf::from);
-    let device = path(&report["loop-device"]);
+fn show(target: &Target, policy: &Policy, shown: &Shown, turn: &Turn) -> Result<Active, Failure> {
+    let places = Places::from(shown);
     check_moved(target, &turn.record())?;
-    turn.remember(&Record { device: device.clone(), mountpoint: target.mountpoint.clone() })?;
-    if let (Some(device), Some(fs), Some(mountpoint)) = (&device, target.fs, &target.mountpoint) {
+    turn.remember(&Record { device: places.device.clone(), mountpoint: target.mountpoint.clone() })?;
+    if let (Some(device), Some(fs), Some(mountpoint)) = (&places.device, target.fs, &target.mountpoint) {
         let options = target.mount_options.as_deref();
         filesystem::bring_up(device, fs, mountpoint, options, policy.format_if_blank, turn)?;
     }
@@ -268,8 +336,7 @@ fn show(target: &Target, policy: &Policy, status: &Value, turn: &Turn) -> Result
         volume: hex::encode(policy.volume),
         store: target.store.clone(),
         size: policy.size,
-        file: path(&report["device"]).unwrap_or_default(),
-        device,
+        places,
         mountpoint: target.mountpoint.clone(),
     })
 }

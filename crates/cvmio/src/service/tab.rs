@@ -12,6 +12,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::Target;
+use super::target::parse_front_end;
 use crate::failure::Failure;
 use crate::input::{parse_duration, parse_name, parse_size};
 
@@ -21,7 +22,8 @@ const MAX_TAB: u64 = 1 << 20;
 const TYPING_ERRORS: usize = 2;
 
 /// All that may stand in the last field.
-const OPTIONS: [&str; 13] = [
+const OPTIONS: [&str; 14] = [
+    "as",
     "buffered",
     "fs",
     "initramfs",
@@ -253,6 +255,7 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
         ("noauto", None) => line.noauto = true,
         ("nofail", None) => line.nofail = true,
         ("initramfs", None) => line.initramfs = true,
+        ("as", Some(value)) => target.front_end = typed(value, parse_front_end)?,
         ("fs", Some(value)) => target.fs = Some(typed(value, str::parse)?),
         ("mountpoint", Some(value)) => target.mountpoint = Some(value.path()?),
         ("mount-option", Some(value)) if !value.text.is_empty() => {
@@ -298,6 +301,7 @@ fn suggestion<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::FrontEnd;
     use crate::service::filesystem::FileSystem;
     use proptest::prelude::*;
 
@@ -307,13 +311,14 @@ ledger  /dev/vdb   /etc/ledger.toml  key-file:/k/ledger     fs=ext4,mountpoint=/
 
   scratch /dev/vdc /etc/scratch.toml passphrase-file:/k/p   loop,noauto,memory=64M,queues=4,interval=500ms,provision=thin,metrics=unix:/m
 plain\t/dev/vdd\t/etc/plain.toml\tkey-file:/k/plain\t-
+device /dev/vde /etc/device.toml key-file:/k/device       as=auto
 ";
 
     #[test]
     fn each_line_is_a_volume() {
         let lines = parse(TABLE).unwrap();
         let names: Vec<&str> = lines.iter().map(|line| line.target.name.as_str()).collect();
-        assert_eq!(names, ["ledger", "scratch", "plain"]);
+        assert_eq!(names, ["ledger", "scratch", "plain", "device"]);
         let ledger = &lines[0].target;
         assert_eq!(
             (ledger.fs, ledger.mount_options.as_deref()),
@@ -322,6 +327,7 @@ plain\t/dev/vdd\t/etc/plain.toml\tkey-file:/k/plain\t-
         assert_eq!((lines[0].noauto, lines[0].nofail, lines[1].noauto), (false, true, true));
         assert_eq!((lines[1].target.memory, lines[1].target.queues), (64 << 20, 4));
         assert_eq!(lines[2].target.key_file.as_deref(), Some(Path::new("/k/plain")));
+        assert_eq!((lines[2].target.front_end, lines[3].target.front_end), (FrontEnd::Fuse, FrontEnd::Auto));
         assert_eq!(parse("").unwrap(), []);
     }
 
@@ -344,6 +350,8 @@ plain\t/dev/vdd\t/etc/plain.toml\tkey-file:/k/plain\t-
             ("a /s /p key-file:/k mount-option=", 21, "wants a value"),
             ("a /s /p key-file:/k fs=ntfs,mountpoint=/x", 24, "no file system that is made here"),
             ("a /s /p key-file:/k loop,memory=1X", 33, "not a size"),
+            ("a /s /p key-file:/k as=iscsi", 24, "`iscsi` is no front end"),
+            ("a /s /p key-file:/k as=ublk,loop", 1, "loop goes with fuse"),
             ("a /s /p key-file:/k loop,", 26, "no option ``"),
             ("a /s /p key-file:/k fs=ext4", 1, "go together"),
             ("a /s /p key-file:/k loop noauto", 26, "apart by commas"),

@@ -3,12 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::ValueEnum;
 use serde::Deserialize;
 use volume::format::protections::Provision;
 use volume::policy::MAX_SIZE;
 
 use super::filesystem::FileSystem;
-use crate::cli::CredentialArgs;
+use crate::cli::{CredentialArgs, FrontEnd};
+use crate::daemon::front::nbd::Where;
+use crate::daemon::front::{Show, Shown};
 use crate::daemon::metrics::Address;
 use crate::failure::Failure;
 use crate::input::{parse_duration, parse_name, parse_size};
@@ -27,7 +30,10 @@ pub struct Target {
     pub key_file: Option<PathBuf>,
     /// As `--passphrase-file`.
     pub passphrase_file: Option<PathBuf>,
-    /// A block device is wanted, and not only a file.
+    /// As `attach --as`; `auto` gives a block device.
+    #[serde(rename = "as", default = "fuse", deserialize_with = "front_end")]
+    pub front_end: FrontEnd,
+    /// With `fuse`: a block device is wanted, and not only a file.
     #[serde(rename = "loop", default)]
     pub use_loop: bool,
     /// The file system on it. It is made on first use.
@@ -59,6 +65,10 @@ fn full() -> Provision {
     Provision::Full
 }
 
+fn fuse() -> FrontEnd {
+    FrontEnd::Fuse
+}
+
 fn memory() -> u64 {
     256 << 20
 }
@@ -79,6 +89,19 @@ fn time<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Duration, D::Error>
     parse_duration(&String::deserialize(from)?).map_err(serde::de::Error::custom)
 }
 
+fn front_end<'de, D: serde::Deserializer<'de>>(from: D) -> Result<FrontEnd, D::Error> {
+    parse_front_end(&String::deserialize(from)?).map_err(serde::de::Error::custom)
+}
+
+/// A front end, by the name that `attach --as` has for it.
+///
+/// # Errors
+/// Says which there are.
+pub fn parse_front_end(text: &str) -> Result<FrontEnd, String> {
+    FrontEnd::from_str(text, false)
+        .map_err(|_| format!("`{text}` is no front end; there are auto, fuse, nbd and ublk"))
+}
+
 /// Most bytes of a configuration.
 pub const MAX_CONFIG: u64 = MAX_SIZE as u64;
 
@@ -91,6 +114,7 @@ impl Target {
             policy: policy.into(),
             key_file: None,
             passphrase_file: None,
+            front_end: fuse(),
             use_loop: false,
             fs: None,
             mountpoint: None,
@@ -113,6 +137,16 @@ impl Target {
             .map_err(|error| Failure::usage(format!("the configuration cannot be read: {error}")))?;
         target.check().map_err(|why| Failure::usage(format!("the configuration is not usable: {why}")))?;
         Ok(target)
+    }
+
+    /// The same with another front end.
+    ///
+    /// # Errors
+    /// When that contradicts something else.
+    pub fn shown_as(mut self, front_end: FrontEnd) -> Result<Self, Failure> {
+        self.front_end = front_end;
+        self.check().map_err(|why| Failure::usage(format!("--as is not usable here: {why}")))?;
+        Ok(self)
     }
 
     /// Whether all is said, and nothing that contradicts something else.
@@ -138,15 +172,53 @@ impl Target {
         if self.mount_options.is_some() && self.mountpoint.is_none() {
             return Err("mount-options want fs and mountpoint".into());
         }
+        match self.front_end {
+            FrontEnd::Nbd if self.mountpoint.is_some() => {
+                return Err("as nbd there is no block device to be mounted; leave fs and mountpoint out, or take auto".into());
+            }
+            FrontEnd::Nbd | FrontEnd::Ublk | FrontEnd::Auto if self.use_loop => {
+                return Err(
+                    "loop goes with fuse; auto takes a loop device where the kernel has no ublk".into()
+                );
+            }
+            _ => {}
+        }
         if !(1..=64).contains(&self.queues) {
             return Err(format!("there are 1 to 64 queues, and not {}", self.queues));
         }
         Ok(())
     }
 
-    /// Whether a block device is needed.
-    pub fn needs_loop(&self) -> bool {
+    /// The front end for the volume `owner`, and why it is not ublk's if the choice was ours.
+    pub fn show(&self, owner: [u8; 16]) -> (Show, Option<Failure>) {
+        match self.front_end {
+            FrontEnd::Fuse => (Show::Fuse { use_loop: self.needs_loop(), mount: None }, None),
+            FrontEnd::Nbd => (Show::Nbd(Where { listen: None, tls: None }), None),
+            FrontEnd::Ublk => (Show::Ublk { queues: self.queues, owner }, None),
+            FrontEnd::Auto => Show::block_device(self.queues, owner),
+        }
+    }
+
+    /// With `fuse`: whether a block device is needed.
+    fn needs_loop(&self) -> bool {
         self.use_loop || self.mountpoint.is_some()
+    }
+
+    /// Whether a volume that is shown so is shown as it is to be.
+    pub fn accepts(&self, shown: &Shown) -> bool {
+        match (self.front_end, shown) {
+            (FrontEnd::Fuse, Shown::Fuse { loop_device, .. }) => !self.needs_loop() || loop_device.is_some(),
+            (FrontEnd::Auto, Shown::Fuse { loop_device, .. }) => loop_device.is_some(),
+            (FrontEnd::Nbd, Shown::Nbd { .. }) | (FrontEnd::Ublk | FrontEnd::Auto, Shown::Ublk { .. }) => {
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a ublk device that has outlived its daemon may go on.
+    pub fn may_be_ublk(&self) -> bool {
+        matches!(self.front_end, FrontEnd::Ublk | FrontEnd::Auto)
     }
 
     /// Where the secret is.
@@ -170,6 +242,40 @@ mod tests {
         let more = r#""fs": "ext4", "mountpoint": "/srv", "memory": "64M", "interval": "2s", "metrics": "unix:/m", "provision": "thin""#;
         let target = Target::parse(&format!("{{ {LEAST}, {more} }}")).unwrap();
         assert_eq!((target.fs, target.needs_loop(), target.memory), (Some(FileSystem::Ext4), true, 64 << 20));
+        for (name, front_end) in [
+            ("fuse", FrontEnd::Fuse),
+            ("nbd", FrontEnd::Nbd),
+            ("ublk", FrontEnd::Ublk),
+            ("auto", FrontEnd::Auto),
+        ] {
+            let target = Target::parse(&format!("{{ {LEAST}, \"as\": \"{name}\" }}")).unwrap();
+            assert_eq!(target.front_end, front_end);
+        }
+    }
+
+    #[test]
+    fn what_is_shown_is_accepted_only_if_it_is_what_was_asked_for() {
+        let file = |loop_device: Option<&str>| Shown::Fuse {
+            device: "/run/f".into(),
+            loop_device: loop_device.map(Into::into),
+        };
+        let all = [
+            file(None),
+            file(Some("/dev/loop0")),
+            Shown::Nbd { uri: "nbd+unix:///a".into() },
+            Shown::Ublk { device: "/dev/ublkb0".into() },
+        ];
+        for (more, accepted) in [
+            ("", [true, true, false, false]),
+            (r#", "as": "fuse", "loop": true"#, [false, true, false, false]),
+            (r#", "fs": "ext4", "mountpoint": "/srv""#, [false, true, false, false]),
+            (r#", "as": "nbd""#, [false, false, true, false]),
+            (r#", "as": "ublk""#, [false, false, false, true]),
+            (r#", "as": "auto""#, [false, true, false, true]),
+        ] {
+            let target = Target::parse(&format!("{{ {LEAST}{more} }}")).unwrap();
+            assert_eq!(all.each_ref().map(|shown| target.accepts(shown)), accepted, "{more}");
+        }
     }
 
     #[test]
@@ -182,6 +288,9 @@ mod tests {
             (r#""fs": "ntfs", "mountpoint": "/srv""#, "unknown variant `ntfs`"),
             (r#""fs": "ext4", "mountpoint": "srv""#, "`srv` is no absolute path"),
             (r#""memory": "1X""#, "not a size"),
+            (r#""as": "iscsi""#, "`iscsi` is no front end"),
+            (r#""as": "nbd", "fs": "ext4", "mountpoint": "/srv""#, "no block device to be mounted"),
+            (r#""as": "auto", "loop": true"#, "loop goes with fuse"),
             (r#""queues": 65"#, "1 to 64 queues"),
             (r#""metrics": "0.0.0.0:1""#, "not a loopback address"),
         ] {

@@ -64,6 +64,10 @@ fn drop_in_text(line: &Line, tab: &Path) -> String {
         }
         add("Before", &format!("{}.mount", escape(mountpoint)));
     }
+    if target.may_be_ublk() {
+        add("Wants", "modprobe@ublk_drv.service");
+        add("After", "modprobe@ublk_drv.service");
+    }
     if !line.noauto && !line.nofail {
         add("Before", "local-fs.target");
     }
@@ -113,7 +117,7 @@ mod tests {
     const TABLE: &str = "\
 ledger /dev/disk/by-id/virtio-1 /etc/l.toml key-file:/k/l fs=ext4,mountpoint=/srv/my-data
 scratch /var/lib/s.img /etc/s.toml passphrase-file:/k/s loop,nofail
-spare /dev/vdd /etc/p.toml key-file:/k/p noauto
+spare /dev/vdd /etc/p.toml key-file:/k/p noauto,as=auto
 root /dev/vda /etc/r.toml ask initramfs
 ";
 
@@ -155,7 +159,12 @@ root /dev/vda /etc/r.toml ask initramfs
         );
         assert!(at("local-fs.target.requires/cvmio@ledger.service").is_symlink());
         assert!(at("local-fs.target.wants/cvmio@scratch.service").is_symlink());
-        assert!(at("cvmio@spare.service.d").is_dir());
+        let spare = fs::read_to_string(at("cvmio@spare.service.d/50-cvmiotab.conf")).unwrap();
+        assert!(
+            spare.ends_with("Wants=modprobe@ublk_drv.service\nAfter=modprobe@ublk_drv.service\n"),
+            "{spare}"
+        );
+        assert!(!ledger.contains("ublk"));
         assert!(!at("cvmio@root.service.d").exists());
         let count = |name| fs::read_dir(at(name)).unwrap().count();
         assert_eq!((count("local-fs.target.requires"), count("local-fs.target.wants")), (1, 1));

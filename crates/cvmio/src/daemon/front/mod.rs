@@ -93,6 +93,14 @@ pub trait Front {
 }
 
 impl Show {
+    /// A block device for the volume `owner`: ublk's where the kernel has it, else a loop device on a file, and then the reason why.
+    pub fn block_device(queues: u8, owner: [u8; 16]) -> (Self, Option<Failure>) {
+        match export::ublk::available() {
+            Ok(()) => (Self::Ublk { queues, owner }, None),
+            Err(error) => (Self::Fuse { use_loop: true, mount: None }, Some(error.into())),
+        }
+    }
+
     /// What would keep the device from being shown, found before the volume is claimed for nothing.
     ///
     /// # Errors
@@ -143,6 +151,15 @@ impl Show {
 }
 
 impl Shown {
+    /// The front end, by the name that `attach --as` has for it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Fuse { .. } => "fuse",
+            Self::Nbd { .. } => "nbd",
+            Self::Ublk { .. } => "ublk",
+        }
+    }
+
     /// What it is, and where, for people: one line for each way to reach it.
     pub fn places(&self) -> Vec<(&'static str, String)> {
         match self {
