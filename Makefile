@@ -5,10 +5,16 @@ PREFIX ?= /usr/local
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 BINARY := target/release/cvmio
 
-.PHONY: build demo test kill-test bench install deb clean packages test-packages
+.PHONY: build static demo test kill-test bench install deb clean packages test-packages
 
 build: packages
 	$(CARGO) build --release -p cvmio
+
+# The same as one file that needs no library of the machine where it runs: target/static/cvmio. Only the last step of the build differs.
+PROFILE ?= release
+static: packages
+	$(CARGO) rustc --profile $(PROFILE) -p cvmio --bin cvmio --target-dir target -- -C target-feature=+crt-static
+	install -D -s target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/cvmio target/static/cvmio
 
 # Puts a volume to work, then attacks it in every way that its host could. Leaves nothing behind.
 demo: build
