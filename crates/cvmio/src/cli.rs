@@ -20,7 +20,11 @@ use volume::format::protections::{Freshness, Provision, SuiteCode};
 use crate::daemon::tamper::OnTamper;
 use crate::input::{parse_duration, parse_name, parse_size};
 
-const EXIT_CODES: &str = "\
+const AFTER_HELP: &str = "\
+Example: everything at once, and what it costs here
+  cvmio demo
+  cvmio bench volume --dir /srv
+
 Exit codes:
    0  done
    1  a defect in cvmio itself
@@ -39,7 +43,7 @@ Exit codes:
 ///
 /// An untrusted file or disk becomes a block device that its host can neither read, nor change, nor roll back.
 #[derive(Parser, Debug)]
-#[command(name = "cvmio", version, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(name = "cvmio", version, after_help = AFTER_HELP, max_term_width = 100)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -48,10 +52,16 @@ pub struct Cli {
 #[derive(Subcommand, Debug)]
 pub enum Command {
     /// Create, attach and look after volumes
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "\
+Example: a volume on the second disk, as a block device
+  cvmio volume create /dev/vdb --policy /etc/cvmio/ledger.toml --anchor file:/var/lib/cvmio/ledger.anchor
+  cvmio volume attach /dev/vdb --policy /etc/cvmio/ledger.toml --name ledger --as auto"
+    )]
     Volume(Box<VolumeCommand>),
     /// Measure what protection costs on this machine
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example:\n  cvmio bench volume --dir /srv --size 4096")]
     Bench(crate::bench::BenchCommand),
     Demo(crate::demo::DemoArgs),
     Completions(manual::Completions),
@@ -81,10 +91,16 @@ pub enum VolumeCommand {
     Scrub(Scrub),
     Check(Check),
     Dump(Dump),
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "Example:\n  cvmio volume key list /dev/vdb --policy /etc/cvmio/ledger.toml"
+    )]
     Key(header::Key),
     Rekey(rekey::Rekey),
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "Example:\n  cvmio volume header backup /dev/vdb ledger.header --policy /etc/cvmio/ledger.toml"
+    )]
     Header(header::Header),
     Export(stream::Export),
     Import(stream::Import),

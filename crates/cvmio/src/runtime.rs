@@ -202,6 +202,9 @@ impl Place {
             std::io::ErrorKind::PermissionDenied => {
                 Failure::usage(format!("{name} was attached by another user; ask as that user, or as root"))
             }
+            std::io::ErrorKind::ConnectionRefused => Failure::usage(format!(
+                "the daemon of {name} was killed; attach the volume again, or clear away what is left with `cvmio volume detach {name}`"
+            )),
             _ => Failure::usage(format!("no volume is attached as {name}; see `cvmio volume list`")),
         })?;
         let fail =

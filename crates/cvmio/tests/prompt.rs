@@ -19,6 +19,7 @@ fn type_in(desk: &Desk, arguments: &str, answers: &[(&str, &[u8])]) -> Typed {
     let mut script = Command::new("timeout")
         .args(["120", "script", "--quiet", "--flush", "--return", "--command", &command, "/dev/null"])
         .current_dir(desk.path(""))
+        .env("CVMIO_RUNTIME_DIR", desk.path("run"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -72,6 +73,13 @@ fn a_passphrase_is_asked_for_and_never_shown() {
     assert!(right.shown.contains("all whole"), "{}", right.shown);
     // Long work shows its rate and the time that is left.
     assert!(right.shown.contains("B/s, ") && right.shown.contains(" left"), "{}", right.shown);
+    // Also when the daemon does it.
+    desk.write("passphrase", b"open sesame\n");
+    desk.done("volume attach disk.img --passphrase-file passphrase");
+    let attached = type_in(&desk, "volume check disk", &[]);
+    desk.done("volume detach disk");
+    assert_eq!(attached.code, 0, "{}", attached.shown);
+    assert!(attached.shown.contains("B/s, ") && attached.shown.contains(" left"), "{}", attached.shown);
     for typed in [refused, gone, created, wrong, right] {
         assert!(!typed.shown.contains("sesam"), "the passphrase is on the screen: {}", typed.shown);
     }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use indicatif::ProgressBar;
 use serde_json::{Value, json};
 use volume::{AttachOptions, CheckProgress, CheckReport, Kind, Volume};
 
@@ -15,13 +14,12 @@ use crate::failure::Failure;
 use crate::runtime::{self, Place};
 use crate::{input, output};
 
+/// How often it is seen how far a check has come.
+const GLANCE: Duration = Duration::from_millis(20);
+
 pub fn run(args: &Check) -> Result<(), Failure> {
     let report = match attached(args)? {
-        Some(place) => {
-            let _spinner = output::spinner("checking");
-            let answer = place.ask(&Request::Check)?;
-            serde_json::from_value(answer).map_err(|error| Failure::internal(error.to_string()))?
-        }
+        Some(place) => by_daemon(&place)?,
         None => offline(args)?,
     };
     show(args, &report)
@@ -37,6 +35,26 @@ fn attached(args: &Check) -> Result<Option<Place>, Failure> {
     }
 }
 
+/// Lets the daemon check, and shows how far it has come.
+fn by_daemon(place: &Place) -> Result<Report, Failure> {
+    let bar = output::bar("checking", 0);
+    let answer = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| place.ask(&Request::Check));
+        while !bar.is_hidden() && !asked.is_finished() {
+            // Whatever keeps it from saying, the check itself will say.
+            if let Ok(status) = place.ask_soon(&Request::Status) {
+                let number = |key: &str| status["report"]["check"][key].as_u64();
+                number("of").into_iter().for_each(|of| bar.set_length(of));
+                bar.set_position(number("blocks").unwrap_or_default());
+            }
+            std::thread::sleep(GLANCE);
+        }
+        asked.join().unwrap_or_else(|_| Err(Failure::internal("a thread ended by a defect")))
+    })?;
+    bar.finish_and_clear();
+    serde_json::from_value(answer).map_err(|error| Failure::internal(error.to_string()))
+}
+
 fn offline(args: &Check) -> Result<Report, Failure> {
     let Opened { environment, policy, credential } = offline::open(&args.offline, false)?;
     let spinner = output::spinner("opening");
@@ -44,7 +62,7 @@ fn offline(args: &Check) -> Result<Report, Failure> {
     let volume = volume::attach_read_only(environment, policy, credential, options)?.block()?;
     drop(spinner);
     let bar = output::bar("checking", volume.status().mapped_blocks);
-    let report = check(&volume, &bar)?;
+    let report = check(&volume, &Arc::default(), |blocks| bar.set_position(blocks))?;
     bar.finish_and_clear();
     Ok(report)
 }
@@ -61,23 +79,22 @@ pub struct Report {
     pub damaged: Vec<(u64, u64)>,
 }
 
-/// Checks a volume with as many threads as there are processors.
+/// Checks a volume with as many threads as there are processors. `show` is told now and then how many blocks are done.
 ///
 /// # Errors
 /// When the store fails, or the system refuses a thread.
-pub fn check(volume: &Volume, bar: &ProgressBar) -> Result<Report, Failure> {
+pub fn check(volume: &Volume, progress: &Arc<CheckProgress>, show: impl Fn(u64)) -> Result<Report, Failure> {
     let parts = std::thread::available_parallelism().map_or(1, usize::from).min(16) as u64;
-    let progress = Arc::new(CheckProgress::default());
     let start = |part| {
-        let (volume, progress) = (volume.clone(), Arc::clone(&progress));
+        let (volume, progress) = (volume.clone(), Arc::clone(progress));
         let job = move || -> volume::Result<CheckReport> { volume.check(part, parts, progress)?.block() };
         std::thread::Builder::new().name(format!("check-{part}")).spawn(job)
     };
     let threads = (0..parts).map(start).collect::<std::io::Result<Vec<_>>>();
     let threads = threads.map_err(|error| Failure::io(format!("no thread can be started: {error}")))?;
     while !threads.iter().all(std::thread::JoinHandle::is_finished) {
-        bar.set_position(progress.blocks.load(Ordering::Relaxed));
-        std::thread::sleep(Duration::from_millis(20));
+        show(progress.blocks.load(Ordering::Relaxed));
+        std::thread::sleep(GLANCE);
     }
     let mut report = CheckReport::default();
     for thread in threads {

@@ -2,17 +2,17 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use volume::{Clock, Kind, Volume};
+use volume::{CheckProgress, Clock, Kind, Volume};
 
 use super::disk::{Disk, Threads};
 use super::latency::{Latency, Times};
 use super::rekey::Rekey;
 use super::scrub::Scrub;
-use super::status::Report;
+use super::status::{Checking, Report};
 use super::tamper::Tamper;
 use super::{Event, Ready, by_errno, events};
 use crate::commands::check;
@@ -31,6 +31,8 @@ pub struct Service {
     clock: SystemClock,
     stopping: Arc<AtomicBool>,
     tamper: Arc<Tamper>,
+    /// The last check that was asked for, while it is under way.
+    checking: Mutex<Weak<CheckProgress>>,
     /// The last one, under way or ended.
     scrub: Mutex<Option<Scrub>>,
     /// The re-sealing of this session, under way or ended.
@@ -77,9 +79,20 @@ impl Service {
                 let size = export::Device::size(&disk);
                 let goes_on = volume.is_rekeying() && !volume.status().read_only;
                 let (volume, scrub, rekey) = (Mutex::new(Some(volume)), Mutex::new(None), Mutex::new(None));
-                let settled = AtomicBool::new(false);
-                let service =
-                    Self { volume, size, disk, clock, stopping, tamper, scrub, rekey, settled, threads };
+                let (checking, settled) = (Mutex::default(), AtomicBool::new(false));
+                let service = Self {
+                    volume,
+                    size,
+                    disk,
+                    clock,
+                    stopping,
+                    tamper,
+                    checking,
+                    scrub,
+                    rekey,
+                    settled,
+                    threads,
+                };
                 if goes_on && let Err(failure) = service.rekey() {
                     let _ = service.stop();
                     return Err(failure);
@@ -134,13 +147,21 @@ impl Service {
     /// # Errors
     /// When the store fails, or the volume is being put away.
     pub fn check(&self) -> Result<check::Report, Failure> {
-        let report = check::check(&self.volume()?, &indicatif::ProgressBar::hidden())?;
+        let progress = Arc::default();
+        *self.checking.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&progress);
+        let report = check::check(&self.volume()?, &progress, |_| ())?;
         if report.damaged_blocks > 0 {
             events::damage_found(report.damaged_blocks, report.damaged.first().map(|(block, _)| *block));
             let message = format!("{} blocks are not what was written there", report.damaged_blocks);
             self.tamper.note("check", &volume::Error::new(Kind::Corrupt, message));
         }
         Ok(report)
+    }
+
+    /// How far a check has come that somebody waits for.
+    fn checking(&self, of: u64) -> Option<Checking> {
+        let progress = self.checking.lock().unwrap_or_else(PoisonError::into_inner).upgrade()?;
+        Some(Checking { blocks: progress.blocks.load(Ordering::Relaxed).min(of), of })
     }
 
     /// Begins to read and verify everything in the background.
@@ -203,6 +224,7 @@ impl Service {
     /// # Errors
     /// When the volume is being put away.
     pub fn report(&self, ready: &Ready) -> Result<Report, Failure> {
+        let volume = self.volume()?.status();
         Ok(Report {
             name: ready.name.clone(),
             process: ready.process,
@@ -212,9 +234,10 @@ impl Service {
             leaving: !self.settled.load(Ordering::SeqCst),
             failed_requests: self.disk.failed(),
             tamper: self.tamper.standing(),
+            check: self.checking(volume.mapped_blocks),
             scrub: self.scrub.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Scrub::standing),
             rekey: self.rekey.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Rekey::standing),
-            volume: self.volume()?.status(),
+            volume,
             latency: Latency::merged(self.disk.latencies()),
             queues: self.disk.latencies().map(Latency::percentiles).collect(),
         })

@@ -34,6 +34,8 @@ pub struct Report {
     pub failed_requests: u64,
     /// How often the host was caught, or another session was noticed.
     pub tamper: Standing,
+    /// The check that somebody waits for.
+    pub check: Option<Checking>,
     /// The last scrub.
     pub scrub: Option<scrub::Standing>,
     /// The change of key that is under way, or has ended in this session.
@@ -44,6 +46,13 @@ pub struct Report {
     pub latency: Vec<Percentiles>,
     /// Latencies of each queue.
     pub queues: Vec<Vec<Percentiles>>,
+}
+
+/// How far a check has come.
+#[derive(Debug, Clone, Serialize)]
+pub struct Checking {
+    pub blocks: u64,
+    pub of: u64,
 }
 
 impl Report {
@@ -98,6 +107,9 @@ impl Report {
                     "{failed} requests failed, {blocks} blocks and {nodes} nodes did not verify; see the log"
                 ),
             )?;
+        }
+        if let Some(check) = &self.check {
+            row("check", format!("{} done", percent(check.blocks, check.of)))?;
         }
         if let Some(scrub) = &self.scrub {
             row("scrub", scrub_text(scrub))?;
