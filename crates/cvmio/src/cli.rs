@@ -56,8 +56,8 @@ pub enum Command {
         subcommand,
         after_help = "\
 Example: a volume on the second disk, as a block device
-  cvmio volume create /dev/vdb --policy /etc/cvmio/ledger.toml --anchor file:/var/lib/cvmio/ledger.anchor
-  cvmio volume attach /dev/vdb --policy /etc/cvmio/ledger.toml --name ledger --as auto"
+  cvmio volume create /dev/vdb --policy /etc/ledger.toml --anchor file:/var/lib/ledger.anchor
+  cvmio volume attach /dev/vdb --policy /etc/ledger.toml --name ledger --as auto"
     )]
     Volume(Box<VolumeCommand>),
     /// Measure what protection costs on this machine
