@@ -46,16 +46,22 @@ fn write_page(command: Command, directory: &Path) -> std::io::Result<()> {
     let page = Man::new(command.after_help(Resettable::Reset));
     let mut text = Vec::new();
     page.render(&mut text)?;
-    if let Some(last) = last {
-        last_section(&last).to_writer(&mut text)?;
-    }
+    last_sections(&last.unwrap_or_default()).to_writer(&mut text)?;
     std::fs::write(directory.join(page.get_filename()), text)
 }
 
-/// What stands below the help: its first line is a heading, and its lines are not to be filled.
-fn last_section(text: &str) -> Roff {
-    let heading = if text.starts_with("Exit codes") { "EXIT STATUS" } else { "EXAMPLES" };
+/// What stands below the help: examples, and at the root the exit codes. Their lines are not to be filled.
+fn last_sections(text: &str) -> Roff {
+    let (examples, codes) = match text.find("Exit codes:") {
+        Some(at) => text.split_at(at),
+        None => (text, ""),
+    };
     let mut roff = Roff::new();
-    roff.control("SH", [heading]).control("nf", []).text([roman(text)]).control("fi", []);
+    for (heading, lines) in [("EXAMPLES", examples), ("EXIT STATUS", codes)] {
+        if !lines.is_empty() {
+            let lines = [roman(lines.trim_end())];
+            roff.control("SH", [heading]).control("nf", []).text(lines).control("fi", []);
+        }
+    }
     roff
 }
