@@ -106,8 +106,9 @@ pub(crate) struct Changing {
 impl Changing {
     async fn run(&self, mut opened: Opened, change: KeyChange) -> Result<Vec<SlotInfo>> {
         self.check_released(&opened)?;
-        self.equalize(&mut opened).await?;
+        // First what may be refused: to take the anchor would end a session for nothing.
         self.apply(&mut opened, change)?;
+        self.equalize(&mut opened).await?;
         self.put(&mut opened).await?;
         Ok(opened.slots.list())
     }

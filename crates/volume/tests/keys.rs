@@ -102,6 +102,18 @@ fn a_session_that_still_runs_is_fenced() {
     assert_eq!(session.flush().unwrap_err().kind(), Kind::Fenced);
 }
 
+#[test]
+fn a_change_that_is_refused_fences_nobody() {
+    let (bench, policy) = bench(Freshness::Strict);
+    let mut session = bench.attach(&policy).unwrap();
+    session.write(0, 1, 1).unwrap();
+    let none_there = KeyChange::Remove { slot: 15 };
+    let refused = change(&bench.environment, &policy, credential(), none_there, true).unwrap_err();
+    assert_eq!(refused.kind(), Kind::Usage);
+    assert!(refused.to_string().contains("no key in slot 15"), "{refused}");
+    session.flush().unwrap();
+}
+
 /// Writes and flushes of one change, and of the repair before it.
 const STEPS: i64 = 6;
 
