@@ -176,32 +176,22 @@ pub(crate) fn header_holds(pair: &Pair, key: &MacKey) -> Result<bool> {
 
 /// Whether the store has room for a header: without one there is nothing that could say how large the volume is.
 fn check_header_fits(environment: &Environment) -> Result<()> {
-    let (has, needs) = (environment.store.blocks(), COPIES[1] + 2);
-    if has >= needs {
-        return Ok(());
-    }
-    let name = environment.store.name();
-    Err(Error::new(
-        Kind::Io,
-        format!(
-            "{name} has {has} blocks, a volume's header alone has {needs}: it was truncated, or is no volume. Attach the whole image"
-        ),
-    ))
+    check_blocks(environment, COPIES[1] + 2, "a volume's header alone", "it was truncated, or is no volume")
 }
 
 /// Whether the store is as large as the volume.
 pub(crate) fn check_store(environment: &Environment, header: &Header) -> Result<()> {
-    let (has, needs) = (environment.store.blocks(), header.geometry.physical_blocks);
+    check_blocks(environment, header.geometry.physical_blocks, "the volume", "it was truncated")
+}
+
+fn check_blocks(environment: &Environment, needs: u64, what: &str, why: &str) -> Result<()> {
+    let has = environment.store.blocks();
     if has >= needs {
         return Ok(());
     }
     let name = environment.store.name();
-    Err(Error::new(
-        Kind::Io,
-        format!(
-            "{name} has {has} blocks, the volume needs {needs}: it was truncated. Attach the whole image"
-        ),
-    ))
+    let message = format!("{name} has {has} blocks, {what} needs {needs}: {why}. Attach the whole image");
+    Err(Error::new(Kind::Io, message))
 }
 
 /// Whether there is an anchor where the header says that there must be one.
