@@ -4,10 +4,9 @@ mod common;
 
 use std::sync::Arc;
 
-use anchor::ScriptedAnchor;
+use common::late::{comes_too_late, keep_moves, kill_on_its_way};
 use common::medium::{image, put, put_back};
 use common::{Bench, credential, options, page};
-use futures::FutureExt;
 use seal::SecretBytes;
 use seal::slot::{Argon2Params, Credential, SlotInfo};
 use store::{BLOCK_SIZE, MemoryStore};
@@ -228,31 +227,10 @@ fn a_backup_is_laid_out_as_documented() {
 fn a_change_whose_move_is_on_its_way_comes_too_late_for_a_restored_header() {
     let (mut bench, policy) = new(Freshness::Strict);
     let (backup, _) = take(&bench, &policy).expect("backed up");
-    let stamp = bench.environment.anchor.as_ref().and_then(|anchor| anchor.read().now_or_never());
-    let anchor = Arc::new(ScriptedAnchor::new(stamp.expect("at once").expect("a stamp")));
-    bench.environment.anchor = Some(anchor.clone());
-    anchor.hold(true);
-    let newer = || {
-        let image = image(&*bench.environment.store);
-        image[..2] != image[2..4]
-    };
-    let mut change = renewing(&bench, &policy);
-    while !(newer() && anchor.pending() == 1) {
-        assert!(change.poll().is_none());
-        if !newer() {
-            anchor.complete_next();
-        }
-    }
-    drop(change);
-    let (environment, restored) = (bench.environment.clone(), backup.clone());
-    let restoring = restore_header(environment, policy.clone(), credential(), restored, bench.attach);
-    let mut restoring = restoring.expect("a queue");
-    while anchor.pending() == 1 {
-        assert!(restoring.poll().is_none());
-    }
-    while anchor.complete_next() {}
-    let ended = std::iter::repeat_with(|| restoring.poll()).flatten().next().expect("an end");
-    assert_eq!(ended.expect_err("the change was first").kind(), Kind::Fenced);
-    anchor.hold(false);
+    let anchor = keep_moves(&mut bench);
+    kill_on_its_way(&bench, &anchor, renewing(&bench, &policy));
+    let environment = bench.environment.clone();
+    let restoring = restore_header(environment, policy.clone(), credential(), backup, bench.attach);
+    comes_too_late(&anchor, restoring.expect("a queue"));
     assert!(reads_back(&bench, &policy));
 }

@@ -2,12 +2,8 @@
 
 mod common;
 
-use std::sync::Arc;
-
-use anchor::ScriptedAnchor;
-use common::medium::image;
+use common::late::{comes_too_late, keep_moves, kill_on_its_way};
 use common::{Bench, credential, options};
-use futures::FutureExt;
 use seal::SecretBytes;
 use seal::slot::{Argon2Params, Credential};
 use store::Operation;
@@ -144,37 +140,13 @@ fn a_crash_after_any_step_leaves_the_old_slots_or_the_new() {
 #[test]
 fn a_move_that_arrives_late_finds_its_copy_or_comes_too_late() {
     let (mut bench, policy) = bench(Freshness::Strict);
-    let stamp = bench.environment.anchor.as_ref().unwrap().read().now_or_never().unwrap().unwrap();
-    let anchor = Arc::new(ScriptedAnchor::new(stamp));
-    bench.environment.anchor = Some(anchor.clone());
-    anchor.hold(true);
+    let anchor = keep_moves(&mut bench);
     let begin = || {
         let options = AttachOptions::default();
         change_keys(bench.environment.clone(), policy.clone(), credential(), add(), false, options).unwrap()
     };
-    // The first is killed when it has written its copy, and its move is on the way.
-    let mut first = begin();
-    let written = || {
-        let image = image(bench.environment.store.as_ref());
-        image[..2] != image[2..4]
-    };
-    while !(written() && anchor.pending() == 1) {
-        assert!(first.poll().is_none());
-        if !written() {
-            anchor.complete_next();
-        }
-    }
-    drop(first);
-    // The second has read the stamp that is held until then.
-    let mut second = begin();
-    while anchor.pending() == 1 {
-        assert!(second.poll().is_none());
-    }
-    let moves = std::iter::from_fn(|| Some(anchor.complete_next())).take_while(|moved| *moved).count();
-    assert_eq!(moves, 2);
-    let ended = std::iter::repeat_with(|| second.poll()).flatten().next().unwrap();
-    assert_eq!(ended.err().unwrap().kind(), Kind::Fenced);
-    anchor.hold(false);
+    kill_on_its_way(&bench, &anchor, begin());
+    comes_too_late(&anchor, begin());
     assert_eq!(slots(&bench.environment), [0, 1]);
     assert!(opens(&bench, &policy, other()));
     assert!(bench.attach(&policy).is_ok());

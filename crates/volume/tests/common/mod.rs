@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod growing;
+pub mod late;
 pub mod medium;
 pub mod rekeying;
 pub mod sight;
