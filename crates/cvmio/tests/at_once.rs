@@ -20,6 +20,13 @@ impl Drop for Clean {
     }
 }
 
+/// A desk with a volume on it.
+fn created() -> Clean {
+    let clean = Clean(Desk::new());
+    clean.0.create("");
+    clean
+}
+
 fn begin(desk: &Desk, arguments: &str) -> Child {
     let mut command = desk.command(arguments);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
@@ -39,6 +46,20 @@ fn outcome(all: Vec<Child>) -> (Vec<(i32, String)>, Vec<Value>) {
     (refused, ready)
 }
 
+/// What the only one said who succeeded. All others were refused with `why`.
+fn only_one(all: Vec<Child>, why: &str) -> Value {
+    let (refused, mut ready) = outcome(all);
+    assert_eq!(ready.len(), 1, "{refused:?}");
+    check_refused(&refused, why);
+    ready.remove(0)
+}
+
+fn check_refused(refused: &[(i32, String)], why: &str) {
+    for (code, error) in refused {
+        assert!(*code == 2 && error.contains(why), "{code}, {error}");
+    }
+}
+
 fn process(ready: &Value) -> u32 {
     u32::try_from(ready["process"].as_u64().unwrap()).unwrap()
 }
@@ -46,26 +67,18 @@ fn process(ready: &Value) -> u32 {
 #[test]
 fn one_of_many_has_the_name_and_the_others_touch_nothing_of_it() {
     skip_without_devices!();
-    let clean = Clean(Desk::new());
+    let clean = created();
     let desk = &clean.0;
-    desk.create("");
     for round in 0..5 {
         let all = (0..AT_ONCE).map(|_| begin(desk, "volume attach disk.img --key-file key --json"));
-        let (refused, ready) = outcome(all.collect());
-        assert_eq!(ready.len(), 1, "round {round}: {refused:?}");
-        for (code, error) in &refused {
-            assert!(
-                *code == 2 && error.contains("attached as disk already"),
-                "round {round}: {code}, {error}"
-            );
-        }
+        let ready = only_one(all.collect(), "attached as disk already");
         // What the others did has taken nothing from it.
-        let process = process(&ready[0]);
+        let process = process(&ready);
         let status: Value = serde_json::from_str(&desk.done("volume status disk --json")).unwrap();
         assert_eq!(status["process"], process);
         assert_eq!(
             std::fs::read(desk.path("run/disk/disk")).unwrap().len() as u64,
-            ready[0]["size"].as_u64().unwrap()
+            ready["size"].as_u64().unwrap()
         );
         desk.done("volume detach disk");
         wait_for("the daemon's end", || has_ended(process));
@@ -76,21 +89,16 @@ fn one_of_many_has_the_name_and_the_others_touch_nothing_of_it() {
 #[test]
 fn one_of_many_has_the_store_and_the_others_leave_nothing() {
     skip_without_devices!();
-    let clean = Clean(Desk::new());
+    let clean = created();
     let desk = &clean.0;
-    desk.create("");
-    for round in 0..3 {
+    for _ in 0..3 {
         let all = (0..AT_ONCE).map(|number| {
             begin(desk, &format!("volume attach disk.img --key-file key --json --name n{number}"))
         });
-        let (refused, ready) = outcome(all.collect());
-        assert_eq!(ready.len(), 1, "round {round}: {refused:?}");
-        for (code, error) in &refused {
-            assert!(*code == 2 && error.contains("attached already"), "round {round}: {code}, {error}");
-        }
-        let name = ready[0]["name"].as_str().unwrap();
+        let ready = only_one(all.collect(), "attached already");
+        let name = ready["name"].as_str().unwrap();
         desk.done(&format!("volume detach {name}"));
-        wait_for("the daemon's end", || has_ended(process(&ready[0])));
+        wait_for("the daemon's end", || has_ended(process(&ready)));
         let left = || std::fs::read_dir(desk.path("run")).unwrap().count();
         wait_for("those who were refused to be gone", || left() == 0);
     }
@@ -100,9 +108,8 @@ fn one_of_many_has_the_store_and_the_others_leave_nothing() {
 #[test]
 fn an_attach_during_a_detach_has_the_volume_or_says_why_not() {
     skip_without_devices!();
-    let clean = Clean(Desk::new());
+    let clean = created();
     let desk = &clean.0;
-    desk.create("");
     desk.done("volume attach disk.img --key-file key --json");
     for round in 0..8 {
         let detaching = begin(desk, "volume detach disk --json");
@@ -112,9 +119,7 @@ fn an_attach_during_a_detach_has_the_volume_or_says_why_not() {
         let detached = detaching.wait_with_output().unwrap();
         assert!(detached.status.success(), "round {round}: {}", String::from_utf8_lossy(&detached.stderr));
         assert!(ready.len() <= 1, "round {round}");
-        for (code, error) in &refused {
-            assert!(*code == 2 && error.contains("already"), "round {round}: {code}, {error}");
-        }
+        check_refused(&refused, "already");
         match ready.first() {
             Some(ready) => {
                 assert!(desk.done("volume status disk --json").contains(&process(ready).to_string()))
