@@ -147,6 +147,16 @@ impl<'a> Promise<'a> {
         Some(Self { core, items })
     }
 
+    /// Goes on without its holder, until [`kept`](Self::kept) takes it up again.
+    pub(crate) fn keep(self) -> u64 {
+        std::mem::ManuallyDrop::new(self).items
+    }
+
+    /// Takes up promises of so many items that were kept.
+    pub(crate) fn kept(core: &'a Core, items: u64) -> Self {
+        Self { core, items }
+    }
+
     /// For items that were admitted before.
     pub(crate) fn again(core: &'a Core, items: u64) -> Self {
         core.promised.fetch_add(items, Ordering::SeqCst);

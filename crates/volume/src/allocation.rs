@@ -17,6 +17,7 @@ impl Core {
     /// The extents of a stretch of logical blocks, in order: as they were at some moment, for each leaf of the map.
     pub(crate) async fn allocation(&self, io: &Io, block: u64, blocks: u64) -> Result<Vec<Extent>> {
         self.check_range(block, blocks)?;
+        self.blocks_landed(block..block + blocks).await?;
         // The nodes that are read must not be written over meanwhile.
         let _reading = self.readers.enter();
         let (mut at, end) = (block, block + blocks);

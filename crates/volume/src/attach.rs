@@ -67,6 +67,8 @@ pub enum Reading {
 pub struct AttachOptions {
     /// Bytes for overlay and node cache together.
     pub memory: u64,
+    /// Blocks of writes that may complete before the store has them, as in a disk with a volatile cache; 0: none.
+    pub behind: u64,
     /// Bounds of level `interval`.
     pub window: Window,
     /// What a key slot may cost to open.
@@ -78,10 +80,11 @@ pub struct AttachOptions {
 }
 
 impl Default for AttachOptions {
-    /// 256 MiB of memory.
+    /// 256 MiB of memory, and 2 MiB more for writes on their way: much more takes buffers that the store has not registered.
     fn default() -> Self {
         Self {
             memory: 256 << 20,
+            behind: 512,
             window: Window::default(),
             slot_limits: SlotLimits::default(),
             reading: Reading::default(),

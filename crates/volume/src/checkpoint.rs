@@ -396,6 +396,7 @@ impl Core {
             }
             return Ok(());
         }
+        self.all_landed().await?;
         self.checkpoint(io).await?;
         // What completed since the checkpoint began is in this commit, and nothing comes after it.
         let last = Want { data: true, anchor: true, urgent: true, release: true, ..Want::default() };

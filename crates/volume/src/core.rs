@@ -20,6 +20,7 @@ use crate::format::header::Header;
 use crate::format::item::Item;
 use crate::geometry::Geometry;
 use crate::keys::{EPOCHS, Keyring};
+use crate::landing::Landing;
 use crate::mutation::{Mutation, mutated};
 use crate::old_key::Resealing;
 use crate::overlay::Overlay;
@@ -143,6 +144,7 @@ pub(crate) struct Core {
     pub(crate) cache: Cache,
     pub(crate) roots: Mutex<Roots>,
     pub(crate) overlay: Overlay,
+    pub(crate) landing: Landing,
     pub(crate) space: Space,
     pub(crate) readers: Arc<Readers>,
     pub(crate) commit: Commit,
@@ -271,6 +273,7 @@ impl Core {
     pub(crate) fn stop(&self, reason: &Error) {
         self.commit.poison(reason);
         self.progress.notify(usize::MAX);
+        self.landing.wake();
         self.work.notify(usize::MAX);
     }
 }

@@ -67,7 +67,12 @@ impl Io {
     }
 
     pub(crate) async fn write(&self, block: u64, buffer: Buffer) -> Result<()> {
-        Ok(self.start(Operation::Write { block, buffer }).await.result?)
+        Ok(self.begin_write(block, buffer).await.result?)
+    }
+
+    /// Hands a write to the queue at once, and not when the future is first polled.
+    pub(crate) fn begin_write(&self, block: u64, buffer: Buffer) -> Transfer {
+        self.start(Operation::Write { block, buffer })
     }
 
     pub(crate) async fn flush(&self) -> Result<()> {
@@ -140,7 +145,7 @@ impl Io {
 }
 
 /// One operation on its way.
-struct Transfer {
+pub(crate) struct Transfer {
     io: Io,
     slot: usize,
 }

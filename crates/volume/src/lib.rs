@@ -24,6 +24,7 @@ mod io;
 mod journal;
 mod key_slots;
 mod keys;
+mod landing;
 mod merge;
 #[cfg(not(feature = "mutations"))]
 mod mutation;

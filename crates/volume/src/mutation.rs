@@ -47,6 +47,9 @@ mutations! {
     FuaNotDurable, "fua-not-durable", "a write with FUA is answered when it is durable";
     DiscardNotJournalled, "discard-not-journalled", "a discard is a change like any other";
     VisibleBeforeStored, "visible-before-stored", "a write is visible when its block is on the store";
+    LandsOutOfOrder, "lands-out-of-order", "what was acknowledged first is in every commit that has what was asked for later";
+    FlushMissesBehind, "flush-misses-acknowledged", "a flush waits for the acknowledged writes that the store does not have";
+    ReaderMissesBehind, "read-misses-acknowledged", "a read waits for the acknowledged write of its block";
     TransactionLeaks, "transaction-leaks", "nothing of a transaction counts before its end";
     WindowIgnored, "window-ignored", "at level interval the anchor follows within the window";
     InFlightNotCounted, "in-flight-not-counted", "no more is admitted than the journal can take";

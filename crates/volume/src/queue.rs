@@ -1,6 +1,6 @@
 //! One thread's way into a volume: requests go in, run to completion on this thread, and come out.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
@@ -73,30 +73,46 @@ pub struct Completion {
 
 /// A queue of requests to an attached volume; it belongs to the thread that opened it.
 ///
-/// While requests are pending, go on polling: a flush that leads a commit, or a read that holds freed blocks back, is something that
-/// other queues wait for. Dropping the queue gives up what is pending; in the middle of a commit that ends the session, since nobody
-/// knows what arrived.
+/// While requests are [pending](Self::pending), go on polling: a flush that leads a commit, a read that holds freed blocks back, or a
+/// write that completed before the store had it is something that other queues wait for. Dropping the queue gives up what is pending; in
+/// the middle of a commit, or with such a write, that ends the session, since nobody knows what arrived.
 pub struct Queue {
     core: Arc<Core>,
     io: Io,
     waker: Waker,
     runs: Rc<RefCell<Runs>>,
-    tasks: FuturesUnordered<LocalBoxFuture<'static, Completion>>,
+    tasks: FuturesUnordered<LocalBoxFuture<'static, ()>>,
+    ended: Rc<RefCell<Vec<Completion>>>,
 }
 
 impl Queue {
     pub(crate) fn open(core: Arc<Core>, depth: u32) -> Result<Self> {
         let io = Io::open(core.environment.store.as_ref(), depth)?;
-        Ok(Self { waker: io.waker(), io, core, runs: Rc::default(), tasks: FuturesUnordered::new() })
+        Ok(Self {
+            waker: io.waker(),
+            io,
+            core,
+            runs: Rc::default(),
+            tasks: FuturesUnordered::new(),
+            ended: Rc::default(),
+        })
     }
 
     /// Accepts a request. Nothing happens before the next [`poll`](Self::poll).
     pub fn submit(&mut self, token: u64, request: Request) {
         let (core, io, runs) = (Arc::clone(&self.core), self.io.clone(), Rc::clone(&self.runs));
+        let ended = Rc::clone(&self.ended);
         let task = async move {
             let mut extents = Vec::new();
-            let (buffer, result) = core.serve(&io, &runs, request, &mut extents).await;
-            Completion { token, buffer, extents, result }
+            let told = Cell::new(false);
+            let early = |buffer| {
+                told.set(true);
+                ended.borrow_mut().push(Completion { token, buffer, extents: Vec::new(), result: Ok(()) });
+            };
+            let (buffer, result) = core.serve(&io, &runs, request, &mut extents, &early).await;
+            if !told.get() {
+                ended.borrow_mut().push(Completion { token, buffer, extents, result });
+            }
         };
         // Each request moves its future about; what is large in it belongs in a box on the path that needs it.
         debug_assert!(
@@ -107,7 +123,7 @@ impl Queue {
         self.tasks.push(Box::pin(task));
     }
 
-    /// Requests that have not completed.
+    /// Requests that have not completed, and writes that have before the store had them. While there are any, go on polling.
     pub fn pending(&self) -> usize {
         self.tasks.len()
     }
@@ -141,9 +157,8 @@ impl Queue {
     fn run(&mut self, completions: &mut Vec<Completion>) {
         let mut context = Context::from_waker(&self.waker);
         self.io.wake(BATCH_BLOCKS);
-        while let Poll::Ready(Some(completion)) = self.tasks.poll_next_unpin(&mut context) {
-            completions.push(completion);
-        }
+        while let Poll::Ready(Some(())) = self.tasks.poll_next_unpin(&mut context) {}
+        completions.append(&mut self.ended.borrow_mut());
     }
 }
 

@@ -1,7 +1,8 @@
 //! What happens to one request, from the first look at it to its completion.
 //!
 //! Invariants:
-//! 1. A write names its new place only after the store has acknowledged it; the entry becomes visible with its sequence number.
+//! 1. A write names its new place only after the store has acknowledged it; the entry becomes visible with its sequence number. Its
+//!    submitter may be told before (see [`landing`](crate::landing)).
 //! 2. A reader is counted before it looks anything up and until it has opened what it read, so no place that it holds is reused.
 //! 3. Bytes reach the caller only from a successful `open` (or as zeros).
 
@@ -21,20 +22,23 @@ use crate::error::{Error, Kind, Result};
 use crate::format::ad::{Tree, data_ad};
 use crate::format::entry::{Entry, entry_at};
 use crate::format::protections::{Freshness, Provision};
-use crate::io::Io;
+use crate::io::{Io, Transfer};
 use crate::keys::Use;
+use crate::landing::Change;
 use crate::mutation::{Mutation, mutated};
 use crate::overlay::items_of_discard;
 use crate::queue::{Request, Runs};
 use crate::tree::child_slot;
 
 impl Core {
+    /// Runs a request to its end. `early` is told of a write that completes before that, once, with its buffer.
     pub(crate) async fn serve(
         &self,
         io: &Io,
         runs: &RefCell<Runs>,
         request: Request,
         extents: &mut Vec<Extent>,
+        early: &dyn Fn(Option<Buffer>),
     ) -> (Option<Buffer>, Result<()>) {
         match request {
             Request::Read { block, mut buffer } => {
@@ -42,11 +46,12 @@ impl Core {
                 (Some(buffer), result)
             }
             Request::Write { block, buffer, fua } => {
-                let result = self.write(io, runs, block, &buffer, fua).await;
-                (Some(buffer), result)
+                let mut buffer = Some(buffer);
+                let result = self.write(io, runs, block, &mut buffer, fua, early).await;
+                (buffer, result)
             }
             Request::Flush => (None, self.flush(io).await),
-            Request::Discard { block, blocks } => (None, self.discard(io, block, blocks).await),
+            Request::Discard { block, blocks } => (None, self.discard(io, runs, block, blocks).await),
             Request::Allocation { block, blocks } => {
                 let found = self.allocation(io, block, blocks).boxed_local().await;
                 (None, found.map(|found| *extents = found))
@@ -72,6 +77,7 @@ impl Core {
     pub(crate) async fn read(&self, io: &Io, block: u64, buffer: &mut Buffer) -> Result<()> {
         let blocks = buffer.blocks();
         self.check_range(block, blocks as u64)?;
+        self.blocks_landed(block..block + blocks as u64).await?;
         let _reading = self.readers.enter();
         let entries = self.entries(io, block, blocks).await?;
         let target = private_mut(buffer)?;
@@ -182,31 +188,42 @@ impl Core {
         io: &Io,
         runs: &RefCell<Runs>,
         block: u64,
-        buffer: &Buffer,
+        buffer: &mut Option<Buffer>,
         fua: bool,
+        early: &dyn Fn(Option<Buffer>),
     ) -> Result<()> {
-        let blocks = buffer.blocks() as u64;
+        let plaintext = buffer.as_ref().map_or(Ok(&[][..]), private)?;
+        let blocks = (plaintext.len() / BLOCK_SIZE) as u64;
         self.check_range(block, blocks)?;
-        let plaintext = private(buffer)?;
         let promise = self.admit(io, blocks).await?;
         let places = self.allocate(io, runs, block, blocks).await?;
         let placing = Placing::begin(self);
-        let placed = self.place(io, |index| block + index as u64, plaintext, &places).await;
-        // The session may have ended meanwhile: then no commit would ever hold this, and it must not be called done.
-        let entries = match placed.and_then(|entries| self.check_alive().map(|()| entries)) {
-            Ok(entries) => entries,
-            Err(error) => {
-                runs.borrow_mut().put_back(self, places);
-                return Err(error);
-            }
+        let give_up = |error| {
+            runs.borrow_mut().put_back(self, places.clone());
+            Err(error)
         };
-        if !mutated(Mutation::VisibleBeforeStored) {
-            self.overlay.insert(block, &entries);
+        let (entries, transfers) = match self.seal(io, |index| block + index as u64, plaintext, &places) {
+            Ok(sealed) => sealed,
+            Err(error) => return give_up(error),
+        };
+        let behind = self.acknowledge(block..block + blocks, fua);
+        if behind.is_some() {
+            early(buffer.take());
         }
-        runs.borrow_mut().place(self, places);
-        drop((placing, promise));
+        // The session may have ended meanwhile: then no commit would ever hold this, and it must not be called done.
+        if let Err(error) = stored(transfers).await.and_then(|()| self.check_alive()) {
+            if let Some(behind) = behind {
+                behind.lose(&error);
+            }
+            return give_up(error);
+        }
+        placing.keep();
         self.counters.written_blocks.add(blocks);
-        self.nudge();
+        let change = Change::Write { block, entries, places };
+        match behind {
+            Some(behind) => self.arrive_behind(runs, behind, change, promise),
+            None => self.arrive(runs, change, promise).await?,
+        }
         let durable =
             fua && self.header.freshness != Freshness::Transaction && !mutated(Mutation::FuaNotDurable);
         if durable || self.header.freshness == Freshness::Write {
@@ -223,6 +240,18 @@ impl Core {
         plaintext: &[u8],
         places: &[Range<u64>],
     ) -> Result<Vec<Entry>> {
+        let (entries, transfers) = self.seal(io, logical, plaintext, places)?;
+        stored(transfers).await.map(|()| entries)
+    }
+
+    /// Seals blocks and sends them to their places: their entries, and what is on its way.
+    fn seal(
+        &self,
+        io: &Io,
+        logical: impl Fn(usize) -> u64,
+        plaintext: &[u8],
+        places: &[Range<u64>],
+    ) -> Result<(Vec<Entry>, Vec<Transfer>)> {
         let total = plaintext.len() / BLOCK_SIZE;
         let (epoch, first_nonce) = self.keys.nonces(Use::Data, total as u64)?;
         let mut entries = Vec::with_capacity(total);
@@ -237,7 +266,7 @@ impl Core {
                 let tag = seal_into(&epoch.keys.data, nonce, &ad, page, &mut sealed, at);
                 entries.push(Entry { physical, epoch: epoch.number, nonce, flags: 0, tag });
             }
-            transfers.push(io.write(place.start, sealed));
+            transfers.push(io.begin_write(place.start, sealed));
         }
         if mutated(Mutation::VisibleBeforeStored) {
             entries
@@ -245,9 +274,7 @@ impl Core {
                 .enumerate()
                 .for_each(|(index, entry)| self.overlay.insert(logical(index), &[*entry]));
         }
-        // All of them must have ended, also when one fails: their blocks may be used again after that.
-        join_all(transfers).await.into_iter().collect::<Result<Vec<()>>>()?;
-        Ok(entries)
+        Ok((entries, transfers))
     }
 
     /// Places for new data; waits for reservations, or for a checkpoint to free what is pinned.
@@ -331,6 +358,7 @@ impl Core {
         if self.header.provision == Provision::Full || self.space.free() >= reserve + blocks {
             return Ok(nodes);
         }
+        self.blocks_landed(block..block + blocks).boxed_local().await?;
         let _reading = self.readers.enter();
         let count = usize::try_from(blocks).unwrap_or(usize::MAX);
         let overwrite =
@@ -346,10 +374,11 @@ impl Core {
         if self.read_only {
             return Ok(());
         }
+        self.all_landed().await?;
         self.commit(io, Want { data: true, ..Want::default() }).boxed_local().await.map(drop)
     }
 
-    async fn discard(&self, io: &Io, block: u64, blocks: u64) -> Result<()> {
+    async fn discard(&self, io: &Io, runs: &RefCell<Runs>, block: u64, blocks: u64) -> Result<()> {
         self.check_range(block, blocks)?;
         if blocks == 0 {
             return Ok(());
@@ -362,10 +391,8 @@ impl Core {
                 "this transaction has used up the space for the volume's own map; commit it before you go on",
             ));
         }
-        self.overlay.discard(block..block + blocks);
-        drop(promise);
+        self.arrive(runs, Change::Discard(block..block + blocks), promise).await?;
         self.counters.discarded_blocks.add(blocks);
-        self.nudge();
         if self.header.freshness == Freshness::Write {
             self.commit(io, Want { data: true, ..Want::default() }).boxed_local().await?;
         }
@@ -374,6 +401,7 @@ impl Core {
 
     async fn commit_transaction(&self, io: &Io) -> Result<()> {
         self.check_writable()?;
+        self.all_landed().await?;
         if self.header.freshness != Freshness::Transaction {
             return self
                 .commit(io, Want { data: true, anchor: true, ..Want::default() })
@@ -405,12 +433,28 @@ impl<'a> Placing<'a> {
     }
 }
 
+impl Placing<'_> {
+    /// It is in the line of changes, and whoever makes it visible counts it out.
+    pub(crate) fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
 impl Drop for Placing<'_> {
     fn drop(&mut self) {
         self.0.placing.fetch_sub(1, Ordering::SeqCst);
         // Costs next to nothing when nobody waits.
         self.0.progress.notify(usize::MAX);
     }
+}
+
+/// All of them must have ended, also when one fails: their blocks may be used again after that.
+async fn stored(transfers: Vec<Transfer>) -> Result<()> {
+    let mut result = Ok(());
+    for ended in join_all(transfers).await {
+        result = result.and(ended.result);
+    }
+    Ok(result?)
 }
 
 /// Seals one block into a store's buffer.

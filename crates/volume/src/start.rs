@@ -21,6 +21,7 @@ use crate::geometry::Geometry;
 use crate::io::Io;
 use crate::journal::Journal;
 use crate::keys::Keyring;
+use crate::landing::Landing;
 use crate::mutation::{Mutation, mutated};
 use crate::old_key::Resealing;
 use crate::open_header::Pair;
@@ -70,6 +71,7 @@ impl Attaching {
             cache: Cache::new(cache),
             roots: Mutex::new(replayed.roots),
             overlay: crate::overlay::Overlay::new(),
+            landing: Landing::new(self.options.behind),
             readers,
             limits,
             window: self.options.window,

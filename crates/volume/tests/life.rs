@@ -111,7 +111,8 @@ fn a_transaction_is_all_or_nothing() {
 fn a_transaction_with_much_under_way_is_spilt_and_admits_again() {
     for (queues, spilt) in [(1, false), (5, true)] {
         let options = CreateOptions { freshness: Freshness::Transaction, ..options(8192, Shape::TINY) };
-        let bench = Bench::new(options, 24_000);
+        let mut bench = Bench::new(options, 24_000);
+        bench.attach.behind = 0;
         let policy = bench.create();
         let mut session = bench.attach(&policy).expect("attached");
         // Most of the segment in use is full, and more than half of what the next one holds waits already.

@@ -102,6 +102,9 @@ fn write_all(volume: &Volume) -> Vec<Vec<Span>> {
             spans[checkpoints].push(span);
         }
     }
+    while queue.pending() > 0 {
+        queue.poll(&mut ended);
+    }
     spans
 }
 

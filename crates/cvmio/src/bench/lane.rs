@@ -19,6 +19,8 @@ pub trait Lane {
     fn flush(&mut self, token: u64);
     /// Sends what was asked for and sleeps until at least something has ended, which it appends.
     fn wait(&mut self, ended: &mut Vec<Ended>);
+    /// Sleeps until the store has all that has ended.
+    fn settle(&mut self) {}
 }
 
 /// The bare store.
@@ -100,6 +102,12 @@ impl Lane for Protected {
             buffer: completion.buffer,
             result: completion.result,
         }));
+    }
+
+    fn settle(&mut self) {
+        while self.queue.pending() > 0 {
+            self.queue.wait(None, &mut self.completions);
+        }
     }
 }
 

@@ -149,6 +149,7 @@ impl<'a> Running<'a> {
         while self.in_flight > 0 {
             self.step(lane, &mut ended)?;
         }
+        lane.settle();
         Ok(())
     }
 

@@ -223,7 +223,8 @@ impl Importing<'_> {
 
     async fn ask(self, request: Request) -> Result<()> {
         let mut extents = Vec::new();
-        let (_, result) = self.core.serve(self.io, self.runs, request, &mut extents).boxed_local().await;
+        let (_, result) =
+            self.core.serve(self.io, self.runs, request, &mut extents, &|_| ()).boxed_local().await;
         result
     }
 }

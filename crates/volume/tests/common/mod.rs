@@ -167,7 +167,7 @@ impl Session {
         Self { volume, queue, maintenance: None, next: 1 }
     }
 
-    /// Runs requests to their ends, all at once.
+    /// Runs requests to their ends, all at once; what they wrote has landed then, unless the store does not take it.
     pub fn run(&mut self, requests: Vec<Request>) -> Vec<Completion> {
         let mut order = HashMap::new();
         let count = requests.len();
@@ -180,6 +180,7 @@ impl Session {
         for _ in 0..1_000_000 {
             self.queue.poll(&mut ended);
             if ended.len() == count {
+                self.land();
                 ended.sort_by_key(|completion| order[&completion.token]);
                 return ended;
             }
@@ -190,6 +191,19 @@ impl Session {
             }
         }
         panic!("{} of {count} requests ended, then nothing moved: {:#?}", ended.len(), self.volume.status());
+    }
+
+    /// Lets what has completed before the store had it land.
+    pub fn land(&mut self) {
+        let mut ended = Vec::new();
+        for _ in 0..1000 {
+            if self.queue.pending() == 0 || self.volume.failure().is_some() {
+                break;
+            }
+            self.step();
+            self.queue.poll(&mut ended);
+        }
+        assert!(ended.is_empty(), "what ended belongs to somebody: {ended:?}");
     }
 
     pub fn one(&mut self, request: Request) -> Completion {
@@ -280,7 +294,8 @@ impl Session {
         assert!(self.volume.status().checkpoints > before, "{:#?}", self.volume.status());
     }
 
-    pub fn detach(self) -> Result<()> {
+    pub fn detach(mut self) -> Result<()> {
+        self.land();
         let Self { volume, queue, maintenance, .. } = self;
         drop(queue);
         volume.stop();

@@ -1,0 +1,282 @@
+//! Write-behind: writes that complete before the store has them, and the order in which changes become visible.
+//!
+//! A write is *acknowledged* to its submitter when its blocks are sealed and on their way, as a disk with a volatile cache does, and has
+//! *landed* when the store has them and the overlay names their places.
+//!
+//! Invariants:
+//! 1. Changes land in the order of their tickets. An acknowledged write takes its ticket when it is acknowledged, every other change when
+//!    it needs nothing more. So whatever was acknowledged before another change was asked for is in every cut that holds that change, and a
+//!    crash leaves a state that existed.
+//! 2. Whoever looks up a block waits until the last acknowledged write of it has landed.
+//! 3. Flush, commit and the session's end wait until what was acknowledged before them has landed.
+//! 4. An acknowledged write that cannot be stored never lands, and nothing behind it does: it ends the session, and its blocks cannot be
+//!    read any more in this one.
+//! 5. No more blocks are acknowledged and on their way than the limit says.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use event_listener::Event;
+
+use crate::admission::Promise;
+use crate::core::Core;
+use crate::error::{Error, Kind, Result};
+use crate::format::entry::Entry;
+use crate::format::protections::Freshness;
+use crate::mutation::{Mutation, mutated};
+use crate::queue::Runs;
+
+/// A place in the line of changes.
+pub(crate) type Ticket = u64;
+
+/// A change that needs nothing more to become visible.
+pub(crate) enum Change {
+    /// Blocks from `block` on that the store has.
+    Write { block: u64, entries: Vec<Entry>, places: Vec<Range<u64>> },
+    /// Blocks that are no longer there.
+    Discard(Range<u64>),
+}
+
+/// A change in the line, and the items that were promised for it.
+struct Arrived {
+    change: Change,
+    promised: u64,
+}
+
+#[derive(Default)]
+struct Line {
+    /// The ticket of whatever lands next.
+    first: Ticket,
+    /// From there on; `None` is an acknowledged write that the store does not have yet.
+    waiting: VecDeque<Option<Arrived>>,
+    /// Acknowledged writes: from (first block, ticket) to the end.
+    behind: BTreeMap<(u64, Ticket), u64>,
+    /// No acknowledged write has more blocks.
+    longest: u64,
+}
+
+/// The line of changes.
+pub(crate) struct Landing {
+    line: Mutex<Line>,
+    /// Blocks that are acknowledged and have not landed. Without any, nobody takes the lock to look for them.
+    behind: AtomicU64,
+    limit: u64,
+    landed: Event,
+}
+
+impl Line {
+    fn next(&self) -> Ticket {
+        self.first + self.waiting.len() as u64
+    }
+
+    /// The last acknowledged write of any of these blocks.
+    fn last_of(&self, range: &Range<u64>) -> Option<Ticket> {
+        let from = range.start.saturating_sub(self.longest);
+        self.behind
+            .range((from, 0)..(range.end, 0))
+            .filter(|(_, end)| **end > range.start)
+            .map(|((_, ticket), _)| *ticket)
+            .max()
+    }
+
+    /// Takes the next change out of the line, if it has arrived; and how many blocks of it were acknowledged before.
+    fn pop(&mut self) -> Option<(Arrived, u64)> {
+        let arrived = self.waiting.front_mut()?.take()?;
+        let ticket = self.first;
+        self.waiting.pop_front();
+        self.first += 1;
+        let behind = self.no_longer_behind(&arrived.change, ticket);
+        Some((arrived, behind))
+    }
+
+    fn no_longer_behind(&mut self, change: &Change, ticket: Ticket) -> u64 {
+        let Change::Write { block, .. } = change else { return 0 };
+        let blocks = self.behind.remove(&(*block, ticket)).map_or(0, |end| end - block);
+        if self.behind.is_empty() {
+            self.longest = 0;
+        }
+        blocks
+    }
+}
+
+impl Landing {
+    /// With room for so many blocks that are acknowledged and on their way.
+    pub(crate) fn new(limit: u64) -> Self {
+        Self { line: Mutex::default(), behind: AtomicU64::new(0), limit, landed: Event::new() }
+    }
+
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whoever waits for something to land looks whether the session has ended.
+    pub(crate) fn wake(&self) {
+        self.landed.notify(usize::MAX);
+    }
+}
+
+/// An acknowledged write on its way. Given up, it ends the session: what was acknowledged cannot be kept.
+pub(crate) struct Behind<'a> {
+    core: &'a Core,
+    ticket: Ticket,
+    arrived: bool,
+}
+
+impl Behind<'_> {
+    /// The store could not take it.
+    pub(crate) fn lose(self, error: &Error) {
+        self.core.stop(&Error::new(
+            error.kind(),
+            format!(
+                "a write that had completed could not be stored: {error}; detach the volume, see to its store and attach it again"
+            ),
+        ));
+    }
+}
+
+impl Drop for Behind<'_> {
+    fn drop(&mut self) {
+        if !self.arrived {
+            self.core.stop(&Error::new(
+                Kind::Io,
+                "a write was given up that had completed before the store had it; detach the volume and attach it again",
+            ));
+        }
+    }
+}
+
+impl Core {
+    /// A write of these blocks, sealed and on its way, may complete now: then it lands before whatever is asked for from now on.
+    pub(crate) fn acknowledge(&self, blocks: Range<u64>, fua: bool) -> Option<Behind<'_>> {
+        if fua || self.header.freshness == Freshness::Write {
+            return None;
+        }
+        let count = blocks.end - blocks.start;
+        let mut line = self.landing.line();
+        let full = self.landing.behind.load(Ordering::SeqCst) + count > self.landing.limit;
+        // Under the lock: who ends the session waits for the line after it has said so.
+        if full || self.stopping.load(Ordering::SeqCst) || self.commit.closed().is_some() {
+            return None;
+        }
+        let ticket = line.next();
+        line.waiting.push_back(None);
+        line.behind.insert((blocks.start, ticket), blocks.end);
+        line.longest = line.longest.max(count);
+        self.landing.behind.fetch_add(count, Ordering::SeqCst);
+        Some(Behind { core: self, ticket, arrived: false })
+    }
+
+    /// An acknowledged write has arrived: it lands as soon as what is before it has.
+    pub(crate) fn arrive_behind(
+        &self,
+        runs: &RefCell<Runs>,
+        mut behind: Behind<'_>,
+        change: Change,
+        promise: Promise<'_>,
+    ) {
+        behind.arrived = true;
+        let mut line = self.landing.line();
+        let place = usize::try_from(behind.ticket - line.first).unwrap_or(usize::MAX);
+        let arrived = self.arrived(&mut line, behind.ticket, change, promise);
+        if let Some(slot) = line.waiting.get_mut(place) {
+            *slot = Some(arrived);
+        }
+        self.land(runs, line);
+    }
+
+    /// Makes a change visible that nobody was told of yet; it is when this returns `Ok`.
+    pub(crate) async fn arrive(
+        &self,
+        runs: &RefCell<Runs>,
+        change: Change,
+        promise: Promise<'_>,
+    ) -> Result<()> {
+        let ticket = {
+            let mut line = self.landing.line();
+            let ticket = line.next();
+            let arrived = self.arrived(&mut line, ticket, change, promise);
+            line.waiting.push_back(Some(arrived));
+            self.land(runs, line);
+            ticket
+        };
+        self.has_landed(ticket).await
+    }
+
+    fn arrived(&self, line: &mut Line, ticket: Ticket, mut change: Change, promise: Promise<'_>) -> Arrived {
+        if mutated(Mutation::LandsOutOfOrder) {
+            let behind = line.no_longer_behind(&change, ticket);
+            self.landing.behind.fetch_sub(behind, Ordering::SeqCst);
+            self.show(&change);
+            change = Change::Discard(0..0);
+        }
+        Arrived { change, promised: promise.keep() }
+    }
+
+    /// Lands what has arrived, in its order, under the lock of the line.
+    fn land(&self, runs: &RefCell<Runs>, mut line: MutexGuard<'_, Line>) {
+        let (mut promised, mut no_longer_placing, mut no_longer_behind) = (0, 0, 0);
+        while let Some((arrived, behind)) = line.pop() {
+            self.show(&arrived.change);
+            if let Change::Write { places, .. } = arrived.change {
+                runs.borrow_mut().place(self, places);
+                no_longer_placing += 1;
+            }
+            promised += arrived.promised;
+            no_longer_behind += behind;
+        }
+        self.landing.behind.fetch_sub(no_longer_behind, Ordering::SeqCst);
+        self.placing.fetch_sub(no_longer_placing, Ordering::SeqCst);
+        drop(line);
+        drop(Promise::kept(self, promised));
+        self.landing.wake();
+        self.nudge();
+    }
+
+    fn show(&self, change: &Change) {
+        match change {
+            Change::Write { .. } if mutated(Mutation::VisibleBeforeStored) => {}
+            Change::Write { block, entries, .. } => self.overlay.insert(*block, entries),
+            Change::Discard(range) => self.overlay.discard(range.clone()),
+        }
+    }
+
+    /// Waits until whatever has this ticket has landed, and all before it.
+    async fn has_landed(&self, ticket: Ticket) -> Result<()> {
+        loop {
+            if self.landing.line().first > ticket {
+                return Ok(());
+            }
+            let landed = self.landing.landed.listen();
+            // In this order: what lands in between has woken the listener.
+            if self.landing.line().first > ticket {
+                return Ok(());
+            }
+            self.check_alive()?;
+            landed.await;
+        }
+    }
+
+    /// Waits until all that is acknowledged now has landed.
+    pub(crate) async fn all_landed(&self) -> Result<()> {
+        if self.landing.behind.load(Ordering::SeqCst) == 0 || mutated(Mutation::FlushMissesBehind) {
+            return Ok(());
+        }
+        let last = self.landing.line().next() - 1;
+        self.has_landed(last).await
+    }
+
+    /// Waits until the last acknowledged write of these blocks has landed.
+    pub(crate) async fn blocks_landed(&self, blocks: Range<u64>) -> Result<()> {
+        if self.landing.behind.load(Ordering::SeqCst) == 0 || mutated(Mutation::ReaderMissesBehind) {
+            return Ok(());
+        }
+        let last = self.landing.line().last_of(&blocks);
+        match last {
+            Some(ticket) => self.has_landed(ticket).await,
+            None => Ok(()),
+        }
+    }
+}
