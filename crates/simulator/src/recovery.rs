@@ -195,6 +195,10 @@ impl Simulation {
                 Attached::Refused(error) => {
                     say!(self, "the attach is refused: {:?}: {error}", error.kind());
                     self.coverage.refusals += 1;
+                    if attack.is_some() && claimed(self) != before {
+                        // It had claimed what the host offered, and went no further: what that did not have is given up.
+                        agreed = Some(promise);
+                    }
                     chosen = self.judge_refusal(attack, &error)?.or(chosen);
                     if chosen.is_some() {
                         agreed = Some(crate::model::Promise::Whatever);

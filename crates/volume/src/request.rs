@@ -287,12 +287,19 @@ impl Core {
     ) -> Result<Vec<Range<u64>>> {
         let mut waited = None;
         let keep = self.keep_free(io, block, blocks).await?;
-        if let Some(places) = runs.borrow_mut().take(self, blocks, keep) {
+        if !self.checkpoint_goes_first()
+            && let Some(places) = runs.borrow_mut().take(self, blocks, keep)
+        {
             return Ok(places);
         }
         loop {
             let progress = self.progress.listen();
             self.check_alive()?;
+            if self.checkpoint_goes_first() {
+                self.counters.waits_for_checkpoint.add(1);
+                progress.await;
+                continue;
+            }
             let keep = self.keep_free(io, block, blocks).await?;
             // Our own look-up may have been the reader that held the last checkpoint's blocks back.
             self.space.collect();
@@ -333,6 +340,13 @@ impl Core {
             }
             progress.await;
         }
+    }
+
+    /// Whether what is free is the checkpoint's, because the journal is down to what was kept for it. Each reservation has a record: if
+    /// writers took the blocks that it reserves for its nodes, it would reserve again and again, and find the journal full.
+    fn checkpoint_goes_first(&self) -> bool {
+        self.checkpointing.load(Ordering::SeqCst)
+            && self.commit.free_segments() < self.kept_segments()
     }
 
     /// Blocks that the map may need for what is in memory now: two checkpoints in a row, the one under way and the one after it. The
