@@ -15,11 +15,14 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
+
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use event_listener::Event;
+use futures::future::{Either, select};
 
 use crate::admission::Promise;
 use crate::core::Core;
@@ -65,6 +68,8 @@ pub(crate) struct Landing {
     behind: AtomicU64,
     limit: u64,
     landed: Event,
+    /// For writes that wait for room: no more are woken than blocks have landed.
+    room: Event,
 }
 
 impl Line {
@@ -105,7 +110,13 @@ impl Line {
 impl Landing {
     /// With room for so many blocks that are acknowledged and on their way.
     pub(crate) fn new(limit: u64) -> Self {
-        Self { line: Mutex::default(), behind: AtomicU64::new(0), limit, landed: Event::new() }
+        Self {
+            line: Mutex::default(),
+            behind: AtomicU64::new(0),
+            limit,
+            landed: Event::new(),
+            room: Event::new(),
+        }
     }
 
     fn line(&self) -> MutexGuard<'_, Line> {
@@ -115,6 +126,7 @@ impl Landing {
     /// Whoever waits for something to land looks whether the session has ended.
     pub(crate) fn wake(&self) {
         self.landed.notify(usize::MAX);
+        self.room.notify(usize::MAX);
     }
 }
 
@@ -149,11 +161,29 @@ impl Drop for Behind<'_> {
 }
 
 impl Core {
-    /// A write of these blocks, sealed and on its way, may complete now: then it lands before whatever is asked for from now on.
-    pub(crate) fn acknowledge(&self, blocks: Range<u64>, fua: bool) -> Option<Behind<'_>> {
-        if fua || self.header.freshness == Freshness::Write {
-            return None;
+    /// Waits until a write of these blocks, sealed and on its way, may complete before the store has it: then it lands before whatever is
+    /// asked for from now on. None if `stored` says first that the store has it, or has not, or if it must wait for that.
+    pub(crate) async fn acknowledge(
+        &self,
+        blocks: Range<u64>,
+        fua: bool,
+        mut stored: Pin<&mut impl Future<Output = Result<()>>>,
+    ) -> (Option<Behind<'_>>, Option<Result<()>>) {
+        if fua || self.header.freshness == Freshness::Write || self.landing.limit == 0 {
+            return (None, None);
         }
+        loop {
+            let room = self.landing.room.listen();
+            if let Some(behind) = self.try_acknowledge(&blocks) {
+                return (Some(behind), None);
+            }
+            if let Either::Left((result, _)) = select(stored.as_mut(), room).await {
+                return (None, Some(result));
+            }
+        }
+    }
+
+    fn try_acknowledge(&self, blocks: &Range<u64>) -> Option<Behind<'_>> {
         let count = blocks.end - blocks.start;
         let mut line = self.landing.line();
         let full = self.landing.behind.load(Ordering::SeqCst) + count > self.landing.limit;
@@ -231,7 +261,8 @@ impl Core {
         self.placing.fetch_sub(no_longer_placing, Ordering::SeqCst);
         drop(line);
         drop(Promise::kept(self, promised));
-        self.landing.wake();
+        self.landing.landed.notify(usize::MAX);
+        self.landing.room.notify(usize::try_from(no_longer_behind).unwrap_or(usize::MAX));
         self.nudge();
     }
 

@@ -87,7 +87,7 @@ pub struct Queue {
 
 impl Queue {
     pub(crate) fn open(core: Arc<Core>, depth: u32) -> Result<Self> {
-        let io = Io::open(core.environment.store.as_ref(), depth)?;
+        let io = Io::open(core.environment.store.as_ref(), depth.saturating_add(BEHIND_DEPTH))?;
         Ok(Self {
             waker: io.waker(),
             io,
@@ -172,6 +172,10 @@ impl Drop for Queue {
 /// Blocks of ended transfers after which a queue looks for new requests again. A store that has nothing left to do ends all that it was
 /// given at about the same time, and stands still until it hears of more: to open eight blocks takes some microseconds.
 const BATCH_BLOCKS: usize = 8;
+
+/// Store operations in flight beyond the queue's depth, for writes that have completed: a submitter that waits for each write is not to
+/// wait for all that are on their way, one behind the other.
+const BEHIND_DEPTH: u32 = 16;
 
 /// Most bytes of a request's future.
 const TASK_BYTES: usize = 1536;

@@ -8,6 +8,7 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::atomic::Ordering;
 
 use futures::FutureExt;
@@ -206,12 +207,17 @@ impl Core {
             Ok(sealed) => sealed,
             Err(error) => return give_up(error),
         };
-        let behind = self.acknowledge(block..block + blocks, fua);
+        let mut stored = pin!(stored(transfers));
+        let (behind, ended) = self.acknowledge(block..block + blocks, fua, stored.as_mut()).await;
         if behind.is_some() {
             early(buffer.take());
         }
+        let ended = match ended {
+            Some(ended) => ended,
+            None => stored.await,
+        };
         // The session may have ended meanwhile: then no commit would ever hold this, and it must not be called done.
-        if let Err(error) = stored(transfers).await.and_then(|()| self.check_alive()) {
+        if let Err(error) = ended.and_then(|()| self.check_alive()) {
             if let Some(behind) = behind {
                 behind.lose(&error);
             }
@@ -345,8 +351,7 @@ impl Core {
     /// Whether what is free is the checkpoint's, because the journal is down to what was kept for it. Each reservation has a record: if
     /// writers took the blocks that it reserves for its nodes, it would reserve again and again, and find the journal full.
     fn checkpoint_goes_first(&self) -> bool {
-        self.checkpointing.load(Ordering::SeqCst)
-            && self.commit.free_segments() < self.kept_segments()
+        self.checkpointing.load(Ordering::SeqCst) && self.commit.free_segments() < self.kept_segments()
     }
 
     /// Blocks that the map may need for what is in memory now: two checkpoints in a row, the one under way and the one after it. The

@@ -119,11 +119,13 @@ impl FileQueue {
         self.ended.push(Completion { token, buffer, result });
     }
 
-    /// Puts into the ring what there is room for.
+    /// Puts into the ring what there is room for. What must wait is merged when its turn comes, with what has come since.
     fn dispatch(&mut self) {
-        let ready = &mut self.ready;
-        merge(&mut self.held, |transfer| ready.push_back(Job::Transfer(transfer)));
         while self.flying.len() < self.depth {
+            if self.ready.is_empty() {
+                let ready = &mut self.ready;
+                merge(&mut self.held, |transfer| ready.push_back(Job::Transfer(transfer)));
+            }
             let Some(job) = self.ready.pop_front() else { break };
             let slot = self.flying.insert(job);
             self.send(slot);
