@@ -44,7 +44,7 @@ impl Default for Options {
 /// A file or block device.
 #[derive(Debug, Clone)]
 pub struct FileStore {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 /// What a store shares with its queues.

@@ -16,6 +16,8 @@ use volume::{Completion, Kind, Request, Result};
 const AS_IT_COMES: u8 = 0;
 const HELD: u8 = 1;
 const FAILING: u8 = 2;
+/// It takes the oldest write of a queue, and holds the others.
+const ONE: u8 = 3;
 
 /// A store that keeps writes to itself while it is told to, or fails them.
 struct Slow {
@@ -59,6 +61,12 @@ impl store::Queue for SlowQueue {
     fn poll(&mut self, completions: &mut Vec<store::Completion>) {
         match self.mood.load(Ordering::Relaxed) {
             HELD => {}
+            ONE if self.writes.is_empty() => {}
+            ONE => {
+                self.mood.store(HELD, Ordering::Relaxed);
+                let (token, write) = self.writes.remove(0);
+                self.medium.submit(token, write);
+            }
             FAILING => completions.extend(self.writes.drain(..).map(|(token, _)| store::Completion {
                 token,
                 buffer: None,
@@ -214,6 +222,24 @@ fn no_more_is_acknowledged_early_than_the_limit_says_and_nothing_that_was_asked_
         case.store(AS_IT_COMES);
         case.one().unwrap();
     }
+}
+
+#[test]
+fn a_write_that_finds_no_room_waits_for_room_and_not_for_its_own_blocks() {
+    let mut case = case(Freshness::Strict, 2);
+    case.store(HELD);
+    let writes = (0..5).map(|at| write(at * 8, 1, 2));
+    assert_eq!(case.submit(writes), [0, 1]);
+    for acknowledged in 2..5 {
+        case.store(ONE);
+        let ended = case.ended();
+        assert_eq!(ended.len(), 1, "{ended:?}");
+        assert_eq!(ended[0].token, 100 + acknowledged);
+        assert!(case.session.queue.pending() > 1, "the store does not have it");
+    }
+    case.store(AS_IT_COMES);
+    assert!(case.ended().is_empty() && case.session.queue.pending() == 0);
+    case.session.detach().unwrap();
 }
 
 #[test]

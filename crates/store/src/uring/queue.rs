@@ -357,3 +357,46 @@ impl Drop for FileQueue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FileStore, Options};
+
+    /// The places that each transfer in flight writes to.
+    fn flying(queue: &FileQueue) -> Vec<Vec<u64>> {
+        let transfers = queue.flying.iter().filter_map(|(_, job)| match job {
+            Job::Transfer(transfer) => Some(transfer.parts.iter().map(|part| part.block).collect()),
+            _ => None,
+        });
+        transfers.collect()
+    }
+
+    #[test]
+    fn what_waits_for_room_is_merged_when_its_turn_comes() {
+        // In the build directory: the system's temporary one may be a tmpfs.
+        let program = std::env::current_exe().expect("this program");
+        let directory = tempfile::tempdir_in(program.parent().expect("a directory")).expect("a directory");
+        let options = Options { create: Some(32), ..Options::default() };
+        let store = FileStore::open(directory.path().join("image"), options).expect("opened");
+        let mut queue = FileQueue::new(store.inner.clone(), 1).expect("a queue");
+        for block in [3, 10, 12, 11] {
+            let buffer = queue.buffer(1);
+            queue.submit(block, Operation::Write { block, buffer });
+            queue.dispatch();
+        }
+        assert_eq!(flying(&queue), [[3]], "one has room");
+        let mut ended = Vec::new();
+        while ended.is_empty() {
+            queue.enter();
+            queue.reap();
+            ended.append(&mut queue.ended);
+        }
+        queue.dispatch();
+        assert_eq!(flying(&queue), [[10, 11, 12]]);
+        while ended.len() < 4 {
+            queue.wait(None, &mut ended);
+        }
+        assert!(ended.iter().all(|completion| completion.result.is_ok()), "{ended:?}");
+    }
+}
