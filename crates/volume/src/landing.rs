@@ -15,7 +15,6 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
-
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
