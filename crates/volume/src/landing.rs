@@ -161,7 +161,7 @@ impl Drop for Behind<'_> {
 
 impl Core {
     /// Waits until a write of these blocks, sealed and on its way, may complete before the store has it: then it lands before whatever is
-    /// asked for from now on. None if `stored` says first that the store has it, or has not, or if it must wait for that.
+    /// asked for from now on. Otherwise what `stored` said, if that ended first; neither, if the write must wait for it.
     pub(crate) async fn acknowledge(
         &self,
         blocks: Range<u64>,

@@ -34,6 +34,7 @@ mod old_key;
 mod open_header;
 mod overlay;
 mod pace;
+mod places;
 pub mod policy;
 mod queue;
 mod readers;

@@ -170,7 +170,7 @@ impl<'a> Walk<'a> {
         };
         let spare = blocks - old.len();
         self.runs.borrow_mut().put_back(core, split_off(&mut places, spare));
-        let placing = crate::request::Placing::begin(core);
+        let placing = crate::places::Placing::begin(core);
         let placed = match plaintext.pages(old.len()) {
             Ok(pages) => core.place(self.io, |index| old[index].0, pages, &places).await,
             Err(error) => Err(error),
