@@ -5,19 +5,25 @@ mod common;
 use std::cell::Cell;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::Desk;
 use common::machine::{has_ended, quietly, sh, wait_for};
 use common::session::{Session, leave_nothing, loop_devices};
 
+/// One test at a time: the kernel gives the next attach the first loop device that is free, and a test that has just freed one means to
+/// take it itself.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// A desk that leaves nothing behind, whatever the test did.
-struct Clean(Rc<Desk>, Cell<Option<u32>>);
+struct Clean(Rc<Desk>, Cell<Option<u32>>, #[expect(dead_code, reason = "held until the test has ended")] MutexGuard<'static, ()>);
 
 impl Clean {
     fn new() -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let desk = Rc::new(Desk::new());
         desk.create("");
-        Self(desk, Cell::new(None))
+        Self(desk, Cell::new(None), turn)
     }
 
     /// Attaches with a loop device, and kills the daemon; the device that is left.
@@ -124,7 +130,10 @@ fn a_device_that_somebody_else_has_taken_since_is_not_touched() {
     let device = clean.killed();
     let device = device.to_str().unwrap();
     let foreign = clean.0.path("foreign");
-    sh(&format!("losetup -d {device} && truncate -s 1M {0} && losetup {device} {0}", foreign.display()));
+    sh(&format!("losetup -d {device}"));
+    // Whoever looks at the device at this moment is the one who ends it (losetup(8), lazy destruction).
+    wait_for("the old device", || !quietly(&format!("losetup {device}")));
+    sh(&format!("truncate -s 1M {0} && losetup {device} {0}", foreign.display()));
     let (_, process, _) = clean.attach();
     assert_eq!(sh(&format!("losetup -n -O BACK-FILE {device}")).trim(), foreign.to_str().unwrap());
     sh(&format!("losetup -d {device}"));
