@@ -16,7 +16,11 @@ use common::session::{Session, leave_nothing, loop_devices};
 static TURN: Mutex<()> = Mutex::new(());
 
 /// A desk that leaves nothing behind, whatever the test did.
-struct Clean(Rc<Desk>, Cell<Option<u32>>, #[expect(dead_code, reason = "held until the test has ended")] MutexGuard<'static, ()>);
+struct Clean(
+    Rc<Desk>,
+    Cell<Option<u32>>,
+    #[expect(dead_code, reason = "held until the test has ended")] MutexGuard<'static, ()>,
+);
 
 impl Clean {
     fn new() -> Self {

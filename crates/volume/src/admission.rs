@@ -30,9 +30,24 @@ impl Core {
                 ),
             ));
         }
-        let promise = loop {
+        // Whoever finds room waits behind nobody; the others queue up, and only the first of them looks whether there is some now.
+        let unhindered = self.admitting.try_lock().and_then(|_turn| self.try_admit(items));
+        let promise = match unhindered {
+            Some(promise) => promise,
+            None => self.wait_for_room(io, items).await?,
+        };
+        self.check_writable()?;
+        if self.stopping.load(Ordering::SeqCst) {
+            return Err(Self::stopped());
+        }
+        Ok(promise)
+    }
+
+    async fn wait_for_room(&self, io: &Io, items: u64) -> Result<Promise<'_>> {
+        let _turn = self.admitting.lock().await;
+        loop {
             if let Some(promise) = self.try_admit(items) {
-                break promise;
+                return Ok(promise);
             }
             let progress = self.progress.listen();
             // Blocks that wait only for their readers: nobody else collects them when the last one ends.
@@ -40,7 +55,7 @@ impl Core {
             self.space.collect();
             self.check_alive()?;
             if let Some(promise) = self.try_admit(items) {
-                break promise;
+                return Ok(promise);
             }
             self.work.notify(usize::MAX);
             if self.journal_is_owed() {
@@ -54,12 +69,7 @@ impl Core {
             }
             self.counters.waits_for_checkpoint.add(1);
             futures::future::select(progress, ended).await;
-        };
-        self.check_writable()?;
-        if self.stopping.load(Ordering::SeqCst) {
-            return Err(Self::stopped());
         }
-        Ok(promise)
     }
 
     /// Blocks that one request may change: so few that there is room for them in the journal when what waits there is not yet enough for

@@ -169,6 +169,8 @@ pub(crate) struct Core {
     pub(crate) placing: AtomicU64,
     /// Held by whoever reserves units for nodes.
     pub(crate) reserving: futures::lock::Mutex<()>,
+    /// Whose turn it is to wait for room: see [`admit`](Self::admit).
+    pub(crate) admitting: futures::lock::Mutex<()>,
     /// Ends of transactions, likewise.
     pub(crate) publish_wanted: AtomicU64,
     pub(crate) publish_done: AtomicU64,

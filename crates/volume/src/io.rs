@@ -26,28 +26,72 @@ struct Inner {
     due: VecDeque<(Waker, usize)>,
     /// Blocks that the store was not told of yet.
     held: usize,
+    /// Writes that wait for company, since the store has enough to do; and their blocks.
+    gathered: Vec<(usize, Operation)>,
+    gathered_blocks: usize,
+    /// Such writes that the store has.
+    writing: usize,
 }
+
+/// While the store has so many writes, those that come are gathered: most writes go to consecutive places, and a transfer costs the same
+/// whether it has one block or thirty-two.
+const ENOUGH_WRITES: usize = 4;
+
+/// No more blocks than that are gathered.
+const GATHERED_BLOCKS: usize = 32;
 
 /// Blocks after which the store is told at once: it should work while the next ones are sealed.
 const HELD_BLOCKS: usize = 128;
 
 enum Slot {
-    Waiting(Option<Waker>),
+    Waiting {
+        waker: Option<Waker>,
+        /// Whether it began among the gathered ones.
+        gathered: bool,
+    },
     Ended(Completion),
     /// Nobody waits any more; the slot goes when the operation ends.
-    Abandoned,
+    Abandoned {
+        gathered: bool,
+    },
+}
+
+impl Inner {
+    /// Hands an operation to the queue. Says whether the store should hear of it now.
+    fn submit(&mut self, slot: usize, operation: Operation) -> bool {
+        self.held += match &operation {
+            Operation::Read { buffer, .. } | Operation::Write { buffer, .. } => buffer.blocks(),
+            Operation::Flush | Operation::Discard { .. } => 0,
+        };
+        self.queue.submit(slot as u64, operation);
+        self.held >= HELD_BLOCKS
+    }
+
+    /// The same for all that were gathered.
+    fn send_gathered(&mut self) -> bool {
+        self.gathered_blocks = 0;
+        self.writing += self.gathered.len();
+        let gathered = std::mem::take(&mut self.gathered);
+        gathered.into_iter().fold(false, |full, (slot, operation)| self.submit(slot, operation) || full)
+    }
 }
 
 impl Io {
     pub(crate) fn open(store: &dyn Store, depth: u32) -> Result<Self> {
-        let queue = store.queue(depth)?;
-        Ok(Self(Rc::new(RefCell::new(Inner {
+        Ok(Self::on(store.queue(depth)?))
+    }
+
+    fn on(queue: Box<dyn store::Queue>) -> Self {
+        Self(Rc::new(RefCell::new(Inner {
             queue,
             slots: Slab::new(),
             ended: Vec::new(),
             due: VecDeque::new(),
             held: 0,
-        }))))
+            gathered: Vec::new(),
+            gathered_blocks: 0,
+            writing: 0,
+        })))
     }
 
     pub(crate) fn buffer(&self, blocks: usize) -> Buffer {
@@ -67,12 +111,21 @@ impl Io {
     }
 
     pub(crate) async fn write(&self, block: u64, buffer: Buffer) -> Result<()> {
-        Ok(self.begin_write(block, buffer).await.result?)
+        Ok(self.start(Operation::Write { block, buffer }).await.result?)
     }
 
-    /// Hands a write to the queue at once, and not when the future is first polled.
+    /// Begins a write at once, and not when the future is first polled; the store may get it together with others.
     pub(crate) fn begin_write(&self, block: u64, buffer: Buffer) -> Transfer {
-        self.start(Operation::Write { block, buffer })
+        let mut inner = self.0.borrow_mut();
+        let slot = inner.slots.insert(Slot::Waiting { waker: None, gathered: true });
+        inner.gathered_blocks += buffer.blocks();
+        inner.gathered.push((slot, Operation::Write { block, buffer }));
+        let full = inner.gathered_blocks >= GATHERED_BLOCKS && inner.send_gathered();
+        drop(inner);
+        if full {
+            self.poll();
+        }
+        Transfer { io: self.clone(), slot }
     }
 
     pub(crate) async fn flush(&self) -> Result<()> {
@@ -81,13 +134,8 @@ impl Io {
 
     fn start(&self, operation: Operation) -> Transfer {
         let mut inner = self.0.borrow_mut();
-        let slot = inner.slots.insert(Slot::Waiting(None));
-        inner.held += match &operation {
-            Operation::Read { buffer, .. } | Operation::Write { buffer, .. } => buffer.blocks(),
-            Operation::Flush | Operation::Discard { .. } => 0,
-        };
-        let full = inner.held >= HELD_BLOCKS;
-        inner.queue.submit(slot as u64, operation);
+        let slot = inner.slots.insert(Slot::Waiting { waker: None, gathered: false });
+        let full = inner.submit(slot, operation);
         drop(inner);
         if full {
             self.poll();
@@ -126,8 +174,11 @@ impl Io {
 
     fn reap(&self, step: impl FnOnce(&mut dyn store::Queue, &mut Vec<Completion>)) {
         let mut inner = self.0.borrow_mut();
+        if inner.writing < ENOUGH_WRITES {
+            inner.send_gathered();
+        }
         inner.held = 0;
-        let Inner { queue, slots, ended, due, .. } = &mut *inner;
+        let Inner { queue, slots, ended, due, writing, .. } = &mut *inner;
         step(queue.as_mut(), ended);
         for completion in ended.drain(..) {
             // A token that is not ours would be the store's defect; it has nobody to go to.
@@ -136,8 +187,14 @@ impl Io {
             };
             let blocks = completion.buffer.as_ref().map_or(0, Buffer::blocks);
             match std::mem::replace(&mut slots[key], Slot::Ended(completion)) {
-                Slot::Waiting(waker) => due.extend(waker.map(|waker| (waker, blocks))),
-                Slot::Abandoned => drop(slots.remove(key)),
+                Slot::Waiting { waker, gathered } => {
+                    *writing -= usize::from(gathered);
+                    due.extend(waker.map(|waker| (waker, blocks)));
+                }
+                Slot::Abandoned { gathered } => {
+                    *writing -= usize::from(gathered);
+                    slots.remove(key);
+                }
                 Slot::Ended(_) => {}
             }
         }
@@ -156,12 +213,12 @@ impl Future for Transfer {
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Completion> {
         let slots = &mut self.io.0.borrow_mut().slots;
         match &mut slots[self.slot] {
-            Slot::Waiting(waker) => {
+            Slot::Waiting { waker, .. } => {
                 *waker = Some(context.waker().clone());
                 Poll::Pending
             }
-            Slot::Ended(_) | Slot::Abandoned => {
-                match std::mem::replace(&mut slots[self.slot], Slot::Abandoned) {
+            Slot::Ended(_) | Slot::Abandoned { .. } => {
+                match std::mem::replace(&mut slots[self.slot], Slot::Abandoned { gathered: false }) {
                     Slot::Ended(completion) => Poll::Ready(completion),
                     _ => Poll::Pending,
                 }
@@ -175,7 +232,9 @@ impl Drop for Transfer {
         // The queue owns the buffer until the operation ends, so an abandoned one harms nobody.
         let slots = &mut self.io.0.borrow_mut().slots;
         match slots.get(self.slot) {
-            Some(Slot::Waiting(_)) => slots[self.slot] = Slot::Abandoned,
+            Some(Slot::Waiting { gathered, .. }) => {
+                slots[self.slot] = Slot::Abandoned { gathered: *gathered };
+            }
             Some(_) => drop(slots.remove(self.slot)),
             None => {}
         }
@@ -291,6 +350,61 @@ mod tests {
         fn waker(&self) -> Waker {
             Waker::noop().clone()
         }
+    }
+
+    /// A store that ends what it is told to, and how many transfers it has got.
+    #[derive(Clone, Default)]
+    struct Busy(Rc<RefCell<Vec<Completion>>>, Rc<RefCell<usize>>);
+
+    impl store::Queue for Busy {
+        fn buffer(&mut self, blocks: usize) -> Buffer {
+            Buffer::private_zeroed(blocks)
+        }
+
+        fn submit(&mut self, token: u64, _: Operation) {
+            self.0.borrow_mut().push(Completion { token, buffer: None, result: Ok(()) });
+        }
+
+        fn poll(&mut self, completions: &mut Vec<Completion>) {
+            let ends = self.1.take();
+            completions.extend(self.0.borrow_mut().drain(..ends));
+        }
+
+        fn wait(&mut self, _timeout: Option<Duration>, completions: &mut Vec<Completion>) {
+            self.poll(completions);
+        }
+
+        fn waker(&self) -> Waker {
+            Waker::noop().clone()
+        }
+    }
+
+    #[test]
+    fn writes_are_gathered_while_the_store_has_enough_of_them() {
+        let store = Busy::default();
+        let io = Io::on(Box::new(store.clone()));
+        let has = || store.0.borrow().len();
+        let mut begun = Vec::new();
+        let mut begin = |count: usize| {
+            for _ in 0..count {
+                begun.push(io.begin_write(0, Buffer::private_zeroed(1)));
+                io.poll();
+            }
+        };
+        begin(ENOUGH_WRITES);
+        assert_eq!(has(), ENOUGH_WRITES, "it had too little to do to wait for more");
+        begin(GATHERED_BLOCKS - 1);
+        assert_eq!(has(), ENOUGH_WRITES);
+        begin(1);
+        assert_eq!(has(), ENOUGH_WRITES + GATHERED_BLOCKS, "a whole group");
+        begin(1);
+        assert_eq!(has(), ENOUGH_WRITES + GATHERED_BLOCKS);
+        // Whatever ends, waited for or not: with little left to do, the store gets the rest.
+        drop(begun);
+        *store.1.borrow_mut() = has() - ENOUGH_WRITES + 1;
+        io.poll();
+        io.poll();
+        assert_eq!(has(), ENOUGH_WRITES);
     }
 
     #[test]

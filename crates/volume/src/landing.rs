@@ -4,9 +4,9 @@
 //! *landed* when the store has them and the overlay names their places.
 //!
 //! Invariants:
-//! 1. Changes land in the order of their tickets. An acknowledged write takes its ticket when it is acknowledged, every other change when
-//!    it needs nothing more. So whatever was acknowledged before another change was asked for is in every cut that holds that change, and a
-//!    crash leaves a state that existed.
+//! 1. Acknowledged writes land in the order of their acknowledgements. Any other change waits for those that were acknowledged before it
+//!    was asked for, and for no others. So whatever was acknowledged before a change was asked for is in every cut that holds that change,
+//!    and a crash leaves a state that existed.
 //! 2. Whoever looks up a block waits until the last acknowledged write of it has landed.
 //! 3. Flush, commit and the session's end wait until what was acknowledged before them has landed.
 //! 4. An acknowledged write that cannot be stored never lands, and nothing behind it does: it ends the session, and its blocks cannot be
@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use event_listener::Event;
 use futures::future::{Either, select};
@@ -31,7 +31,7 @@ use crate::format::protections::Freshness;
 use crate::mutation::{Mutation, mutated};
 use crate::queue::Runs;
 
-/// A place in the line of changes.
+/// A place in the line of acknowledged writes.
 pub(crate) type Ticket = u64;
 
 /// A change that needs nothing more to become visible.
@@ -42,7 +42,7 @@ pub(crate) enum Change {
     Discard(Range<u64>),
 }
 
-/// A change in the line, and the items that were promised for it.
+/// An acknowledged write that the store has, and the items that were promised for it.
 struct Arrived {
     change: Change,
     promised: u64,
@@ -52,22 +52,23 @@ struct Arrived {
 struct Line {
     /// The ticket of whatever lands next.
     first: Ticket,
-    /// From there on; `None` is an acknowledged write that the store does not have yet.
+    /// From there on; `None` is a write that the store does not have yet.
     waiting: VecDeque<Option<Arrived>>,
-    /// Acknowledged writes: from (first block, ticket) to the end.
+    /// The blocks of each: from (first block, ticket) to the end.
     behind: BTreeMap<(u64, Ticket), u64>,
-    /// No acknowledged write has more blocks.
+    /// No write in the line has more blocks.
     longest: u64,
+    /// Who waits for a ticket to land.
+    waiters: BTreeMap<Ticket, Arc<Event>>,
 }
 
-/// The line of changes.
+/// The line of acknowledged writes.
 pub(crate) struct Landing {
     line: Mutex<Line>,
     /// Blocks that are acknowledged and have not landed. Without any, nobody takes the lock to look for them.
     behind: AtomicU64,
     limit: u64,
-    landed: Event,
-    /// For writes that wait for room: no more are woken than blocks have landed.
+    /// For writes that wait for room: one is woken at a time, and wakes the next.
     room: Event,
 }
 
@@ -76,7 +77,7 @@ impl Line {
         self.first + self.waiting.len() as u64
     }
 
-    /// The last acknowledged write of any of these blocks.
+    /// The last write of any of these blocks.
     fn last_of(&self, range: &Range<u64>) -> Option<Ticket> {
         let from = range.start.saturating_sub(self.longest);
         self.behind
@@ -86,7 +87,7 @@ impl Line {
             .max()
     }
 
-    /// Takes the next change out of the line, if it has arrived; and how many blocks of it were acknowledged before.
+    /// Takes the next write out of the line, if it has arrived; and how many blocks it has.
     fn pop(&mut self) -> Option<(Arrived, u64)> {
         let arrived = self.waiting.front_mut()?.take()?;
         let ticket = self.first;
@@ -109,13 +110,7 @@ impl Line {
 impl Landing {
     /// With room for so many blocks that are acknowledged and on their way.
     pub(crate) fn new(limit: u64) -> Self {
-        Self {
-            line: Mutex::default(),
-            behind: AtomicU64::new(0),
-            limit,
-            landed: Event::new(),
-            room: Event::new(),
-        }
+        Self { line: Mutex::default(), behind: AtomicU64::new(0), limit, room: Event::new() }
     }
 
     fn line(&self) -> MutexGuard<'_, Line> {
@@ -124,7 +119,9 @@ impl Landing {
 
     /// Whoever waits for something to land looks whether the session has ended.
     pub(crate) fn wake(&self) {
-        self.landed.notify(usize::MAX);
+        for event in std::mem::take(&mut self.line().waiters).into_values() {
+            event.notify(usize::MAX);
+        }
         self.room.notify(usize::MAX);
     }
 }
@@ -194,7 +191,10 @@ impl Core {
         line.waiting.push_back(None);
         line.behind.insert((blocks.start, ticket), blocks.end);
         line.longest = line.longest.max(count);
-        self.landing.behind.fetch_add(count, Ordering::SeqCst);
+        let behind = self.landing.behind.fetch_add(count, Ordering::SeqCst) + count;
+        if behind < self.landing.limit {
+            self.landing.room.notify(1);
+        }
         Some(Behind { core: self, ticket, arrived: false })
     }
 
@@ -216,22 +216,15 @@ impl Core {
         self.land(runs, line);
     }
 
-    /// Makes a change visible that nobody was told of yet; it is when this returns `Ok`.
-    pub(crate) async fn arrive(
-        &self,
-        runs: &RefCell<Runs>,
-        change: Change,
-        promise: Promise<'_>,
-    ) -> Result<()> {
-        let ticket = {
-            let mut line = self.landing.line();
-            let ticket = line.next();
-            let arrived = self.arrived(&mut line, ticket, change, promise);
-            line.waiting.push_back(Some(arrived));
-            self.land(runs, line);
-            ticket
-        };
-        self.has_landed(ticket).await
+    /// Makes a change visible that nobody was told of yet, and that has waited for those [before](Self::landed_before) it.
+    pub(crate) fn arrive(&self, runs: &RefCell<Runs>, change: Change, promise: Promise<'_>) {
+        self.show(&change);
+        if let Change::Write { places, .. } = change {
+            runs.borrow_mut().place(self, places);
+            self.placing.fetch_sub(1, Ordering::SeqCst);
+        }
+        drop(promise);
+        self.nudge();
     }
 
     fn arrived(&self, line: &mut Line, ticket: Ticket, mut change: Change, promise: Promise<'_>) -> Arrived {
@@ -258,10 +251,15 @@ impl Core {
         }
         self.landing.behind.fetch_sub(no_longer_behind, Ordering::SeqCst);
         self.placing.fetch_sub(no_longer_placing, Ordering::SeqCst);
+        let first = line.first;
+        let unlanded = line.waiters.split_off(&first);
+        let landed = std::mem::replace(&mut line.waiters, unlanded);
         drop(line);
         drop(Promise::kept(self, promised));
-        self.landing.landed.notify(usize::MAX);
-        self.landing.room.notify(usize::try_from(no_longer_behind).unwrap_or(usize::MAX));
+        for event in landed.into_values() {
+            event.notify(usize::MAX);
+        }
+        self.landing.room.notify(1);
         self.nudge();
     }
 
@@ -276,26 +274,44 @@ impl Core {
     /// Waits until whatever has this ticket has landed, and all before it.
     async fn has_landed(&self, ticket: Ticket) -> Result<()> {
         loop {
-            if self.landing.line().first > ticket {
-                return Ok(());
-            }
-            let landed = self.landing.landed.listen();
-            // In this order: what lands in between has woken the listener.
-            if self.landing.line().first > ticket {
-                return Ok(());
-            }
-            self.check_alive()?;
+            let landed = {
+                let mut line = self.landing.line();
+                if line.first > ticket {
+                    return Ok(());
+                }
+                // Under the lock: who ends the session waits for the line after it has said so.
+                self.check_alive()?;
+                line.waiters.entry(ticket).or_default().listen()
+            };
             landed.await;
+        }
+    }
+
+    /// What is acknowledged now has a ticket below this.
+    fn next_ticket(&self) -> Ticket {
+        match self.landing.behind.load(Ordering::SeqCst) {
+            0 => 0,
+            _ => self.landing.line().next(),
+        }
+    }
+
+    /// For a change that is asked for now: what has a ticket below this lands before it.
+    pub(crate) fn asked(&self) -> Ticket {
+        if mutated(Mutation::LandsOutOfOrder) { 0 } else { self.next_ticket() }
+    }
+
+    /// Waits until whatever has a ticket below this has landed.
+    pub(crate) async fn landed_before(&self, ticket: Ticket) -> Result<()> {
+        match ticket.checked_sub(1) {
+            Some(last) => self.has_landed(last).await,
+            None => Ok(()),
         }
     }
 
     /// Waits until all that is acknowledged now has landed.
     pub(crate) async fn all_landed(&self) -> Result<()> {
-        if self.landing.behind.load(Ordering::SeqCst) == 0 || mutated(Mutation::FlushMissesBehind) {
-            return Ok(());
-        }
-        let last = self.landing.line().next() - 1;
-        self.has_landed(last).await
+        let all = if mutated(Mutation::FlushMissesBehind) { 0 } else { self.next_ticket() };
+        self.landed_before(all).await
     }
 
     /// Waits until the last acknowledged write of these blocks has landed.

@@ -194,6 +194,7 @@ impl Core {
         fua: bool,
         early: &dyn Fn(Option<Buffer>),
     ) -> Result<()> {
+        let before = self.asked();
         let plaintext = buffer.as_ref().map_or(Ok(&[][..]), private)?;
         let blocks = (plaintext.len() / BLOCK_SIZE) as u64;
         self.check_range(block, blocks)?;
@@ -213,10 +214,13 @@ impl Core {
         if behind.is_some() {
             early(buffer.take());
         }
-        let ended = match ended {
+        let mut ended = match ended {
             Some(ended) => ended,
             None => stored.await,
         };
+        if ended.is_ok() && behind.is_none() {
+            ended = self.landed_before(before).await;
+        }
         // The session may have ended meanwhile: then no commit would ever hold this, and it must not be called done.
         if let Err(error) = ended.and_then(|()| self.check_alive()) {
             if let Some(behind) = behind {
@@ -229,7 +233,7 @@ impl Core {
         let change = Change::Write { block, entries, places };
         match behind {
             Some(behind) => self.arrive_behind(runs, behind, change, promise),
-            None => self.arrive(runs, change, promise).await?,
+            None => self.arrive(runs, change, promise),
         }
         let durable =
             fua && self.header.freshness != Freshness::Transaction && !mutated(Mutation::FuaNotDurable);
@@ -297,6 +301,7 @@ impl Core {
     }
 
     async fn discard(&self, io: &Io, runs: &RefCell<Runs>, block: u64, blocks: u64) -> Result<()> {
+        let before = self.asked();
         self.check_range(block, blocks)?;
         if blocks == 0 {
             return Ok(());
@@ -309,7 +314,8 @@ impl Core {
                 "this transaction has used up the space for the volume's own map; commit it before you go on",
             ));
         }
-        self.arrive(runs, Change::Discard(block..block + blocks), promise).await?;
+        self.landed_before(before).await?;
+        self.arrive(runs, Change::Discard(block..block + blocks), promise);
         self.counters.discarded_blocks.add(blocks);
         if self.header.freshness == Freshness::Write {
             self.commit(io, Want { data: true, ..Want::default() }).boxed_local().await?;

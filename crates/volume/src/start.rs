@@ -86,6 +86,7 @@ impl Attaching {
             promised: AtomicU64::new(0),
             placing: AtomicU64::new(0),
             reserving: futures::lock::Mutex::new(()),
+            admitting: futures::lock::Mutex::new(()),
             publish_wanted: AtomicU64::new(0),
             publish_done: AtomicU64::new(0),
             unanchored_pins: Mutex::new(Vec::new()),

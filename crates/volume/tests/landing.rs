@@ -224,6 +224,46 @@ fn no_more_is_acknowledged_early_than_the_limit_says_and_nothing_that_was_asked_
     }
 }
 
+/// What another queue acknowledges meanwhile would otherwise hold back half of what is under way.
+#[test]
+fn a_write_that_is_not_acknowledged_early_waits_for_what_was_acknowledged_before_it_was_asked_for_and_for_no_more()
+ {
+    for asked_first in [true, false] {
+        let mut case = case(Freshness::Strict, 1);
+        let mut other = case.session.volume.queue(8).unwrap();
+        let (mut ended, mut others) = (Vec::new(), Vec::new());
+        case.store(HELD);
+        let mut acknowledge = || {
+            other.submit(1, write(40, 1, 2));
+            other.poll(&mut others);
+            assert_eq!(others.len(), 1, "acknowledged");
+        };
+        if !asked_first {
+            acknowledge();
+        }
+        // Larger than what may be acknowledged early.
+        case.session.queue.submit(2, write(7, 2, 2));
+        case.session.queue.poll(&mut ended);
+        if asked_first {
+            acknowledge();
+        }
+        case.store(ONE);
+        for _ in 0..100 {
+            case.session.queue.poll(&mut ended);
+            case.session.step();
+        }
+        assert_eq!(ended.len(), usize::from(asked_first));
+        case.store(AS_IT_COMES);
+        while other.pending() + case.session.queue.pending() > 0 {
+            other.poll(&mut others);
+            case.session.queue.poll(&mut ended);
+        }
+        assert!(ended.len() == 1 && ended[0].result.is_ok());
+        assert!(case.session.read(7, 1).unwrap() == page(2) && case.session.read(40, 1).unwrap() == page(2));
+        case.session.detach().unwrap();
+    }
+}
+
 #[test]
 fn a_write_that_finds_no_room_waits_for_room_and_not_for_its_own_blocks() {
     let mut case = case(Freshness::Strict, 2);
