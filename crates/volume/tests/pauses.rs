@@ -4,9 +4,10 @@
 
 mod common;
 
-use common::{Bench, Session, filled, options};
+use common::{Bench, Session, filled, options, options_at};
 use store::Buffer;
 use volume::Request;
+use volume::format::protections::Freshness;
 use volume::geometry::{Geometry, Shape};
 
 /// 2 GiB: a checkpoint changes thousands of leaves.
@@ -69,4 +70,28 @@ fn no_request_waits_for_a_whole_checkpoint() {
     let shortest = *checkpoints.iter().min().expect("at least one checkpoint");
     assert!(longest[0] * 8 <= shortest, "a write waited for {} of {shortest} steps", longest[0]);
     assert!(longest[1] <= 4, "a read waited for {} of {shortest} steps", longest[1]);
+}
+
+#[test]
+fn who_waits_for_room_stands_in_line_and_only_the_first_looks() {
+    const WRITES: u64 = 4000;
+    // No commit makes room at this level, only a checkpoint does.
+    let bench = Bench::new(options_at(Freshness::Transaction), 32_768);
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    for number in 0..WRITES {
+        session.queue.submit(number, Request::Write { block: number, buffer: filled(1, 3), fua: false });
+    }
+    let (mut ended, mut steps) = (Vec::new(), 0);
+    while session.queue.pending() > 0 {
+        // The writers are as fast as they may be.
+        (0..10).for_each(|_| drop(session.queue.poll(&mut ended)));
+        session.step();
+        steps += 1;
+    }
+    let looks = session.volume.status().waits_for_checkpoint;
+    session.detach().expect("detached");
+    eprintln!("{} ended, {steps} steps, {looks} looks", ended.len());
+    assert!(ended.len() as u64 == WRITES && looks > 0, "none had to wait");
+    assert!(looks <= 2 * steps, "{looks} looks in {steps} steps");
 }
