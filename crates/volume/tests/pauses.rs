@@ -85,7 +85,9 @@ fn who_waits_for_room_stands_in_line_and_only_the_first_looks() {
     let (mut ended, mut steps) = (Vec::new(), 0);
     while session.queue.pending() > 0 {
         // The writers are as fast as they may be.
-        (0..10).for_each(|_| drop(session.queue.poll(&mut ended)));
+        for _ in 0..10 {
+            session.queue.poll(&mut ended);
+        }
         session.step();
         steps += 1;
     }
