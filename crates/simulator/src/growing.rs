@@ -213,7 +213,7 @@ impl Simulation {
         if volume.blocks() != self.geometry.logical_blocks {
             return Err(Failure(format!("the volume has {} blocks", volume.blocks())));
         }
-        if self.tainted { Ok(()) } else { self.resize() }
+        self.resize()
     }
 
     /// Whether an image is of a volume of another size than the policy's.

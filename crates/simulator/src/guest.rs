@@ -58,6 +58,8 @@ pub(crate) struct Guest {
     pub(crate) outstanding: BTreeMap<u64, Outstanding>,
     /// Another session has the volume now.
     pub(crate) replaced: bool,
+    /// Another session has claimed the volume, and may write where this one did before it has attached.
+    pub(crate) claimed_away: bool,
     /// It does not wake up while another one attaches.
     pub(crate) deep: bool,
     /// And then it has much to do at once.

@@ -271,7 +271,11 @@ impl Simulation {
                 self.settle_anchor();
                 return Ok(Attached::Crashed);
             }
-            if let Some(result) = job.poll() {
+            let result = job.poll();
+            if let Some(zombie) = &mut self.zombie {
+                zombie.claimed_away |= self.anchor.held() != before || before.is_none();
+            }
+            if let Some(result) = result {
                 return match result {
                     Ok(volume) => Ok(Attached::Up(volume, session)),
                     Err(error) if self.anchor.held() == before && watched.writes() > 0 => {
@@ -345,6 +349,7 @@ impl Simulation {
             reseal,
             outstanding: BTreeMap::new(),
             replaced: false,
+            claimed_away: false,
             deep: false,
             wakes_busy: false,
             changed: 0,

@@ -224,7 +224,7 @@ impl Simulation {
             }
             Kind::Usage => guest.is_some_and(|guest| guest.stopping),
             Kind::Fenced => zombie,
-            Kind::Corrupt => self.is_replaced(zombie),
+            Kind::Corrupt => zombie && guest.is_some_and(|guest| guest.claimed_away),
             _ => false,
         };
         if excused { Ok(()) } else { self.expect(error, what) }
