@@ -30,8 +30,9 @@ impl Core {
                 ),
             ));
         }
-        // Whoever finds room waits behind nobody; the others queue up, and only the first of them looks whether there is some now.
-        let unhindered = self.admitting.try_lock().and_then(|_turn| self.try_admit(items));
+        // Whoever finds nobody in line and room goes on; the others queue up, and only the first of them looks whether there is some now.
+        let in_line = self.admitting.available_permits() == 0;
+        let unhindered = if in_line { None } else { self.try_admit(items) };
         let promise = match unhindered {
             Some(promise) => promise,
             None => self.wait_for_room(io, items).await?,
@@ -44,7 +45,8 @@ impl Core {
     }
 
     async fn wait_for_room(&self, io: &Io, items: u64) -> Result<Promise<'_>> {
-        let _turn = self.admitting.lock().await;
+        // Nobody closes it.
+        let _turn = self.admitting.acquire().await.ok();
         loop {
             if let Some(promise) = self.try_admit(items) {
                 return Ok(promise);

@@ -56,9 +56,7 @@ impl Core {
         loop {
             let listener = self.work.listen();
             self.check_alive()?;
-            if self.space.collect() {
-                self.progress.notify(usize::MAX);
-            }
+            self.space.collect();
             if self.environment.clock.now().saturating_sub(self.attached_at) >= PREDECESSOR_GRACE {
                 self.space.take_over();
                 self.commit.take_over(&self.geometry);
@@ -164,7 +162,6 @@ impl Core {
         // Anchored, whatever the level: of what is only durable, a successor that has claimed the volume already knows nothing.
         self.commit(io, Want { data, anchor: true, urgent: true, ..Want::default() }).await?;
         self.space.activate(&units);
-        self.progress.notify(usize::MAX);
         Ok(true)
     }
 
@@ -396,7 +393,7 @@ impl Core {
             }
             return Ok(());
         }
-        self.all_landed().await?;
+        self.last_landed().await?;
         self.checkpoint(io).await?;
         // What completed since the checkpoint began is in this commit, and nothing comes after it.
         let last = Want { data: true, anchor: true, urgent: true, release: true, ..Want::default() };

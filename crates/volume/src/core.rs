@@ -168,9 +168,9 @@ pub(crate) struct Core {
     /// Writes that have places and are not in the overlay yet.
     pub(crate) placing: AtomicU64,
     /// Held by whoever reserves units for nodes.
-    pub(crate) reserving: futures::lock::Mutex<()>,
-    /// Whose turn it is to wait for room: see [`admit`](Self::admit).
-    pub(crate) admitting: futures::lock::Mutex<()>,
+    pub(crate) reserving: tokio::sync::Mutex<()>,
+    /// Whose turn it is to wait for room, first come, first served: see [`admit`](Self::admit).
+    pub(crate) admitting: tokio::sync::Semaphore,
     /// Ends of transactions, likewise.
     pub(crate) publish_wanted: AtomicU64,
     pub(crate) publish_done: AtomicU64,
@@ -189,7 +189,7 @@ pub(crate) struct Core {
     /// For the maintenance job: something may be wanted of it.
     pub(crate) work: Event,
     /// For everybody else: space, journal or overlay may have room again, or the session has failed.
-    pub(crate) progress: Event,
+    pub(crate) progress: Arc<Event>,
 }
 
 impl Core {

@@ -24,7 +24,7 @@ struct Inner {
     ended: Vec<Completion>,
     /// Who waits for what has ended, and of how many blocks that was; first come, first woken.
     due: VecDeque<(Waker, usize)>,
-    /// Blocks that the store was not told of yet.
+    /// Blocks that the queue was handed since the store was last told.
     held: usize,
     /// Writes that wait for company, since the store has enough to do; and their blocks.
     gathered: Vec<(usize, Operation)>,
@@ -37,7 +37,7 @@ struct Inner {
 /// whether it has one block or thirty-two.
 const ENOUGH_WRITES: usize = 4;
 
-/// No more blocks than that are gathered.
+/// With so many blocks the store gets what was gathered, however busy it is.
 const GATHERED_BLOCKS: usize = 32;
 
 /// Blocks after which the store is told at once: it should work while the next ones are sealed.
@@ -188,11 +188,11 @@ impl Io {
             let blocks = completion.buffer.as_ref().map_or(0, Buffer::blocks);
             match std::mem::replace(&mut slots[key], Slot::Ended(completion)) {
                 Slot::Waiting { waker, gathered } => {
-                    *writing -= usize::from(gathered);
+                    *writing = writing.saturating_sub(usize::from(gathered));
                     due.extend(waker.map(|waker| (waker, blocks)));
                 }
                 Slot::Abandoned { gathered } => {
-                    *writing -= usize::from(gathered);
+                    *writing = writing.saturating_sub(usize::from(gathered));
                     slots.remove(key);
                 }
                 Slot::Ended(_) => {}

@@ -165,7 +165,9 @@ impl Core {
         fua: bool,
         mut stored: Pin<&mut impl Future<Output = Result<()>>>,
     ) -> (Option<Behind<'_>>, Option<Result<()>>) {
-        if fua || self.header.freshness == Freshness::Write || self.landing.limit == 0 {
+        // One that never fits must not take the notice that there is room from one that does.
+        let fits = blocks.end - blocks.start <= self.landing.limit;
+        if fua || self.header.freshness == Freshness::Write || !fits {
             return (None, None);
         }
         loop {
@@ -216,7 +218,8 @@ impl Core {
         self.land(runs, line);
     }
 
-    /// Makes a change visible that nobody was told of yet, and that has waited for those [before](Self::landed_before) it.
+    /// Makes a change visible that nobody was told of yet, and that has waited for those [before](Self::landed_before) it. Changes of the
+    /// same blocks that are asked for at the same time have no order; each block has one of them.
     pub(crate) fn arrive(&self, runs: &RefCell<Runs>, change: Change, promise: Promise<'_>) {
         self.show(&change);
         if let Change::Write { places, .. } = change {
@@ -311,6 +314,13 @@ impl Core {
     /// Waits until all that is acknowledged now has landed.
     pub(crate) async fn all_landed(&self) -> Result<()> {
         let all = if mutated(Mutation::FlushMissesBehind) { 0 } else { self.next_ticket() };
+        self.landed_before(all).await
+    }
+
+    /// The same for all that was ever acknowledged, when the session ends and nothing more is.
+    pub(crate) async fn last_landed(&self) -> Result<()> {
+        // Under the lock, also when nothing seems to be behind: who found the session going on there has its ticket now.
+        let all = self.landing.line().next();
         self.landed_before(all).await
     }
 

@@ -127,7 +127,7 @@ impl<'a> Placing<'a> {
 }
 
 impl Placing<'_> {
-    /// It is in the line of changes, and whoever makes it visible counts it out.
+    /// It is stored, and whoever makes it visible counts it out.
     pub(crate) fn keep(self) {
         std::mem::forget(self);
     }

@@ -74,9 +74,9 @@ pub struct Completion {
 /// A queue of requests to an attached volume; it belongs to the thread that opened it.
 ///
 /// While requests are [pending](Self::pending), go on polling: a flush that leads a commit, a read that holds freed blocks back, a write
-/// that completed before the store had it, or one that is the first in line for room is something that other queues wait for. Dropping
-/// the queue gives up what is pending; in
-/// the middle of a commit, or with such a write, that ends the session, since nobody knows what arrived.
+/// that completed before the store had it, or a change that is the first in line for room is something that other queues wait for.
+/// Dropping the queue gives up what is pending; in the middle of a commit, or with such a write, that ends the session, since nobody
+/// knows what arrived.
 pub struct Queue {
     core: Arc<Core>,
     io: Io,

@@ -315,6 +315,8 @@ impl Core {
             ));
         }
         self.landed_before(before).await?;
+        // As a write: after the last commit nothing holds this any more.
+        self.check_alive()?;
         self.arrive(runs, Change::Discard(block..block + blocks), promise);
         self.counters.discarded_blocks.add(blocks);
         if self.header.freshness == Freshness::Write {

@@ -13,10 +13,14 @@
 //!    is free in the queue.
 //! 5. A unit's current view leaves memory only when bitmap and pins have all of it: at a freeze, nothing that was taken there was still
 //!    on its way into the overlay, and since then nothing was taken there.
+//! 6. Whoever waits for room is woken whenever there is more than before, whoever made it: a waiter may have found it on its own behalf,
+//!    and taken only a part.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use event_listener::Event;
 
 use crate::geometry::Geometry;
 use crate::mutation::{Mutation, mutated};
@@ -79,6 +83,8 @@ struct Inner {
 pub(crate) struct Space {
     geometry: Geometry,
     readers: Arc<Readers>,
+    /// For whoever waits for room.
+    progress: Arc<Event>,
     /// Bytes of current views above which those that can be spared leave memory.
     most_bytes: u64,
     inner: Mutex<Inner>,
@@ -86,8 +92,13 @@ pub(crate) struct Space {
 
 impl Space {
     /// No space at all, until [`begin`](Self::begin).
-    pub(crate) fn new(geometry: Geometry, readers: Arc<Readers>, most_bytes: u64) -> Self {
-        Self { geometry, readers, most_bytes, inner: Mutex::default() }
+    pub(crate) fn new(
+        geometry: Geometry,
+        readers: Arc<Readers>,
+        progress: Arc<Event>,
+        most_bytes: u64,
+    ) -> Self {
+        Self { geometry, readers, progress, most_bytes, inner: Mutex::default() }
     }
 
     /// Free space as of the published bitmap: `free[u]` free blocks in unit `u`; none of it in the predecessor's units, and without the
@@ -164,6 +175,8 @@ impl Space {
         for block in run {
             inner.release(&self.geometry, block);
         }
+        drop(inner);
+        self.progress.notify(usize::MAX);
     }
 
     /// Free blocks that may be taken now without a reservation.
@@ -246,6 +259,8 @@ impl Space {
             inner.usable += u64::from(inner.units[*unit as usize].free);
             inner.enqueue(*unit);
         }
+        drop(inner);
+        self.progress.notify(usize::MAX);
     }
 
     /// Units that this session may still write into, for the superblock; at most `most`.
@@ -338,6 +353,10 @@ impl Space {
         }
         inner.free += gained;
         inner.taken += taken;
+        drop(inner);
+        if gained > 0 {
+            self.progress.notify(usize::MAX);
+        }
         gained > 0
     }
 
@@ -357,9 +376,15 @@ impl Space {
         self.collect();
     }
 
-    /// Frees what no reader can hold any more. Says whether anything became free.
-    pub(crate) fn collect(&self) -> bool {
-        let mut inner = self.lock();
+    /// Frees what no reader can hold any more, and wakes who waits for room.
+    pub(crate) fn collect(&self) {
+        if self.free_drained(&mut self.lock()) {
+            self.progress.notify(usize::MAX);
+        }
+    }
+
+    /// Says whether anything became free.
+    fn free_drained(&self, inner: &mut Inner) -> bool {
         let mut freed = false;
         // Twice: ending one grace period may let the next begin and end at once.
         for _ in 0..2 {

@@ -45,7 +45,7 @@ impl Attaching {
         in_force: Option<Box<Pair>>,
     ) -> Result<Core> {
         let geometry = header.geometry;
-        let readers = Arc::new(Readers::default());
+        let (readers, progress) = (Arc::new(Readers::default()), Arc::new(Event::new()));
         let used: Vec<u32> = replayed.segments.iter().copied().collect();
         let mut foreign: Vec<u32> = replayed.foreign_segments.iter().copied().collect();
         if mutated(Mutation::ForeignSegmentsTaken) {
@@ -57,7 +57,12 @@ impl Attaching {
             random: Arc::clone(&self.environment.random),
             commit: Commit::new(&geometry, journal, stamp, self.environment.clock.now()),
             environment: self.environment.clone(),
-            space: Space::new(geometry, Arc::clone(&readers), self.options.memory / VIEWS_SHARE),
+            space: Space::new(
+                geometry,
+                Arc::clone(&readers),
+                Arc::clone(&progress),
+                self.options.memory / VIEWS_SHARE,
+            ),
             geometry,
             header,
             keys,
@@ -85,8 +90,8 @@ impl Attaching {
             pace: Pace::default(),
             promised: AtomicU64::new(0),
             placing: AtomicU64::new(0),
-            reserving: futures::lock::Mutex::new(()),
-            admitting: futures::lock::Mutex::new(()),
+            reserving: tokio::sync::Mutex::new(()),
+            admitting: tokio::sync::Semaphore::new(1),
             publish_wanted: AtomicU64::new(0),
             publish_done: AtomicU64::new(0),
             unanchored_pins: Mutex::new(Vec::new()),
@@ -97,7 +102,7 @@ impl Attaching {
             resealing: Resealing::new(in_force),
             publications: AtomicU64::new(0),
             work: Event::new(),
-            progress: Event::new(),
+            progress,
         })
     }
 

@@ -167,7 +167,7 @@ impl Volume {
 
     /// Seals anew what is under the volume's old key, and gives that key up in the end: the rest of a change of key that
     /// [`begin_rekey`](crate::begin_rekey) began. The job ends at once if there is none under way, and early when the volume is stopped;
-    /// another session goes on with it. One at a time.
+    /// another session goes on with it. One at a time. Poll it to its end: it may be the one that others wait for.
     ///
     /// # Errors
     /// When the store refuses another queue; in the job, as a write.

@@ -97,3 +97,38 @@ fn who_waits_for_room_stands_in_line_and_only_the_first_looks() {
     assert!(ended.len() as u64 == WRITES && looks > 0, "none had to wait");
     assert!(looks <= 2 * steps, "{looks} looks in {steps} steps");
 }
+
+#[test]
+fn who_comes_later_does_not_get_room_before_those_in_line() {
+    const WRITES: u64 = 100_000;
+    const DEPTH: u64 = 512;
+    let blocks = 1 << 16;
+    let full = Geometry::for_logical(blocks, Shape::STANDARD).expect("a size that is allowed");
+    let mut bench = Bench::new(options(blocks, Shape::STANDARD), full.physical_blocks);
+    bench.attach.memory = 8 << 20;
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    let (mut ended, mut submitted, mut last, mut overtaken) = (Vec::new(), 0_u64, 0, 0);
+    while session.queue.pending() > 0 || submitted < WRITES {
+        while submitted < WRITES && (session.queue.pending() as u64) < DEPTH {
+            let block = submitted.wrapping_mul(0x9e37_79b9_7f4a_7c15) % blocks;
+            session.queue.submit(submitted, Request::Write { block, buffer: filled(1, 3), fua: false });
+            submitted += 1;
+        }
+        // The writers are as fast as they may be.
+        for _ in 0..DEPTH / 4 {
+            session.queue.poll(&mut ended);
+        }
+        session.step();
+        for completion in ended.drain(..) {
+            completion.result.expect("served");
+            last = completion.token.max(last);
+            overtaken = overtaken.max(last - completion.token);
+        }
+    }
+    let waits = session.volume.status().waits_for_checkpoint;
+    session.detach().expect("detached");
+    eprintln!("{waits} waits; a write completed behind one that came {overtaken} writes later");
+    assert!(waits > 100, "too few had to wait: {waits}");
+    assert!(overtaken < DEPTH / 16, "a write completed behind one that came {overtaken} writes later");
+}

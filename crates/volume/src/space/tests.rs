@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use event_listener::Event;
+use futures::FutureExt;
 use proptest::prelude::*;
 
 use super::Space;
@@ -13,7 +15,7 @@ fn space() -> (Geometry, Space, Arc<Readers>) {
     let geometry = Geometry::for_logical(4096, Shape::TINY).expect("a tiny volume");
     let readers = Arc::new(Readers::default());
     // Views leave memory whenever they may.
-    let space = Space::new(geometry, Arc::clone(&readers), 0);
+    let space = Space::new(geometry, Arc::clone(&readers), Arc::default(), 0);
     let free: Vec<u32> = (0..geometry.units())
         .map(|unit| u32::try_from(geometry.unit_range(unit).count()).expect("small"))
         .collect();
@@ -164,7 +166,7 @@ fn a_pinned_block_is_not_reused_while_an_older_reader_is_in_flight() {
     space.let_go([pin]);
     assert!(space.take(1, 0).is_empty());
     drop(reading);
-    assert!(space.collect());
+    space.collect();
     let again: BTreeSet<u64> = space.take(10_000, 0).into_iter().flatten().collect();
     assert_eq!(again, everything.into_iter().collect());
 }
@@ -174,7 +176,7 @@ fn what_the_predecessor_reserved_and_what_replay_found_are_not_handed_out() {
     let (geometry, space, _readers) = space();
     let free: Vec<u32> = vec![geometry.unit_blocks; geometry.units() as usize];
     let held = geometry.unit_range(2).start + 3;
-    let other = Space::new(geometry, Arc::default(), 0);
+    let other = Space::new(geometry, Arc::default(), Arc::default(), 0);
     other.begin(&free[..8], &[0, 1], &[held]);
     reserve(&geometry, &other, 10_000);
     let blocks: BTreeSet<u64> = other.take(10_000, 0).into_iter().flatten().collect();
@@ -187,7 +189,7 @@ fn what_the_predecessor_reserved_and_what_replay_found_are_not_handed_out() {
 #[test]
 fn the_predecessors_units_can_be_taken_over() {
     let (geometry, _, _readers) = space();
-    let space = Space::new(geometry, Arc::default(), 0);
+    let space = Space::new(geometry, Arc::default(), Arc::default(), 0);
     space.begin(&[geometry.unit_blocks; 4], &[0, 1], &[]);
     assert_eq!(space.free(), 2 * u64::from(geometry.unit_blocks));
     assert!(space.take_over());
@@ -199,7 +201,6 @@ fn the_predecessors_units_can_be_taken_over() {
 
 #[test]
 fn who_waits_for_readers_is_woken_when_another_collects() {
-    use futures::FutureExt;
     use std::task::{Context, Waker};
     let (geometry, space, readers) = space();
     reserve(&geometry, &space, 16);
@@ -223,6 +224,30 @@ fn who_waits_for_readers_is_woken_when_another_collects() {
     counter.0.store(0, std::sync::atomic::Ordering::SeqCst);
     space.collect();
     assert!(counter.0.load(std::sync::atomic::Ordering::SeqCst) > 0, "the one who collected woke the other");
+}
+
+#[test]
+fn who_waits_for_room_is_woken_by_whoever_makes_some() {
+    let geometry = Geometry::for_logical(4096, Shape::TINY).expect("a tiny volume");
+    let (readers, progress) = (Arc::new(Readers::default()), Arc::new(Event::new()));
+    let space = Space::new(geometry, Arc::clone(&readers), Arc::clone(&progress), 0);
+    space.begin(&[geometry.unit_blocks; 4], &[3], &[]);
+    // Says whether a waiter is told of what happens here.
+    let told = |happens: &dyn Fn()| {
+        let mut waits = progress.listen();
+        happens();
+        (&mut waits).now_or_never().is_some()
+    };
+    assert!(told(&|| reserve(&geometry, &space, 1)), "a unit became usable");
+    let taken: Vec<u64> = space.take(4, 0).into_iter().flatten().collect();
+    assert!(told(&|| space.give_back(taken[0]..taken[0] + 1)), "a block was given back");
+    assert!(told(&|| assert!(space.take_over())), "the predecessor's units are free");
+    assert!(!told(&|| assert!(!space.take_over())));
+    let reading = readers.enter();
+    assert!(!told(&|| space.let_go([space.pin(taken[1..].to_vec())])), "a reader may hold them");
+    drop(reading);
+    assert!(told(&|| space.collect()), "somebody collected");
+    assert!(!told(&|| space.collect()), "there was nothing");
 }
 
 #[derive(Default)]
