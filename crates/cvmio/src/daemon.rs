@@ -5,6 +5,7 @@ pub mod control;
 mod disk;
 pub mod events;
 pub mod front;
+mod ground;
 pub mod holders;
 pub mod latency;
 pub mod metrics;
@@ -14,6 +15,7 @@ pub mod scrub;
 mod service;
 pub mod status;
 pub mod tamper;
+mod upkeep;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,7 +27,7 @@ use seal::slot::Credential;
 use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use volume::policy::Policy;
-use volume::{AttachOptions, Reading, Window};
+use volume::{Reading, Volume};
 
 use crate::failure::Failure;
 use crate::runtime::{Claim, Place};
@@ -33,6 +35,7 @@ use crate::system;
 use control::{Reply, Request};
 pub use front::fuse::clear_left;
 use front::{Front, Show, Shown};
+use ground::{Ground, Rekeying};
 use service::Service;
 use tamper::Tamper;
 
@@ -122,9 +125,9 @@ pub fn run(
     warnings.extend(order.show.warning());
     watch_signals(sender.clone())?;
     let tamper = Arc::new(Tamper::new(&order.tamper, &order.name, &order.store.to_string_lossy())?);
-    let attached = attach(order, credential)
+    let (volume, ground) = attach(order, credential)
         .inspect_err(|failure| events::failed("the volume cannot be attached", failure))?;
-    let service = Service::start(attached, order.queues, sender.clone(), Arc::clone(&tamper))?;
+    let service = Service::start(volume, ground, order.queues, sender.clone(), Arc::clone(&tamper))?;
     warnings.extend(clear_left(&claim).err().map(|failure| failure.to_string()));
     let front = match order.show.show(&claim, service.disk(), order.reading.is_some()) {
         Ok(front) => front,
@@ -167,22 +170,9 @@ fn measure(
     })
 }
 
-fn attach(order: &Order, credential: Credential) -> Result<volume::Volume, Failure> {
-    let options = AttachOptions {
-        memory: order.memory,
-        window: Window { time: order.interval, ..Window::default() },
-        reading: order.reading.unwrap_or_default(),
-        ..AttachOptions::default()
-    };
-    let policy = order.policy.clone();
-    if order.reading.is_some() {
-        let store = system::open_store_read_only(&order.store, order.buffered)?;
-        let environment = system::environment(store, system::open_anchor_read_only(&policy)?);
-        return Ok(volume::attach_read_only(environment, policy, credential, options)?.block()?);
-    }
-    let store = system::open_store(&order.store, order.buffered)?;
-    let environment = system::environment(store, system::open_anchor(&policy)?);
-    Ok(volume::attach(environment, policy, credential, options)?.block()?)
+fn attach(order: &Order, credential: Credential) -> Result<(Volume, Ground), Failure> {
+    let ground = Ground::new(order)?;
+    Ok((ground.attach(credential)?, ground))
 }
 
 fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
@@ -202,7 +192,7 @@ fn answer(
 ) -> Result<(), Failure> {
     let (service, ready) = (Arc::clone(service), ready.clone());
     let events = std::sync::Mutex::new(events);
-    let answer = move |request, send: &mut dyn FnMut(Reply)| match request {
+    let answer = move |request, credentials, send: &mut dyn FnMut(Reply)| match request {
         Request::Status => send(reply(service.report(&ready).and_then(|report| {
             let text = report.text();
             let json = serde_json::to_value(report).map_err(|error| Failure::internal(error.to_string()))?;
@@ -218,6 +208,9 @@ fn answer(
         Request::Scrub { rate } => send(reply(service.scrub(rate).map(|()| serde_json::Value::Null))),
         Request::StopScrub => send(reply(service.stop_scrub().map(|()| serde_json::Value::Null))),
         Request::Rekey => send(reply(service.rekey().map(|()| serde_json::Value::Null))),
+        Request::BeginRekey { remove_others, .. } => {
+            send(reply(begin_rekey(&service, credentials, remove_others)))
+        }
         Request::Detach => {
             let (result, ended) = channel();
             let (said, heard) = channel();
@@ -231,6 +224,18 @@ fn answer(
     let serve = move || control::serve(&listener, Arc::new(answer));
     let thread = std::thread::Builder::new().name("socket".into()).spawn(serve);
     thread.map(drop).map_err(|error| Failure::io(format!("no thread can be started: {error}")))
+}
+
+fn begin_rekey(
+    service: &Service,
+    credentials: Vec<Credential>,
+    remove_others: bool,
+) -> Result<serde_json::Value, Failure> {
+    let mut credentials = credentials.into_iter();
+    let credential =
+        credentials.next().ok_or_else(|| Failure::usage("nothing was given that opens the volume"))?;
+    let begun = service.begin_rekey(&Rekeying { credential, keep: credentials.collect(), remove_others })?;
+    serde_json::to_value(rekey::Begun::from(begun)).map_err(|error| Failure::internal(error.to_string()))
 }
 
 fn reply(result: Result<serde_json::Value, Failure>) -> Reply {

@@ -13,6 +13,8 @@ mod runtime;
 mod service;
 mod session;
 mod system;
+#[cfg(test)]
+mod testing;
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -11,11 +11,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
+use seal::slot::Credential;
 use serde_json::Value;
 
 use crate::cli::RuntimeArgs;
 use crate::daemon::control::{Reply, Request};
 use crate::failure::Failure;
+use crate::input;
 
 /// Most bytes of a request or an answer on a control socket.
 pub const MAX_LINE: u64 = 1 << 20;
@@ -172,7 +174,15 @@ impl Place {
     /// # Errors
     /// Its own, and when there is none.
     pub fn ask(&self, request: &Request) -> Result<Value, Failure> {
-        self.ask_within(request, None)
+        self.ask_within(request, &[], None)
+    }
+
+    /// The same with credentials, as many as the request says.
+    ///
+    /// # Errors
+    /// The daemon's own.
+    pub fn ask_with(&self, request: &Request, credentials: &[Credential]) -> Result<Value, Failure> {
+        self.ask_within(request, credentials, None)
     }
 
     /// What the daemon says about its volume; `None` when there is no daemon.
@@ -193,10 +203,15 @@ impl Place {
     /// # Errors
     /// The daemon's own, and when it takes too long.
     pub fn ask_soon(&self, request: &Request) -> Result<Value, Failure> {
-        self.ask_within(request, Some(PATIENCE))
+        self.ask_within(request, &[], Some(PATIENCE))
     }
 
-    fn ask_within(&self, request: &Request, patience: Option<Duration>) -> Result<Value, Failure> {
+    fn ask_within(
+        &self,
+        request: &Request,
+        credentials: &[Credential],
+        patience: Option<Duration>,
+    ) -> Result<Value, Failure> {
         let name = self.name();
         let mut stream = UnixStream::connect(self.control()).map_err(|error| match error.kind() {
             std::io::ErrorKind::PermissionDenied => {
@@ -213,6 +228,7 @@ impl Place {
         let mut line = serde_json::to_vec(request).map_err(|error| Failure::internal(error.to_string()))?;
         line.push(b'\n');
         stream.write_all(&line).map_err(fail)?;
+        credentials.iter().try_for_each(|one| input::to_pipe(one, &mut stream)).map_err(fail)?;
         let mut answer = String::new();
         BufReader::new(stream.take(MAX_LINE)).read_line(&mut answer).map_err(fail)?;
         if answer.is_empty() {

@@ -72,76 +72,16 @@ impl Drop for Session {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use seal::SecretBytes;
-    use seal::slot::{Argon2Params, Credential};
-    use store::{MemoryStore, Queue, Store};
-    use volume::format::protections::{Freshness, Provision, SuiteCode};
-    use volume::geometry::{Geometry, Shape};
-    use volume::{AttachOptions, CreateOptions, Environment};
+    use std::sync::atomic::Ordering;
 
     use super::*;
-
-    /// A store whose kernel runs out of what a queue needs.
-    struct Scarce {
-        memory: MemoryStore,
-        refuses: AtomicBool,
-    }
-
-    impl Store for Scarce {
-        fn blocks(&self) -> u64 {
-            self.memory.blocks()
-        }
-
-        fn name(&self) -> String {
-            self.memory.name()
-        }
-
-        fn queue(&self, depth: u32) -> std::result::Result<Box<dyn Queue>, store::Error> {
-            match self.refuses.load(Ordering::SeqCst) {
-                true => {
-                    Err(store::Error::from_errno(rustix::io::Errno::NOMEM.raw_os_error(), "queue", "here"))
-                }
-                false => self.memory.queue(depth),
-            }
-        }
-    }
-
-    fn attached(store: &Arc<Scarce>) -> Volume {
-        let options = CreateOptions {
-            suite: SuiteCode::Aes256Gcm,
-            confidentiality: true,
-            integrity: true,
-            freshness: Freshness::Off,
-            provision: Provision::Thin,
-            logical_blocks: Some(Shape::STANDARD.min_logical),
-            force: false,
-            shape: Shape::STANDARD,
-            argon2: Argon2Params::default(),
-            label: String::new(),
-        };
-        let environment = Environment {
-            store: Arc::clone(store) as Arc<dyn Store>,
-            anchor: None,
-            random: Arc::new(seal::SystemRandom),
-            clock: Arc::new(crate::system::SystemClock::new()),
-        };
-        let key = || Credential::KeyFile(SecretBytes::from_slice(&[7; 64]));
-        let save = Box::new(|_: &_| Ok(()));
-        let policy = volume::create(environment.clone(), options, key(), save).unwrap().block().unwrap();
-        let job = volume::attach(environment, policy, key(), AttachOptions::default()).unwrap();
-        job.block().unwrap()
-    }
+    use crate::testing::Bench;
 
     #[test]
     fn a_session_that_cannot_begin_says_why_and_leaves_no_thread() {
-        let geometry = Geometry::for_logical(Shape::STANDARD.min_logical, Shape::STANDARD).unwrap();
-        let memory = MemoryStore::new(geometry.physical_blocks).unwrap();
-        let store = Arc::new(Scarce { memory, refuses: AtomicBool::new(false) });
-        let volume = attached(&store);
-        store.refuses.store(true, Ordering::SeqCst);
+        let bench = Bench::new();
+        let volume = bench.attach();
+        bench.refuses.store(true, Ordering::SeqCst);
         // Whoever waits for ever for a maintenance that never began must not hang this test.
         let (sender, ended) = mpsc::channel();
         let kept = volume.clone();
@@ -157,7 +97,7 @@ mod tests {
         assert_eq!(threads(), 0);
 
         // The volume is as it was: it can be begun when there is room again.
-        store.refuses.store(false, Ordering::SeqCst);
+        bench.refuses.store(false, Ordering::SeqCst);
         Session::begin(volume).unwrap().end().unwrap();
     }
 }

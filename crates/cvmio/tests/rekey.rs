@@ -4,6 +4,7 @@ mod common;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::Desk;
@@ -106,12 +107,83 @@ fn in_the_background_of_an_attached_volume() {
         assert_eq!(desk.run("volume rekey disk").code, 0, "it has ended");
         compare(device, 800);
     });
-    attached(&desk, |device| {
-        compare(device, 800);
-        let said = desk.run("volume rekey disk");
-        assert!(said.code == 2 && said.error.contains("no change of key is under way"), "{said:?}");
-    });
     desk.done("volume check disk.img --key-file other");
+}
+
+/// A number and its block in each place that one user writes to, over and over.
+fn use_it(device: &File, first: u64, stop: &AtomicBool) -> u64 {
+    const PLACES: u64 = 64;
+    let (mut round, mut bytes) = (0, vec![0; BLOCK]);
+    while !stop.load(Ordering::SeqCst) {
+        for place in first..first + PLACES {
+            device.write_all_at(&content(place + round), place * BLOCK as u64).unwrap();
+        }
+        if round % 4 == 0 {
+            device.sync_data().unwrap();
+        }
+        for place in first..first + PLACES {
+            device.read_exact_at(&mut bytes, place * BLOCK as u64).unwrap();
+            assert!(bytes == content(place + round), "block {place} in round {round}");
+        }
+        round += 1;
+    }
+    round
+}
+
+#[test]
+fn an_attached_volume_gets_a_new_key_beside_its_users() {
+    skip_without_devices!();
+    let desk = Desk::new();
+    desk.create("");
+    fill(&desk, 2000);
+    desk.done("volume key add disk.img --key-file key --new-key-file other --label second");
+    desk.write("wrong", &[9; 64]);
+    let before = desk.read("disk.img");
+    desk.done("volume attach disk.img --key-file key --queues 2");
+    let (device, stop) = (device(&desk), AtomicBool::new(false));
+    let session = |desk: &Desk| json(&desk.done("volume status disk --json"))["volume"]["claims"].clone();
+    let rounds: Vec<u64> = std::thread::scope(|scope| {
+        let users: Vec<_> = [3000, 3100]
+            .map(|first| {
+                scope.spawn({
+                    let (device, stop) = (&device, &stop);
+                    move || use_it(device, first, stop)
+                })
+            })
+            .into();
+        // However a claim below fails, the users end.
+        let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let claims = session(&desk);
+            let refused = |options: &str, code, why: &str| {
+                let said = desk.run(&format!("volume rekey disk {options}"));
+                assert!(said.code == code && said.error.contains(why), "{options}: {said:?}");
+                assert_eq!(session(&desk), claims, "the session ended for nothing");
+            };
+            refused("--key-file wrong", 10, "");
+            refused("--key-file key", 2, "1 (\"second\")");
+            refused("--key-file key --force", 2, "--force is for a volume that is not attached");
+            let changed = json(&desk.done("volume rekey disk --key-file key --keep-key-file other --json"));
+            assert!(changed["ended"] == true && changed["slots"].as_array().unwrap().len() == 2, "{changed}");
+            assert_ne!(session(&desk), claims, "this takes a session of its own");
+            assert_eq!(desk.run("volume rekey disk").code, 0, "it has ended");
+            // Once more, in the same daemon.
+            let said = desk.run("volume rekey disk --key-file other --remove-other-slots --begin");
+            assert!(said.code == 0 && said.error.contains("key slot 0 first was removed"), "{said:?}");
+            desk.done("volume rekey disk");
+        }));
+        stop.store(true, Ordering::SeqCst);
+        let rounds = users.into_iter().map(|user| user.join().unwrap()).collect();
+        ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        rounds
+    });
+    assert!(rounds.iter().all(|rounds| *rounds > 1), "{rounds:?}");
+    compare(&device, 2000);
+    drop(device);
+    desk.done("volume detach disk");
+    desk.done("volume check disk.img --key-file other");
+    assert_eq!(desk.run("volume check disk.img --key-file key").code, 10);
+    desk.write("disk.img", &before);
+    assert_eq!(desk.run("volume check disk.img --key-file other").code, 5, "the old image was put back");
 }
 
 #[test]

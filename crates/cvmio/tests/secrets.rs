@@ -109,8 +109,13 @@ fn keys_lie_in_protected_memory_only() {
         ("--no-integrity --freshness off", false),
     ] {
         let served = Served::new(options, with_passphrase);
-        let volume_key = served.volume_key_bytes();
-        let mut keys = BTreeSet::from([&volume_key[..], PASSPHRASE.as_bytes(), &KEY_FILE].map(needle));
+        let mut keys = BTreeSet::from([PASSPHRASE.as_bytes(), &KEY_FILE].map(needle));
+        if with_passphrase {
+            // The daemon gets the secrets once more, and another volume key.
+            keys.insert(needle(&served.volume_key_bytes()));
+            served.desk.done("volume rekey disk --passphrase-file passphrase --keep-key-file key");
+        }
+        keys.insert(needle(&served.volume_key_bytes()));
         if options.contains("aegis") {
             // Whatever else is in protected memory, too. Of AES, that would be the hash keys of GCM, which aws-lc copies to the stack.
             keys.extend(secrets(served.protected().as_flattened()));

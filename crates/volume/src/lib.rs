@@ -64,7 +64,7 @@ pub use io::Driven;
 pub use key_slots::{KeyChange, change_keys};
 pub use queue::{Completion, Queue, Request};
 pub use reanchor::{Reanchor, reanchor};
-pub use rekey::{RekeyOrder, Rekeyed, begin_rekey};
+pub use rekey::{RekeyOrder, Rekeyed, begin_rekey, check_rekey};
 pub use reseal::{ResealProgress, ResealReport};
 pub use stream::{Imported, StreamProgress, StreamReader, StreamWriter, Tail};
 pub use survey::{Choice, Found, History, StateName, Survey, survey};

@@ -66,16 +66,56 @@ pub fn begin_rekey(
     order: RekeyOrder,
     options: AttachOptions,
 ) -> Result<Driven<Result<Rekeyed>>> {
+    drive(environment, policy, credential, order, options, async |beginning, opened, credential| {
+        beginning.run(opened, &credential).await
+    })
+}
+
+/// Whether [`begin_rekey`] would begin, once nobody has the volume attached; nothing is written. For whoever has it attached, and would have
+/// to end a session for it.
+///
+/// # Errors
+/// In the job: what `begin_rekey` would refuse; [`Kind::Usage`] also when a change of key is under way already.
+pub fn check_rekey(
+    environment: Environment,
+    policy: Policy,
+    credential: Credential,
+    order: RekeyOrder,
+    options: AttachOptions,
+) -> Result<Driven<Result<()>>> {
+    drive(environment, policy, credential, order, options, async |beginning, opened, credential| {
+        match beginning.new_key(&opened, &credential)? {
+            Some(_) => Ok(()),
+            None => Err(Error::new(Kind::Usage, "a change of key is under way already; wait for its end")),
+        }
+    })
+}
+
+fn drive<T: 'static>(
+    environment: Environment,
+    policy: Policy,
+    credential: Credential,
+    order: RekeyOrder,
+    options: AttachOptions,
+    job: impl AsyncFnOnce(Beginning, Opened, Credential) -> Result<T> + 'static,
+) -> Result<Driven<Result<T>>> {
     let store = Arc::clone(&environment.store);
     let options = AttachOptions { reading: Reading::Latest, ..options };
     Driven::new(store.as_ref(), 64, move |io| {
         async move {
             let opened = open_header(&io, &environment, &policy, &credential, &options).await?;
             let attaching = Attaching { environment, policy, options, read_only: true, io };
-            Beginning { attaching, order }.run(opened, &credential).await
+            job(Beginning { attaching, order }, opened, credential).await
         }
         .boxed_local()
     })
+}
+
+/// A key that nothing is under yet, with the slots that open to it and those that are gone.
+struct NewKey {
+    key: VolumeKey,
+    slots: KeySlots,
+    removed: Vec<SlotInfo>,
 }
 
 struct Beginning {
@@ -86,24 +126,13 @@ struct Beginning {
 impl Beginning {
     async fn run(&self, mut opened: Opened, credential: &Credential) -> Result<Rekeyed> {
         let Attaching { environment, io, .. } = &self.attaching;
-        check_anchored(environment, &opened.header)?;
-        if opened.header.rekeying.is_some() {
-            return Ok(Rekeyed { under_way: true, slots: opened.slots.list(), removed: Vec::new() });
-        }
-        if opened.header.freshness == Freshness::Transaction {
-            return Err(Error::new(
-                Kind::Usage,
-                "a volume at freshness level transaction cannot be re-keyed: what is sealed anew would count only with its owner's commits. Copy its content to a new volume",
-            ));
-        }
         let changing = Changing { environment: environment.clone(), io: io.clone(), force: self.order.force };
-        changing.check_released(&opened)?;
-        let key = VolumeKey::generate(environment.random.as_ref());
-        let slots = self.slots(&opened, &key, credential)?;
-        let removed = removed(&opened.slots, &slots);
-        if !removed.is_empty() && !self.order.remove_others {
-            return Err(Error::new(Kind::Usage, refusal(&removed)));
+        if opened.header.rekeying.is_none() {
+            changing.check_released(&opened)?;
         }
+        let Some(NewKey { key, slots, removed }) = self.new_key(&opened, credential)? else {
+            return Ok(Rekeyed { under_way: true, slots: opened.slots.list(), removed: Vec::new() });
+        };
         changing.equalize(&mut opened).await?;
         let Opened { mut header, key: old, stamp, .. } = opened;
         let keys = keyring(&header, old)?;
@@ -115,6 +144,28 @@ impl Beginning {
         let pair = sign_header(&header, &slots, &key)?;
         put_in_force(io, &pair, self.move_anchor(stamp, &replayed, seal::sha256(&[&pair]), &key)).await?;
         Ok(Rekeyed { under_way: false, slots: slots.list(), removed })
+    }
+
+    /// What the volume would change to; nothing if it does already. Whatever is refused is refused here.
+    fn new_key(&self, opened: &Opened, credential: &Credential) -> Result<Option<NewKey>> {
+        let environment = &self.attaching.environment;
+        check_anchored(environment, &opened.header)?;
+        if opened.header.rekeying.is_some() {
+            return Ok(None);
+        }
+        if opened.header.freshness == Freshness::Transaction {
+            return Err(Error::new(
+                Kind::Usage,
+                "a volume at freshness level transaction cannot be re-keyed: what is sealed anew would count only with its owner's commits. Copy its content to a new volume",
+            ));
+        }
+        let key = VolumeKey::generate(environment.random.as_ref());
+        let slots = self.slots(opened, &key, credential)?;
+        let removed = removed(&opened.slots, &slots);
+        if !removed.is_empty() && !self.order.remove_others {
+            return Err(Error::new(Kind::Usage, refusal(&removed)));
+        }
+        Ok(Some(NewKey { key, slots, removed }))
     }
 
     /// The slots that open to the new key.

@@ -8,30 +8,26 @@ use super::{Offline, RuntimeArgs};
 
 /// Give a volume a new key, and seal everything anew under it
 ///
-/// For when somebody may have the volume key: a removed key slot takes it from nobody. The change begins on a volume that is not attached,
-/// as fast as `key add`; from then on whatever is written is under the new key. Then everything that was there before is read, verified and
-/// sealed anew, and in the end the old key opens nothing that the volume refers to. What is no longer used stays on STORE as it was until
-/// it is overwritten.
+/// For when somebody may have the volume key: a removed key slot takes it from nobody. The change begins as fast as `key add`; from then on
+/// whatever is written is under the new key. Then everything that was there before is read, verified and sealed anew, and in the end the
+/// old key opens nothing that the volume refers to. What is no longer used stays on STORE as it was until it is overwritten.
 ///
-/// It may be interrupted at any time. Run it again and it goes on; or attach the volume, and it goes on in the background, which leaves
-/// those who use the volume three quarters of the time. With the NAME of an attached volume this waits for that, and shows how far it is,
-/// as `status` does.
+/// With the NAME of an attached volume, those who use it go on: they wait a moment while one session ends and the next begins, and the
+/// sealing leaves them three quarters of the time. This command waits for the end, and shows how far it is, as `status` does; run again, it
+/// goes on waiting. Of a volume that is not attached this command seals everything itself.
+///
+/// It may be interrupted at any time. Run it again and it goes on; and an attached volume goes on by itself.
 ///
 /// Only key slots whose passphrase or key file is given here can be made to open the new key. The others are removed, if
 /// --remove-other-slots allows it; else nothing is done. Make a new header backup afterwards: older ones are worth nothing.
 #[derive(Args, Debug)]
 #[command(after_help = "\
+Example: of an attached volume, beside those who use it
+  cvmio volume rekey ledger --key-file ledger.key --remove-other-slots
+
 Example: at once, and another slot stays
   cvmio volume rekey /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
-      --key-file ledger.key --keep-key-file spare.key
-
-Example: beside those who use it
-  cvmio volume detach ledger
-  cvmio volume rekey /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
-      --key-file ledger.key --remove-other-slots --begin
-  cvmio volume attach /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
-      --key-file ledger.key --loop
-  cvmio volume rekey ledger")]
+      --key-file ledger.key --keep-key-file spare.key")]
 pub struct Rekey {
     #[command(flatten)]
     pub offline: Offline,
@@ -44,7 +40,7 @@ pub struct Rekey {
     /// Remove the slots that nothing was given for
     #[arg(long)]
     pub remove_other_slots: bool,
-    /// Only begin; the next attach goes on with it
+    /// Only begin: an attached volume goes on by itself, another one when it is attached
     #[arg(long)]
     pub begin: bool,
     /// Begin although a session did not detach (a session that still runs is fenced)

@@ -4,21 +4,22 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use seal::slot::{Credential, SlotInfo};
-use serde_json::{Value, json};
-use volume::{AttachOptions, Kind, RekeyOrder, Rekeyed, ResealProgress, ResealReport, Volume};
+use seal::slot::Credential;
+use serde_json::json;
+use volume::{AttachOptions, Kind, RekeyOrder, ResealProgress, ResealReport, Volume};
 
 use super::offline::{self, Opened};
 use crate::cli::CredentialArgs;
 use crate::cli::rekey::Rekey;
 use crate::daemon::control::Request;
-use crate::daemon::rekey::{damaged, drive};
+use crate::daemon::rekey::{Begun, Slot, damaged, drive};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
 use crate::interrupt::Interrupt;
 use crate::output;
 use crate::runtime::{self, Place};
 use crate::session::Session;
+use crate::system;
 
 /// How often a daemon is asked how far it is.
 const LOOK: Duration = Duration::from_millis(500);
@@ -26,14 +27,55 @@ const LOOK: Duration = Duration::from_millis(500);
 pub fn run(args: &Rekey) -> Result<(), Failure> {
     let store = &args.offline.store;
     match store.to_str().and_then(|name| input::parse_name(name).ok()) {
-        Some(name) if !store.exists() => wait(args, &Place::new(&runtime::directory(&args.runtime)?, &name)),
+        Some(name) if !store.exists() => {
+            change_attached(args, &Place::new(&runtime::directory(&args.runtime)?, &name))
+        }
         _ => change(args),
     }
 }
 
 /// Of an attached volume: sees to it that its daemon is at work, and waits for the end.
-fn wait(args: &Rekey, place: &Place) -> Result<(), Failure> {
-    place.ask(&Request::Rekey)?;
+fn change_attached(args: &Rekey, place: &Place) -> Result<(), Failure> {
+    refuse_for_attached(args)?;
+    let report = &place.ask_soon(&Request::Status)?["report"];
+    let credential = &args.offline.credential;
+    let named = credential.key_file.is_some() || credential.passphrase_file.is_some();
+    // Who has waited for the end, and was cut short, asks again.
+    let ended = report["rekey"]["stage"] == "done" && !named && !args.begin;
+    if report["volume"]["rekeying"] == true || ended {
+        place.ask(&Request::Rekey)?;
+        return if args.begin { under_way(args) } else { wait(args, None, place) };
+    }
+    system::protect()?.iter().for_each(|warning| output::warning(warning));
+    let mut credentials = vec![input::load(credential, Origin::Known)?];
+    credentials.extend(keep(args)?);
+    let count =
+        u8::try_from(credentials.len()).map_err(|_| Failure::usage("a volume has fewer key slots"))?;
+    let request = Request::BeginRekey { credentials: count, remove_others: args.remove_other_slots };
+    let spinner = output::spinner("changing the key");
+    let begun = place.ask_with(&request, &credentials)?;
+    drop(spinner);
+    let begun = serde_json::from_value(begun).map_err(|error| Failure::internal(error.to_string()))?;
+    tell(args, &begun);
+    if args.begin { begun_only(args, &begun) } else { wait(args, Some(&begun), place) }
+}
+
+/// What the daemon was told when the volume was attached, and cannot be told otherwise.
+fn refuse_for_attached(args: &Rekey) -> Result<(), Failure> {
+    let offline = &args.offline;
+    let given =
+        [("--policy", offline.policy.is_some()), ("--buffered", offline.buffered), ("--force", args.force)];
+    match given.iter().find(|(_, given)| *given) {
+        None => Ok(()),
+        Some((option, _)) => Err(Failure::usage(format!(
+            "{option} is for a volume that is not attached; leave it out for {}",
+            offline.store.display()
+        ))),
+    }
+}
+
+/// Waits until the daemon has sealed everything anew.
+fn wait(args: &Rekey, begun: Option<&Begun>, place: &Place) -> Result<(), Failure> {
     let bar = output::bar("sealing anew", 0);
     loop {
         let answer = place.ask_soon(&Request::Status)?;
@@ -45,7 +87,7 @@ fn wait(args: &Rekey, place: &Place) -> Result<(), Failure> {
             Some("running") => std::thread::sleep(LOOK),
             Some("done") => {
                 bar.finish_and_clear();
-                return done(args, None, number("resealed-blocks"));
+                return done(args, begun, number("resealed-blocks"));
             }
             stage => {
                 let why = standing["failure"].as_str().map_or_else(
@@ -73,7 +115,7 @@ fn change(args: &Rekey) -> Result<(), Failure> {
     let (first, last) = (input::copy(&credential), input::copy(&credential));
     let options = AttachOptions::default();
     let begun =
-        volume::begin_rekey(environment.clone(), policy.clone(), credential, order, options)?.block()?;
+        volume::begin_rekey(environment.clone(), policy.clone(), credential, order, options)?.block()?.into();
     drop(spinner);
     tell(args, &begun);
     if args.begin {
@@ -131,44 +173,44 @@ fn reseal(volume: Volume, interrupt: &Interrupt) -> Result<ResealReport, Failure
 }
 
 /// Says which slots are gone.
-fn tell(args: &Rekey, begun: &Rekeyed) {
-    for slot in &begun.removed {
-        output::warning(&format!("key slot {} was removed: nothing was given that opens it", name(slot)));
+fn tell(args: &Rekey, begun: &Begun) {
+    for slot in &begun.removed_slots {
+        output::warning(&format!("key slot {slot} was removed: nothing was given that opens it"));
     }
-    if begun.under_way && !args.offline.json {
+    if begun.under_way_before && !args.offline.json {
         output::print("a change of key is under way already; going on with it");
     }
 }
 
-fn name(slot: &SlotInfo) -> String {
-    format!("{} {}", slot.index, slot.label).trim_end().to_string()
-}
-
-fn slots(slots: &[SlotInfo]) -> Vec<Value> {
-    slots.iter().map(|slot| json!({ "index": slot.index, "label": slot.label })).collect()
-}
-
-fn begun_only(args: &Rekey, begun: &Rekeyed) -> Result<(), Failure> {
+fn begun_only(args: &Rekey, begun: &Begun) -> Result<(), Failure> {
     if args.offline.json {
         return output::print_json(&json!({
-            "ended": false, "under-way-before": begun.under_way,
-            "slots": slots(&begun.slots), "removed-slots": slots(&begun.removed),
+            "ended": false, "under-way-before": begun.under_way_before,
+            "slots": begun.slots, "removed-slots": begun.removed_slots,
         }));
     }
-    let kept: Vec<String> = begun.slots.iter().map(name).collect();
+    let kept: Vec<String> = begun.slots.iter().map(Slot::to_string).collect();
     output::print(&format!(
-        "the volume has a new key, in key slots: {}\nattach it, and what was there before is sealed anew; make a new header backup when that has ended",
+        "the volume has a new key, in key slots: {}\nwhile it is attached, what was there before is sealed anew; make a new header backup when that has ended",
         kept.join(", ")
     ));
     Ok(())
 }
 
-fn done(args: &Rekey, begun: Option<&Rekeyed>, resealed: u64) -> Result<(), Failure> {
+fn under_way(args: &Rekey) -> Result<(), Failure> {
+    if args.offline.json {
+        return output::print_json(&json!({ "ended": false, "under-way-before": true }));
+    }
+    output::print("a change of key is under way already; its daemon goes on with it");
+    Ok(())
+}
+
+fn done(args: &Rekey, begun: Option<&Begun>, resealed: u64) -> Result<(), Failure> {
     if args.offline.json {
         let mut result = json!({ "ended": true, "resealed-blocks": resealed });
         if let Some(begun) = begun {
-            result["slots"] = slots(&begun.slots).into();
-            result["removed-slots"] = slots(&begun.removed).into();
+            result["slots"] = json!(begun.slots);
+            result["removed-slots"] = json!(begun.removed_slots);
         }
         return output::print_json(&result);
     }

@@ -1,14 +1,16 @@
-//! What is said on a control socket: a request and its reply, each one line of JSON.
+//! What is said on a control socket: a request and its reply, each one line of JSON. Secrets follow the request as they are.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use seal::slot::Credential;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::failure::Failure;
+use crate::input;
 
 /// What a daemon may be asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +30,8 @@ pub enum Request {
     StopScrub,
     /// Go on with a change of key in the background.
     Rekey,
+    /// Begin one. So many credentials follow: what opens the volume, and what opens the other slots that shall stay.
+    BeginRekey { credentials: u8, remove_others: bool },
     /// Put the volume away, and end.
     Detach,
 }
@@ -42,11 +46,21 @@ pub enum Reply {
     Error(Failure),
 }
 
-/// Answers a request: calls its second argument once, and that returns when the reply is on its way.
-pub type Answer = dyn Fn(Request, &mut dyn FnMut(Reply)) + Send + Sync;
+impl Request {
+    /// Credentials that follow.
+    fn credentials(self) -> u8 {
+        match self {
+            Self::BeginRekey { credentials, .. } => credentials,
+            _ => 0,
+        }
+    }
+}
+
+/// Answers a request with its credentials: calls its last argument once, and that returns when the reply is on its way.
+pub type Answer = dyn Fn(Request, Vec<Credential>, &mut dyn FnMut(Reply)) + Send + Sync;
 
 /// Most bytes of a request.
-const MAX_REQUEST: u64 = 4096;
+const MAX_REQUEST: usize = 4096;
 /// How long somebody may take to ask.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -66,31 +80,52 @@ pub fn serve(listener: &UnixListener, answer: Arc<Answer>) {
 fn talk(mut stream: UnixStream, answer: &Answer) {
     let _ = stream.set_read_timeout(Some(PATIENCE));
     let _ = stream.set_write_timeout(Some(PATIENCE));
-    let mut line = String::new();
-    let Ok(half) = stream.try_clone() else { return };
-    if BufReader::new(half.take(MAX_REQUEST)).read_line(&mut line).is_err() {
-        return;
-    }
+    let Ok(line) = read_line(&mut stream) else { return };
+    let asked = serde_json::from_slice(&line).map_err(|error| error.to_string());
+    let asked = asked.and_then(|request: Request| {
+        let mut next = |_| input::from_pipe(&mut stream).map_err(|error| format!("its credentials: {error}"));
+        Ok((request, (0..request.credentials()).map(&mut next).collect::<Result<Vec<_>, _>>()?))
+    });
     let mut send = |reply| {
         if let Ok(mut bytes) = serde_json::to_vec(&reply) {
             bytes.push(b'\n');
             let _ = stream.write_all(&bytes);
         }
     };
-    match serde_json::from_str(&line) {
-        Ok(request) => answer(request, &mut send),
+    match asked {
+        Ok((request, credentials)) => answer(request, credentials, &mut send),
         Err(error) => send(Reply::Error(Failure::usage(format!("this request is not understood: {error}")))),
     }
 }
 
+/// Byte by byte: a buffer would keep a copy of the secrets that follow.
+fn read_line(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
+    let (mut line, mut byte) = (Vec::new(), [0]);
+    while line.len() < MAX_REQUEST && stream.read(&mut byte)? == 1 && byte[0] != b'\n' {
+        line.push(byte[0]);
+    }
+    Ok(line)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader};
+
     use super::*;
 
     fn ask(line: &[u8]) -> Reply {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         ours.write_all(line).unwrap();
-        let answer = |request, send: &mut dyn FnMut(Reply)| send(Reply::Ok(format!("{request:?}").into()));
+        ours.shutdown(std::net::Shutdown::Write).unwrap();
+        let answer = |request, credentials: Vec<Credential>, send: &mut dyn FnMut(Reply)| {
+            let secrets: Vec<usize> = credentials
+                .iter()
+                .map(|credential| match credential {
+                    Credential::Passphrase(secret) | Credential::KeyFile(secret) => secret.len(),
+                })
+                .collect();
+            send(Reply::Ok(format!("{request:?} {secrets:?}").into()));
+        };
         let thread = std::thread::spawn(move || talk(theirs, &answer));
         let mut answer = String::new();
         BufReader::new(ours).read_line(&mut answer).unwrap();
@@ -101,11 +136,25 @@ mod tests {
     #[test]
     fn a_line_is_asked_and_a_line_answered() {
         assert!(
-            matches!(ask(b"{\"command\":\"status\"}\n"), Reply::Ok(Value::String(text)) if text == "Status")
+            matches!(ask(b"{\"command\":\"status\"}\n"), Reply::Ok(Value::String(text)) if text == "Status []")
         );
         assert!(
-            matches!(ask(b"{\"command\":\"detach\"}\n"), Reply::Ok(Value::String(text)) if text == "Detach")
+            matches!(ask(b"{\"command\":\"detach\"}\n"), Reply::Ok(Value::String(text)) if text == "Detach []")
         );
+    }
+
+    #[test]
+    fn secrets_follow_the_line() {
+        let request = Request::BeginRekey { credentials: 2, remove_others: true };
+        let mut asked = serde_json::to_vec(&request).unwrap();
+        asked.push(b'\n');
+        for secret in [&b"open\nsesame"[..], b"spare"] {
+            let credential = Credential::Passphrase(seal::SecretBytes::from_slice(secret));
+            input::to_pipe(&credential, &mut asked).unwrap();
+        }
+        assert!(matches!(ask(&asked), Reply::Ok(Value::String(text)) if text.ends_with(" [11, 5]")));
+        asked.pop();
+        assert!(matches!(ask(&asked), Reply::Error(failure) if failure.code() == 2), "one byte is missing");
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! A volume as the device that a front end shows: requests go to queue threads, which run them to completion.
+//!
+//! The session behind it may change under its users: the queue threads end what they have begun, let go of the old session, and go on
+//! with the new one; what was asked for meanwhile waits.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::thread::JoinHandle;
@@ -40,16 +43,49 @@ pub struct Disk {
 /// The way to one queue thread.
 struct Lane {
     inbox: Mutex<Inbox>,
-    waker: Waker,
     latency: Latency,
     /// Requests that ended with an error.
     failed: AtomicU64,
 }
 
-#[derive(Default)]
 struct Inbox {
     tasks: Vec<Task>,
     closed: bool,
+    /// The thread is to let go of its session.
+    change: Option<Change>,
+    /// The thread's, in its session.
+    waker: Waker,
+}
+
+/// What a queue thread is told of a change of session.
+struct Change {
+    /// It has let go of the old one, and later: it has begun with the new one, or why not.
+    done: Sender<Outcome>,
+    /// The new one.
+    next: Receiver<Volume>,
+}
+
+type Outcome = Result<(), Failure>;
+
+/// A disk without a session. Dropped, it fails whatever is asked of it.
+pub struct Idle(Vec<(Sender<Volume>, Receiver<Outcome>)>);
+
+impl Idle {
+    /// Goes on with a new session of the same volume.
+    ///
+    /// # Errors
+    /// When the store refuses a queue; what would go through that queue fails from then on.
+    pub fn go_on(self, volume: &Volume) -> Result<(), Failure> {
+        let begun: Vec<_> = self
+            .0
+            .into_iter()
+            .map(|(next, done)| {
+                let _ = next.send(volume.clone());
+                done.recv().unwrap_or_else(|_| Err(Failure::internal("a queue thread has ended")))
+            })
+            .collect();
+        begun.into_iter().collect()
+    }
 }
 
 /// A request, with what is to happen at its end.
@@ -128,11 +164,35 @@ impl Disk {
         self.push(Work::Commit, Ending::Bytes(done));
     }
 
+    /// Lets what has begun end, and the threads let go of their session. Requests wait from now on.
+    ///
+    /// # Errors
+    /// When a thread has ended.
+    pub fn idle(&self) -> Result<Idle, Failure> {
+        let changing: Vec<_> = self
+            .lanes
+            .iter()
+            .map(|lane| {
+                let ((sender, next), (done, receiver)) = (channel(), channel());
+                let mut inbox = lane.inbox();
+                // A thread that has ended would never answer.
+                inbox.change = (!inbox.closed).then_some(Change { done, next });
+                inbox.waker.wake_by_ref();
+                (sender, receiver)
+            })
+            .collect();
+        for (_, done) in &changing {
+            done.recv().map_err(|_| Failure::usage("the volume is being put away"))??;
+        }
+        Ok(Idle(changing))
+    }
+
     /// Takes no more requests; the threads end when those in flight have ended.
     pub fn close(&self) {
         for lane in self.lanes.iter() {
-            lane.inbox().closed = true;
-            lane.waker.wake_by_ref();
+            let mut inbox = lane.inbox();
+            inbox.closed = true;
+            inbox.waker.wake_by_ref();
         }
     }
 
@@ -156,8 +216,9 @@ impl Disk {
         inbox.tasks.push(Task { work, done, since: self.clock.now() });
         // Who finds more than one has been woken for the first.
         if inbox.tasks.len() == 1 {
+            let waker = inbox.waker.clone();
             drop(inbox);
-            lane.waker.wake_by_ref();
+            waker.wake();
         }
     }
 }
@@ -222,15 +283,18 @@ fn serve(
         Ok(queue) => queue,
         Err(error) => return drop(started.send(Err(error.into()))),
     };
-    let lane = Arc::new(Lane {
-        inbox: Mutex::default(),
-        waker: queue.waker(),
-        latency: Latency::new(),
-        failed: AtomicU64::new(0),
-    });
+    let inbox = Inbox { tasks: Vec::new(), closed: false, change: None, waker: queue.waker() };
+    let lane =
+        Arc::new(Lane { inbox: Mutex::new(inbox), latency: Latency::new(), failed: AtomicU64::new(0) });
     let _closing = Closing(Arc::clone(&lane));
     let _ = started.send(Ok(Arc::clone(&lane)));
-    Server { queue, lane, clock, tamper, waiting: Slab::new(), pool: Pool::default() }.run();
+    let mut server = Server { queue, lane, clock, tamper, waiting: Slab::new(), pool: Pool::default() };
+    while let Some(change) = server.run() {
+        match server.change(change) {
+            Some(next) => server = next,
+            None => return,
+        }
+    }
 }
 
 /// However the thread ends, whoever waits for it gets an error and not silence.
@@ -241,6 +305,7 @@ impl Drop for Closing {
         let tasks = {
             let mut inbox = self.0.inbox();
             inbox.closed = true;
+            inbox.change = None;
             std::mem::take(&mut inbox.tasks)
         };
         tasks.into_iter().for_each(|task| task.done.fail(Errno::SHUTDOWN));
@@ -264,21 +329,44 @@ struct Waiting {
 }
 
 impl Server {
-    fn run(mut self) {
+    /// Serves until the disk is closed, or its session changes; then nothing is under way.
+    fn run(&mut self) -> Option<Change> {
         let mut tasks = Vec::new();
         let mut completions = Vec::new();
         loop {
-            let closed = {
+            {
                 let mut inbox = self.lane.inbox();
-                std::mem::swap(&mut inbox.tasks, &mut tasks);
-                inbox.closed
-            };
-            tasks.drain(..).for_each(|task| self.begin(task));
-            if closed && self.queue.pending() == 0 {
-                return;
+                let idle = self.queue.pending() == 0;
+                if inbox.change.is_none() {
+                    std::mem::swap(&mut inbox.tasks, &mut tasks);
+                } else if idle {
+                    return inbox.change.take();
+                }
+                if idle && inbox.closed && tasks.is_empty() {
+                    return None;
+                }
             }
+            tasks.drain(..).for_each(|task| self.begin(task));
             self.queue.wait(Some(NAP), &mut completions);
             export::together(|| completions.drain(..).for_each(|completion| self.end(completion)));
+        }
+    }
+
+    /// Lets go of the session, and goes on with the next one, if there is one.
+    fn change(self, Change { done, next }: Change) -> Option<Self> {
+        let Self { queue, lane, clock, tamper, waiting, pool } = self;
+        drop(queue);
+        let _ = done.send(Ok(()));
+        match next.recv().ok()?.queue(DEPTH) {
+            Ok(queue) => {
+                lane.inbox().waker = queue.waker();
+                let _ = done.send(Ok(()));
+                Some(Self { queue, lane, clock, tamper, waiting, pool })
+            }
+            Err(error) => {
+                let _ = done.send(Err(error.into()));
+                None
+            }
         }
     }
 
@@ -388,7 +476,89 @@ fn errno(error: &volume::Error) -> Errno {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tamper::{OnTamper, Orders};
     use super::*;
+    use crate::session::Session;
+    use crate::testing::Bench;
+
+    const BLOCK: u64 = BLOCK_SIZE as u64;
+
+    fn start(volume: &Volume) -> (Disk, Threads) {
+        let orders = Orders { on: OnTamper::Continue, hook: None };
+        let tamper = Arc::new(Tamper::new(&orders, "disk", "memory").unwrap());
+        Disk::start(volume, 2, SystemClock::new(), &tamper).unwrap()
+    }
+
+    fn ask(disk: &Disk, request: export::Request) -> Receiver<Result<Vec<u8>, Errno>> {
+        let (sender, receiver) = channel();
+        disk.submit(request, Box::new(move |result| drop(sender.send(result))));
+        receiver
+    }
+
+    fn write(block: u64, byte: u8) -> export::Request {
+        export::Request::Write { offset: block * BLOCK, data: vec![byte; BLOCK_SIZE], fua: false }
+    }
+
+    fn read(disk: &Disk, block: u64) -> Vec<u8> {
+        let request = export::Request::Read { offset: block * BLOCK, length: BLOCK_SIZE as u32 };
+        ask(disk, request).recv().unwrap().unwrap()
+    }
+
+    #[test]
+    fn requests_wait_for_the_next_session() {
+        let bench = Bench::new();
+        let first = Session::begin(bench.attach()).unwrap();
+        let (disk, threads) = start(&first.volume);
+        ask(&disk, write(0, 1)).recv().unwrap().unwrap();
+        let idle = disk.idle().unwrap();
+        // On each lane one, and more than one.
+        let waiting: Vec<_> = std::thread::scope(|scope| {
+            let users: Vec<_> = (1..7)
+                .map(|block| {
+                    scope.spawn({
+                        let disk = &disk;
+                        move || ask(disk, write(block, 2))
+                    })
+                })
+                .collect();
+            users.into_iter().map(|user| user.join().unwrap()).collect()
+        });
+        first.end().unwrap();
+        assert!(waiting.iter().all(|done| done.try_recv().is_err()), "nothing is lost, and nothing is done");
+        let second = Session::begin(bench.attach()).unwrap();
+        idle.go_on(&second.volume).unwrap();
+        waiting.iter().for_each(|done| drop(done.recv().unwrap().unwrap()));
+        assert!(
+            read(&disk, 0) == vec![1; BLOCK_SIZE]
+                && (1..7).all(|block| read(&disk, block) == vec![2; BLOCK_SIZE])
+        );
+        disk.close();
+        threads.join().unwrap();
+        second.end().unwrap();
+    }
+
+    #[test]
+    fn without_a_next_session_requests_fail() {
+        let bench = Bench::new();
+        for refused in [true, false] {
+            let session = Session::begin(bench.attach()).unwrap();
+            let (disk, threads) = start(&session.volume);
+            let idle = disk.idle().unwrap();
+            let waiting = ask(&disk, write(0, 1));
+            bench.refuses.store(refused, Ordering::SeqCst);
+            match refused {
+                true => assert!(idle.go_on(&session.volume).unwrap_err().to_string().contains("queue")),
+                false => drop(idle),
+            }
+            bench.refuses.store(false, Ordering::SeqCst);
+            assert_eq!(waiting.recv().unwrap(), Err(Errno::SHUTDOWN));
+            assert_eq!(ask(&disk, write(0, 1)).recv().unwrap(), Err(Errno::SHUTDOWN));
+            assert!(disk.idle().is_err(), "its threads have ended");
+            disk.close();
+            threads.join().unwrap();
+            session.end().unwrap();
+        }
+    }
 
     #[test]
     fn only_whole_blocks_pass() {

@@ -9,15 +9,54 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use seal::slot::SlotInfo;
+use serde::{Deserialize, Serialize};
 use store::BLOCK_SIZE;
-use volume::{Kind, ResealProgress, ResealReport, Volume};
+use volume::{Kind, Rekeyed, ResealProgress, ResealReport, Volume};
 
 use super::beside::Beside;
 use super::scrub::Stage;
 use super::tamper::Tamper;
 use crate::failure::Failure;
 use crate::system::SystemClock;
+
+/// How a change of key began.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Begun {
+    /// Whether one was under way already; then nothing was changed.
+    pub under_way_before: bool,
+    /// The slots in force.
+    pub slots: Vec<Slot>,
+    /// The slots that are gone.
+    pub removed_slots: Vec<Slot>,
+}
+
+/// A key slot.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Slot {
+    index: usize,
+    label: String,
+}
+
+impl From<SlotInfo> for Slot {
+    fn from(SlotInfo { index, label, .. }: SlotInfo) -> Self {
+        Self { index, label }
+    }
+}
+
+impl std::fmt::Display for Slot {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(format!("{} {}", self.index, self.label).trim_end())
+    }
+}
+
+impl From<Rekeyed> for Begun {
+    fn from(Rekeyed { under_way, slots, removed }: Rekeyed) -> Self {
+        let named = |slots: Vec<SlotInfo>| slots.into_iter().map(Slot::from).collect();
+        Self { under_way_before: under_way, slots: named(slots), removed_slots: named(removed) }
+    }
+}
 
 /// What a status shows of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -3,24 +3,22 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
-use volume::{CheckProgress, Clock, Kind, Volume};
+use volume::{CheckProgress, Clock, Kind, Rekeyed, Volume};
 
-use super::disk::{Disk, Threads};
+use super::disk::{Disk, Idle, Threads};
+use super::ground::{Ground, Rekeying};
 use super::latency::{Latency, Times};
 use super::rekey::Rekey;
 use super::scrub::Scrub;
 use super::status::{Checking, Report};
 use super::tamper::Tamper;
+use super::upkeep::Upkeep;
 use super::{Event, Ready, by_errno, events};
 use crate::commands::check;
 use crate::failure::Failure;
+use crate::input;
 use crate::system::SystemClock;
-
-/// How often the volume may look at the clock.
-const TICK: Duration = Duration::from_millis(100);
 
 /// An attached volume with its threads.
 pub struct Service {
@@ -29,7 +27,7 @@ pub struct Service {
     size: u64,
     disk: Disk,
     clock: SystemClock,
-    stopping: Arc<AtomicBool>,
+    events: Sender<Event>,
     tamper: Arc<Tamper>,
     /// The last check that was asked for, while it is under way.
     checking: Mutex<Weak<CheckProgress>>,
@@ -44,14 +42,9 @@ pub struct Service {
 
 struct Running {
     queues: Threads,
-    /// A volume that is attached for reading has none.
+    /// A volume that is attached for reading has none, nor one without a session.
     upkeep: Option<Upkeep>,
-}
-
-/// What a volume needs that is written to.
-struct Upkeep {
-    maintenance: JoinHandle<Result<(), Failure>>,
-    ticker: JoinHandle<()>,
+    ground: Ground,
 }
 
 impl Service {
@@ -61,51 +54,40 @@ impl Service {
     /// When the store or the system refuses a queue or a thread; the volume is put away then.
     pub fn start(
         volume: Volume,
+        ground: Ground,
         queues: u8,
         events: Sender<Event>,
         tamper: Arc<Tamper>,
     ) -> Result<Self, Failure> {
         let clock = SystemClock::new();
-        let stopping = Arc::new(AtomicBool::new(false));
-        let upkeep = if volume.status().read_only {
-            None
-        } else {
-            let maintenance = maintain(volume.clone(), events, Arc::clone(&stopping), Arc::clone(&tamper))?;
-            Some(Upkeep { maintenance, ticker: tick(volume.clone(), Arc::clone(&stopping))? })
-        };
-        match Disk::start(&volume, queues, clock, &tamper) {
-            Ok((disk, queues)) => {
-                let threads = Mutex::new(Some(Running { queues, upkeep }));
-                let size = export::Device::size(&disk);
-                let goes_on = volume.is_rekeying() && !volume.status().read_only;
-                let (volume, scrub, rekey) = (Mutex::new(Some(volume)), Mutex::new(None), Mutex::new(None));
-                let (checking, settled) = (Mutex::default(), AtomicBool::new(false));
-                let service = Self {
-                    volume,
-                    size,
-                    disk,
-                    clock,
-                    stopping,
-                    tamper,
-                    checking,
-                    scrub,
-                    rekey,
-                    settled,
-                    threads,
-                };
-                if goes_on && let Err(failure) = service.rekey() {
-                    let _ = service.stop();
-                    return Err(failure);
-                }
-                Ok(service)
-            }
+        let writes = !volume.status().read_only;
+        let upkeep = writes.then(|| Upkeep::start(&volume, &events, &tamper)).transpose()?;
+        let (disk, queues) = match Disk::start(&volume, queues, clock, &tamper) {
+            Ok(started) => started,
             Err(failure) => {
-                stopping.store(true, Ordering::SeqCst);
-                volume.stop();
-                let _ = upkeep.map(|upkeep| upkeep.maintenance.join());
-                Err(failure)
+                let _ = upkeep.map(Upkeep::end);
+                return Err(failure);
             }
+        };
+        let goes_on = volume.is_rekeying() && writes;
+        let service = Self {
+            volume: Mutex::new(Some(volume)),
+            size: export::Device::size(&disk),
+            disk,
+            clock,
+            events,
+            tamper,
+            checking: Mutex::default(),
+            scrub: Mutex::new(None),
+            rekey: Mutex::new(None),
+            settled: AtomicBool::new(false),
+            threads: Mutex::new(Some(Running { queues, upkeep, ground })),
+        };
+        if goes_on && let Err(failure) = service.rekey() {
+            let _ = service.stop();
+            return Err(failure);
         }
+        Ok(service)
     }
 
     /// The volume as a device.
@@ -206,12 +188,63 @@ impl Service {
             return Ok(());
         }
         if !volume.is_rekeying() || volume.status().read_only {
-            return Err(Failure::usage(
-                "no change of key is under way here; detach the volume and name its store: it begins on one that is not attached",
-            ));
+            return Err(Failure::usage("no change of key is under way here"));
         }
         *rekey = Some(Rekey::start(volume, Arc::clone(&self.tamper))?);
         Ok(())
+    }
+
+    /// Gives the volume a new key, in a session of its own: those who use it wait while the one ends and the next begins. Then goes on
+    /// with the change in the background.
+    ///
+    /// # Errors
+    /// What speaks against it; those who use the volume have seen nothing of it then. When the volume fails in between, a session goes on
+    /// under the key that it has; if there is none to be had, whatever is asked of the device fails.
+    pub fn begin_rekey(&self, wanted: &Rekeying) -> Result<Rekeyed, Failure> {
+        // Held to the end: who puts the volume away waits for the next session.
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = threads.as_mut().ok_or_else(|| by_errno(rustix::io::Errno::SHUTDOWN))?;
+        let volume = self.volume()?;
+        self.check_undisturbed(&volume)?;
+        running.ground.check_rekey(wanted)?;
+        let idle = self.disk.idle()?;
+        drop(self.rekey.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let ended = running.upkeep.take().map_or(Ok(()), Upkeep::end);
+        let begun = ended.and_then(|()| running.ground.begin_rekey(wanted));
+        self.next_session(running, idle, wanted)
+            .inspect_err(|failure| drop(self.events.send(Event::Failed(failure.clone()))))?;
+        drop(threads);
+        let begun = begun?;
+        self.rekey()?;
+        Ok(begun)
+    }
+
+    /// Whether nothing is at work that the end of a session would cut short.
+    fn check_undisturbed(&self, volume: &Volume) -> Result<(), Failure> {
+        if volume.status().read_only {
+            return Err(Failure::usage("the volume is attached for reading only, so its key stays"));
+        }
+        if let Some(failure) = volume.failure() {
+            return Err(failure.into());
+        }
+        let scrub = self.scrub.lock().unwrap_or_else(PoisonError::into_inner);
+        if scrub.as_ref().is_some_and(Scrub::is_running) {
+            return Err(Failure::usage(
+                "a scrub is under way; wait for its end, or stop it with `scrub --stop`",
+            ));
+        }
+        if self.checking(0).is_some() {
+            return Err(Failure::usage("a check is under way; wait for its end"));
+        }
+        Ok(())
+    }
+
+    /// Begins another session of the volume, behind one that has ended.
+    fn next_session(&self, running: &mut Running, idle: Idle, wanted: &Rekeying) -> Result<(), Failure> {
+        let volume = running.ground.attach(input::copy(&wanted.credential))?;
+        running.upkeep = Some(Upkeep::start(&volume, &self.events, &self.tamper)?);
+        *self.volume.lock().unwrap_or_else(PoisonError::into_inner) = Some(volume.clone());
+        idle.go_on(&volume)
     }
 
     fn volume(&self) -> Result<Volume, Failure> {
@@ -254,75 +287,16 @@ impl Service {
     /// When that failed: what was flushed is safe, but the next attach has to recover.
     pub fn stop(&self) -> Result<(), Failure> {
         let running = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Running { queues, upkeep }) = running else { return Ok(()) };
+        let Some(Running { queues, upkeep, ground }) = running else { return Ok(()) };
         self.disk.close();
         let served = queues.join();
-        self.stopping.store(true, Ordering::SeqCst);
         let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(self.scrub.lock().unwrap_or_else(PoisonError::into_inner).take());
         volume.iter().for_each(Volume::stop);
         // It ends by itself then, and the maintenance job may wait for what it has under way.
         drop(self.rekey.lock().unwrap_or_else(PoisonError::into_inner).take());
-        let maintained = upkeep.map_or(Ok(()), Upkeep::join);
-        drop(volume);
+        let maintained = upkeep.map_or(Ok(()), Upkeep::end);
+        drop((volume, ground));
         maintained.and(served)
     }
-}
-
-impl Upkeep {
-    fn join(self) -> Result<(), Failure> {
-        let maintained = self.maintenance.join().unwrap_or_else(|_| {
-            Err(Failure::internal("the maintenance thread ended by a defect; see the log, and report it"))
-        });
-        let _ = self.ticker.join();
-        maintained
-    }
-}
-
-fn maintain(
-    volume: Volume,
-    events: Sender<Event>,
-    stopping: Arc<AtomicBool>,
-    tamper: Arc<Tamper>,
-) -> Result<JoinHandle<Result<(), Failure>>, Failure> {
-    let (sender, started) = channel();
-    let job = move || {
-        let driven = match volume.maintenance() {
-            Ok(driven) => driven,
-            Err(error) => {
-                let failure = Failure::from(error);
-                let _ = sender.send(Err(failure.clone()));
-                return Err(failure);
-            }
-        };
-        let _ = sender.send(Ok(()));
-        let result = driven.block().map_err(|error| {
-            tamper.note("maintenance", &error);
-            Failure::from(error)
-        });
-        if let (Err(failure), false) = (&result, stopping.load(Ordering::SeqCst)) {
-            let _ = events.send(Event::Failed(failure.clone()));
-        }
-        result
-    };
-    let thread = spawn("maintenance", job)?;
-    started.recv().map_err(|_| Failure::internal("the maintenance thread ended before it began"))??;
-    Ok(thread)
-}
-
-fn tick(volume: Volume, stopping: Arc<AtomicBool>) -> Result<JoinHandle<()>, Failure> {
-    spawn("ticker", move || {
-        while !stopping.load(Ordering::SeqCst) {
-            std::thread::sleep(TICK);
-            volume.tick();
-        }
-    })
-}
-
-fn spawn<T: Send + 'static>(
-    name: &str,
-    job: impl FnOnce() -> T + Send + 'static,
-) -> Result<JoinHandle<T>, Failure> {
-    let thread = std::thread::Builder::new().name(name.into()).spawn(job);
-    thread.map_err(|error| Failure::io(format!("no thread can be started: {error}")))
 }

@@ -129,24 +129,34 @@ fn type_in(terminal: &mut File) -> Result<SecretBytes, Failure> {
     ended.map(|()| secret)
 }
 
-/// Hands a credential to the daemon.
+/// Hands a credential to the daemon: its kind, its length in four bytes, and its bytes.
 pub fn to_pipe(credential: &Credential, pipe: &mut impl Write) -> io::Result<()> {
     let (kind, secret) = match credential {
         Credential::Passphrase(secret) => (b'p', secret),
         Credential::KeyFile(secret) => (b'k', secret),
     };
+    let length = u32::try_from(secret.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
     pipe.write_all(&[kind])?;
+    pipe.write_all(&length.to_le_bytes())?;
     pipe.write_all(secret.expose())
 }
 
-/// What [`to_pipe`] wrote.
+/// What [`to_pipe`] wrote. Hand in the pipe itself: a buffered reader keeps a copy.
 ///
 /// # Errors
 /// When something else is in the pipe.
 pub fn from_pipe(pipe: &mut impl Read) -> io::Result<Credential> {
-    let mut kind = [0];
+    let (mut kind, mut length) = ([0], [0; 4]);
     pipe.read_exact(&mut kind)?;
-    let secret = SecretBytes::read_from(pipe, MAX_KEY_FILE)?;
+    pipe.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > MAX_KEY_FILE {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let secret = SecretBytes::read_from(&mut pipe.take(length as u64), length)?;
+    if secret.len() != length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
     match kind[0] {
         b'p' => Ok(Credential::Passphrase(secret)),
         b'k' => Ok(Credential::KeyFile(secret)),
@@ -159,21 +169,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_credential_goes_through_a_pipe() {
-        for credential in [
+    fn credentials_go_through_a_pipe_one_behind_the_other() {
+        let credentials = [
             Credential::Passphrase(SecretBytes::from_slice(b"open sesame")),
             Credential::KeyFile(SecretBytes::from_slice(&[7; 64])),
-        ] {
-            let mut pipe = Vec::new();
-            to_pipe(&credential, &mut pipe).unwrap();
-            match (from_pipe(&mut &pipe[..]).unwrap(), credential) {
+        ];
+        let mut pipe = Vec::new();
+        credentials.iter().for_each(|credential| to_pipe(credential, &mut pipe).unwrap());
+        let mut rest = &pipe[..];
+        for credential in credentials {
+            match (from_pipe(&mut rest).unwrap(), credential) {
                 (Credential::Passphrase(a), Credential::Passphrase(b))
                 | (Credential::KeyFile(a), Credential::KeyFile(b)) => assert_eq!(a, b),
                 other => panic!("{other:?}"),
             }
         }
-        assert!(from_pipe(&mut &b"x123"[..]).is_err());
+        assert!(rest.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_credential_is_refused() {
         assert!(from_pipe(&mut &b""[..]).is_err());
+        assert!(from_pipe(&mut &b"x\x03\0\0\0123"[..]).is_err(), "of no kind");
+        assert!(from_pipe(&mut &b"p\x03\0\0\012"[..]).is_err(), "cut short");
+        assert!(from_pipe(&mut &b"p\xff\xff\xff\xff123"[..]).is_err(), "as long as memory");
     }
 
     #[test]

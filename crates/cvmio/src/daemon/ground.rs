@@ -1,0 +1,88 @@
+//! What the sessions of one daemon stand on: the store and the anchor, with their locks, and the owner's policy.
+
+use seal::slot::Credential;
+use volume::policy::Policy;
+use volume::{AttachOptions, Environment, RekeyOrder, Rekeyed, Volume, Window};
+
+use super::Order;
+use crate::failure::Failure;
+use crate::{input, system};
+
+/// Held from the first session to the end of the last one: in between nobody else gets the store.
+pub struct Ground {
+    environment: Environment,
+    policy: Policy,
+    options: AttachOptions,
+    read_only: bool,
+}
+
+/// What opens a volume, and what its owner wants of a new key.
+pub struct Rekeying {
+    /// It opens the volume, before and after.
+    pub credential: Credential,
+    /// What opens the other slots that stay.
+    pub keep: Vec<Credential>,
+    /// Whether the rest of them may go.
+    pub remove_others: bool,
+}
+
+impl Rekeying {
+    fn order(&self) -> RekeyOrder {
+        let keep = self.keep.iter().map(input::copy).collect();
+        RekeyOrder { keep, remove_others: self.remove_others, force: false }
+    }
+}
+
+impl Ground {
+    /// Opens store and anchor.
+    ///
+    /// # Errors
+    /// When one of them cannot be had.
+    pub fn new(order: &Order) -> Result<Self, Failure> {
+        let policy = order.policy.clone();
+        let read_only = order.reading.is_some();
+        let (store, anchor) = if read_only {
+            let store = system::open_store_read_only(&order.store, order.buffered)?;
+            (store, system::open_anchor_read_only(&policy)?)
+        } else {
+            let store = system::open_store(&order.store, order.buffered)?;
+            (store, system::open_anchor(&policy)?)
+        };
+        let options = AttachOptions {
+            memory: order.memory,
+            window: Window { time: order.interval, ..Window::default() },
+            reading: order.reading.unwrap_or_default(),
+            ..AttachOptions::default()
+        };
+        Ok(Self { environment: system::environment(store, anchor), policy, options, read_only })
+    }
+
+    /// A session.
+    ///
+    /// # Errors
+    /// The volume's own.
+    pub fn attach(&self, credential: Credential) -> Result<Volume, Failure> {
+        let attach = if self.read_only { volume::attach_read_only } else { volume::attach };
+        Ok(attach(self.environment.clone(), self.policy.clone(), credential, self.options)?.block()?)
+    }
+
+    /// Finds out what speaks against a new key, also beside a session.
+    ///
+    /// # Errors
+    /// That.
+    pub fn check_rekey(&self, wanted: &Rekeying) -> Result<(), Failure> {
+        let (environment, policy) = (self.environment.clone(), self.policy.clone());
+        let credential = input::copy(&wanted.credential);
+        Ok(volume::check_rekey(environment, policy, credential, wanted.order(), self.options)?.block()?)
+    }
+
+    /// Gives the volume a new key, between two sessions.
+    ///
+    /// # Errors
+    /// The volume's own.
+    pub fn begin_rekey(&self, wanted: &Rekeying) -> Result<Rekeyed, Failure> {
+        let (environment, policy) = (self.environment.clone(), self.policy.clone());
+        let credential = input::copy(&wanted.credential);
+        Ok(volume::begin_rekey(environment, policy, credential, wanted.order(), self.options)?.block()?)
+    }
+}
