@@ -500,7 +500,7 @@ mod tests {
     }
 
     fn read(disk: &Disk, block: u64) -> Vec<u8> {
-        let request = export::Request::Read { offset: block * BLOCK, length: BLOCK_SIZE as u32 };
+        let request = export::Request::Read { offset: block * BLOCK, length: 4096 };
         ask(disk, request).recv().unwrap().unwrap()
     }
 

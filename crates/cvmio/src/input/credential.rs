@@ -190,8 +190,8 @@ mod tests {
     #[test]
     fn what_is_no_credential_is_refused() {
         assert!(from_pipe(&mut &b""[..]).is_err());
-        assert!(from_pipe(&mut &b"x\x03\0\0\0123"[..]).is_err(), "of no kind");
-        assert!(from_pipe(&mut &b"p\x03\0\0\012"[..]).is_err(), "cut short");
+        assert!(from_pipe(&mut &b"x\x03\x00\x00\x00123"[..]).is_err(), "of no kind");
+        assert!(from_pipe(&mut &b"p\x03\x00\x00\x0012"[..]).is_err(), "cut short");
         assert!(from_pipe(&mut &b"p\xff\xff\xff\xff123"[..]).is_err(), "as long as memory");
     }
 
