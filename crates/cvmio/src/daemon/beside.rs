@@ -33,12 +33,24 @@ impl<C: Clock> Beside<C> {
         Self { began: clock.now(), clock, uses, used: None }
     }
 
-    /// Moves the job on, and lets it rest; the result, when it has ended.
-    pub fn step<T>(&mut self, job: &mut Driven<T>, volume: &Volume, sharing: &Sharing) -> Option<T> {
-        sharing.share(self.is_used(volume.uses()));
+    /// Moves the job on, and lets it rest; the result, when it has ended. While it is too `early` to go on, it comes to a rest first: what it
+    /// has under way others may have to wait for.
+    pub fn step<T>(
+        &mut self,
+        job: &mut Driven<T>,
+        volume: &Volume,
+        sharing: &Sharing,
+        early: Duration,
+    ) -> Option<T> {
+        let used = self.is_used(volume.uses());
+        sharing.share(used || !early.is_zero());
         if sharing.rests() {
-            std::thread::sleep(self.rest());
+            let rest = if used { self.rest() } else { Duration::ZERO };
+            std::thread::sleep(rest.max(early.min(NAP)));
             self.rested();
+            if early > NAP {
+                return None;
+            }
             sharing.go_on();
         }
         job.step(NAP)

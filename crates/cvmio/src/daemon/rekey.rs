@@ -223,7 +223,7 @@ pub fn drive(
         if stop.load(Ordering::SeqCst) {
             volume.stop();
         }
-        if let Some(report) = beside.step(&mut job, volume, &progress.sharing) {
+        if let Some(report) = beside.step(&mut job, volume, &progress.sharing, Duration::ZERO) {
             return report;
         }
         show();

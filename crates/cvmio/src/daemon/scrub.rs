@@ -14,7 +14,7 @@ use serde::Serialize;
 use store::BLOCK_SIZE;
 use volume::{CheckProgress, CheckReport, Kind, Volume};
 
-use super::beside::{Beside, NAP};
+use super::beside::Beside;
 use super::tamper::Tamper;
 use crate::failure::Failure;
 use crate::system::SystemClock;
@@ -180,10 +180,7 @@ pub fn drive(
             }
             let read = progress.blocks.load(Ordering::Relaxed) * BLOCK_SIZE as u64;
             let early = wait(rate, read, begun.elapsed());
-            if !early.is_zero() {
-                std::thread::sleep(early.min(NAP));
-                beside.rested();
-            } else if let Some(report) = beside.step(&mut job, volume, &progress.sharing) {
+            if let Some(report) = beside.step(&mut job, volume, &progress.sharing, early) {
                 break report?;
             }
         };
@@ -204,7 +201,53 @@ fn wait(rate: u64, read: u64, elapsed: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use store::Buffer;
+    use volume::Request;
+
+    use super::super::beside::NAP;
     use super::*;
+    use crate::session::Session;
+    use crate::testing::Bench;
+
+    /// Overwrites all of a volume, some times, and returns when all of it is durable.
+    fn overwrite(volume: &Volume) {
+        let (mut queue, mut ended) = (volume.queue(32).unwrap(), Vec::new());
+        for round in 0..4 {
+            for block in (0..volume.blocks()).step_by(32) {
+                queue.submit(round, Request::Write { block, buffer: Buffer::private_zeroed(32), fua: false });
+            }
+            queue.submit(round, Request::Flush);
+            while queue.pending() > 0 {
+                queue.wait(Some(NAP), &mut ended);
+            }
+        }
+        assert!(ended.iter().all(|completion| completion.result.is_ok()));
+    }
+
+    #[test]
+    fn while_it_is_too_early_nobody_waits_for_it() {
+        let session = Session::begin(Bench::new().attach()).unwrap();
+        overwrite(&session.volume);
+        let (progress, stop) = (Arc::<CheckProgress>::default(), Arc::new(AtomicBool::new(false)));
+        let scrub = {
+            let (volume, progress, stop) = (session.volume.clone(), Arc::clone(&progress), Arc::clone(&stop));
+            std::thread::spawn(move || drive(&volume, 1, &progress, &stop, |_| ()))
+        };
+        while progress.blocks.load(Ordering::Relaxed) * BLOCK_SIZE as u64 <= BURST {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let (sender, done) = std::sync::mpsc::channel();
+        let volume = session.volume.clone();
+        std::thread::spawn(move || {
+            overwrite(&volume);
+            let _ = sender.send(());
+        });
+        let done = done.recv_timeout(Duration::from_secs(20));
+        stop.store(true, Ordering::SeqCst);
+        assert!(!scrub.join().unwrap().unwrap(), "at this rate it never ends");
+        done.expect("a writer waits for a scrub that waits for the time to pass");
+        session.end().unwrap();
+    }
 
     #[test]
     fn a_part_is_worth_its_queue() {
