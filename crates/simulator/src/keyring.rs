@@ -6,6 +6,7 @@ use seal::SecretBytes;
 use seal::slot::{Argon2Params, Credential};
 use store::BLOCK_SIZE;
 use store::hostile::Image;
+use volume::format::header::Header;
 use volume::{Driven, Error, KeyChange, Kind, change_keys};
 
 use crate::simulation::{Failure, Outcomes, Simulation, say};
@@ -139,12 +140,18 @@ impl Simulation {
         })
     }
 
-    /// The slot that holds a key, as the copies in force say it.
+    /// The slot that holds a key, as the copy in force says it: the newer one, when a change was cut between the two.
     pub(crate) fn slot_of(&self, key: u8) -> Result<usize, Failure> {
         let image = self.store.snapshot();
         self.copies_in_force(&image)
-            .filter_map(|(_, slots)| seal::slot::KeySlots::decode(slots).ok())
-            .find_map(|slots| {
+            .filter_map(|(header, slots)| {
+                Some((
+                    Header::decode_as(header, self.plan.create.shape).ok()?,
+                    seal::slot::KeySlots::decode(slots).ok()?,
+                ))
+            })
+            .max_by_key(|(header, _)| header.generation)
+            .and_then(|(_, slots)| {
                 slots.list().iter().find(|slot| slot.label == label(key)).map(|slot| slot.index)
             })
             .ok_or_else(|| Failure(format!("key {key} has no slot, and was never removed")))

@@ -89,7 +89,10 @@ impl Core {
         } else {
             self.journal_room().saturating_sub(self.overlay.pending())
         };
-        // In this order: who closes looks at what is promised after that.
+        if self.closing.load(Ordering::SeqCst) {
+            return None;
+        }
+        // And again, in this order: who closes looks at what is promised after that.
         Promise::within(self, items, room).filter(|_| !self.closing.load(Ordering::SeqCst))
     }
 

@@ -31,7 +31,21 @@ use crate::space::Pin;
 const PREDECESSOR_GRACE: Duration = Duration::from_secs(600);
 
 /// Units that may be reserved for data; the rest of what a superblock can list is for the nodes of a checkpoint.
-const DATA_UNITS: usize = MAX_UNITS * 3 / 4;
+pub(crate) const DATA_UNITS: usize = MAX_UNITS * 3 / 4;
+
+/// A maintenance job that is given up, or ends by a defect, ends the session: everybody waits for what it does.
+struct Ending<'a>(&'a Core);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.stop(&Error::new(
+            Kind::Io,
+            "the volume's maintenance job was given up; detach the volume and attach it again",
+        ));
+        self.0.commit.close();
+        self.0.progress.notify(usize::MAX);
+    }
+}
 
 /// What the next reservation of a transaction takes at least of the blocks that are `free`. Each has a record, and nothing makes room in the
 /// journal before the transaction ends: they grow as `records` run short, so that the last block is reserved before the last record is
@@ -43,10 +57,12 @@ fn share_of_rest(free: u64, records: u64) -> u64 {
 impl Core {
     /// Runs until the session is stopped and everything is put away, or something fails for good.
     pub(crate) async fn maintain(self: Arc<Self>, io: Io) -> Result<()> {
+        let ending = Ending(&self);
         let result = self.maintenance_loop(&io).await;
         if let Err(error) = &result {
             self.stop(error);
         }
+        std::mem::forget(ending);
         self.commit.close();
         self.progress.notify(usize::MAX);
         result
@@ -109,12 +125,12 @@ impl Core {
         // Segments that are left to the predecessor do not come back by checkpoints.
         let journal =
             self.commit.free_segments() < self.geometry.segments as usize / 2 && self.commit.can_retire();
-        // A superblock lists the units that may be written; one that is full must be followed by a new one.
-        let listed = self.space.room(DATA_UNITS) == 0;
+        // A superblock lists the units that may be written; when there is nothing left in some of them, the next one can list others.
+        let listed = self.space.list_is_spent(DATA_UNITS);
         wanted || full || pinned || journal || listed
     }
 
-    fn publish_is_wanted(&self) -> bool {
+    pub(crate) fn publish_is_wanted(&self) -> bool {
         self.publish_wanted.load(Ordering::SeqCst) > self.publish_done.load(Ordering::SeqCst)
     }
 
@@ -247,8 +263,9 @@ impl Core {
         }
         self.counters.checkpoints.add(1);
         self.pace.end();
-        self.checkpointing.store(false, Ordering::SeqCst);
+        // In this order: whoever asks for a checkpoint in between gets one too many, and not one that began before.
         self.checkpoint_done.fetch_add(1, Ordering::SeqCst);
+        self.checkpointing.store(false, Ordering::SeqCst);
         self.progress.notify(usize::MAX);
         Ok(())
     }

@@ -165,13 +165,15 @@ pub(crate) struct Core {
     pub(crate) pace: Pace,
     /// Items that requests under way will add to what waits for the journal.
     pub(crate) promised: AtomicU64,
-    /// Writes that have places and are not in the overlay yet.
+    /// Writes that take places, or have them, and are not in the overlay yet.
     pub(crate) placing: AtomicU64,
     /// Held by whoever reserves units for nodes.
     pub(crate) reserving: tokio::sync::Mutex<()>,
     /// Whose turn it is to wait for room, first come, first served: see [`admit`](Self::admit).
     pub(crate) admitting: tokio::sync::Semaphore,
-    /// Ends of transactions, likewise.
+    /// Whose turn it is to wait for free blocks, likewise: see [`allocate`](Self::allocate).
+    pub(crate) short_of_space: tokio::sync::Semaphore,
+    /// Ends of transactions that were asked for, and that are done.
     pub(crate) publish_wanted: AtomicU64,
     pub(crate) publish_done: AtomicU64,
     /// Whether nothing is admitted: what the end of the transaction takes has been counted, and it has not been taken yet.

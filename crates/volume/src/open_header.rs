@@ -100,7 +100,7 @@ pub(crate) async fn open_pair(
         });
     }
     check_store(environment, &pairs[0].0)?;
-    let mut locked = None;
+    let (mut locked, mut foreign) = (None, None);
     for (header, slots, digest, pair, _) in pairs {
         let key = match unlock(&header, &slots, &pair, credential, options) {
             Ok(key) => key,
@@ -110,10 +110,15 @@ pub(crate) async fn open_pair(
             }
         };
         let stamp_key = key.mac("stamp");
-        if let Some(stamp) = &stamp {
-            check_stamp_mac(stamp, &stamp_key)?;
+        if let Some(Err(error)) = stamp.as_ref().map(|stamp| check_stamp_mac(stamp, &stamp_key)) {
+            // Perhaps of a change of key that never began; the other copy may be the one that counts.
+            foreign.get_or_insert(error);
+            continue;
         }
         return Ok(Opened { header, slots, pair, digest, key, stamp, stamp_key });
+    }
+    if let Some(error) = foreign {
+        return Err(error);
     }
     Err(match (locked, refused) {
         // A copy that was torn while the other one was in force already: what is wrong with that one says more.

@@ -1,4 +1,10 @@
 //! Where a write goes: free blocks for it, and who has to wait for them.
+//!
+//! Invariants:
+//! 1. Whoever takes free blocks is counted among those that are [placing](Placing), until they are in the overlay or given back.
+//! 2. Requests that find less than they need, with all that is free together, stand in line, first come, first served. The first waits for
+//!    space, and nobody who comes later gets any before. None in line holds anything: what it held goes back.
+//! 3. None is refused for want of space while something is under way that may free some.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -6,6 +12,7 @@ use std::sync::atomic::Ordering;
 
 use futures::FutureExt;
 
+use crate::checkpoint::DATA_UNITS;
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::format::protections::{Freshness, Provision};
@@ -20,14 +27,27 @@ impl Core {
         runs: &RefCell<Runs>,
         block: u64,
         blocks: u64,
-    ) -> Result<Vec<Range<u64>>> {
-        let mut waited = None;
+    ) -> Result<(Vec<Range<u64>>, Placing<'_>)> {
         let keep = self.keep_free(io, block, blocks).await?;
+        let placing = Placing::begin(self);
         if !self.checkpoint_goes_first()
+            && self.short_of_space.available_permits() > 0
             && let Some(places) = runs.borrow_mut().take(self, blocks, keep)
         {
-            return Ok(places);
+            return Ok((places, placing));
         }
+        self.wait_for_places(io, runs, block, blocks, placing).boxed_local().await
+    }
+
+    async fn wait_for_places<'a>(
+        &'a self,
+        io: &Io,
+        runs: &RefCell<Runs>,
+        block: u64,
+        blocks: u64,
+        placing: Placing<'a>,
+    ) -> Result<(Vec<Range<u64>>, Placing<'a>)> {
+        let (mut placing, mut turn, mut waited) = (Some(placing), None, None);
         loop {
             let progress = self.progress.listen();
             self.check_alive()?;
@@ -39,42 +59,73 @@ impl Core {
             let keep = self.keep_free(io, block, blocks).await?;
             // Our own look-up may have been the reader that held the last checkpoint's blocks back.
             self.space.collect();
-            if let Some(places) = runs.borrow_mut().take(self, blocks, keep) {
-                return Ok(places);
-            }
-            // What this queue holds already is free no more, and not missing either.
-            let short = self.space.free() + runs.borrow().held() < keep + blocks;
-            if short && self.space.take_over() {
+            let first = turn.is_some() || self.short_of_space.available_permits() > 0;
+            if first && !runs.borrow().falls_short(self, blocks, keep) {
+                let holder = placing.take().unwrap_or_else(|| Placing::begin(self));
+                if let Some(places) = runs.borrow_mut().take(self, blocks, keep) {
+                    return Ok((places, holder));
+                }
+                placing = Some(holder);
+                self.check_list()?;
+                self.work.notify(usize::MAX);
+            } else if placing.is_some() || runs.borrow().held() > 0 {
+                runs.borrow_mut().give_all_back(self);
+                placing = None;
+                continue;
+            } else if turn.is_none() {
+                // Nobody closes it.
+                turn = self.short_of_space.acquire().await.ok();
+                continue;
+            } else if self.space.take_over() {
                 self.work.notify(usize::MAX);
                 continue;
-            }
-            if short {
-                let idle = !self.checkpointing.load(Ordering::SeqCst)
-                    && self.overlay.active() == 0
-                    && self.overlay.superseded() == 0
-                    && self.space.pinned() == 0;
-                let done = self.checkpoint_done.load(Ordering::SeqCst);
-                // What others are writing supersedes something, or comes back; a fully provisioned volume has room for all of it in the end.
-                let placing = self.placing.load(Ordering::SeqCst) > 0;
-                let patient = self.header.provision == Provision::Full
-                    && self.header.freshness != Freshness::Transaction;
-                // One checkpoint that was under way, and one that began after us.
-                let tried = waited.is_some_and(|number| done > number);
-                if (idle && !placing) || (tried && !patient) {
-                    return Err(Error::new(
-                        Kind::NoSpace,
-                        "no space is left on this volume; discard something, or enlarge its backing file",
-                    ));
-                }
-                waited.get_or_insert(done + 1);
-                if !idle {
-                    self.want_checkpoint();
-                }
-                self.counters.waits_for_space.add(1);
             } else {
-                self.work.notify(usize::MAX);
+                let short = || runs.borrow().falls_short(self, blocks, keep);
+                self.check_hope(short, &mut waited)?;
+                self.counters.waits_for_space.add(1);
             }
             progress.await;
+        }
+    }
+
+    /// Whether a request that falls short of space should wait; sees to it that there is something to wait for. `waited` is the checkpoint
+    /// that may help.
+    fn check_hope(&self, short: impl Fn() -> bool, waited: &mut Option<u64>) -> Result<()> {
+        // In this order, which is that in which blocks go their way: what has left the one is in the next.
+        let placing = self.placing.load(Ordering::SeqCst) > 0;
+        let idle = self.overlay.active() == 0
+            && self.overlay.superseded() == 0
+            && self.space.pinned() == 0
+            && !self.publish_is_wanted()
+            && !self.checkpointing.load(Ordering::SeqCst);
+        let done = self.checkpoint_done.load(Ordering::SeqCst);
+        // What others are writing supersedes something, or comes back; a fully provisioned volume has room for all of it in the end.
+        let patient =
+            self.header.provision == Provision::Full && self.header.freshness != Freshness::Transaction;
+        // One checkpoint that was under way, and one that began after us.
+        let tried = waited.is_some_and(|number| done > number);
+        if ((idle && !placing) || (tried && !patient)) && short() {
+            return Err(Error::new(
+                Kind::NoSpace,
+                "no space is left on this volume; discard something, or enlarge its backing file",
+            ));
+        }
+        waited.get_or_insert(done + 1);
+        if !idle {
+            self.want_checkpoint();
+        }
+        Ok(())
+    }
+
+    /// Elsewhere a checkpoint makes room in the list of units that are written to; a transaction keeps all of them to its end.
+    fn check_list(&self) -> Result<()> {
+        let full = self.header.freshness == Freshness::Transaction && self.space.room(DATA_UNITS) == 0;
+        match full && self.space.usable() == 0 {
+            true => Err(Error::new(
+                Kind::NoSpace,
+                "what is free on this volume is in more places than one transaction may write to; commit it before you go on",
+            )),
+            false => Ok(()),
         }
     }
 
@@ -116,11 +167,11 @@ impl Core {
     }
 }
 
-/// A write that has places and is not in the overlay yet.
+/// A write that takes places, or has them, and is not in the overlay yet.
 pub(crate) struct Placing<'a>(&'a Core);
 
 impl<'a> Placing<'a> {
-    pub(crate) fn begin(core: &'a Core) -> Self {
+    fn begin(core: &'a Core) -> Self {
         core.placing.fetch_add(1, Ordering::SeqCst);
         Self(core)
     }

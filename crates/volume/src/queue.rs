@@ -207,9 +207,12 @@ impl Runs {
         }
         let held = self.held();
         if held < blocks {
+            let free = core.space.free().saturating_sub(keep);
             // Near the end of the space a queue must not sit on what another needs.
-            let plenty = core.space.free().saturating_sub(keep) / 64;
-            let ahead = RUN_BLOCKS.min(plenty);
+            let ahead = RUN_BLOCKS.min(free / 64);
+            if held + free < blocks {
+                return None;
+            }
             self.tell(core);
             self.runs.extend(core.space.take((blocks - held).max(ahead), keep));
             if core.space.usable() < core.limits.reserve_low {
@@ -232,6 +235,11 @@ impl Runs {
             }
         }
         Some(taken)
+    }
+
+    /// Whether so many blocks are more than there are, with all that is free and what is held here. At least `keep` stay free.
+    pub(crate) fn falls_short(&self, core: &Core, blocks: u64, keep: u64) -> bool {
+        self.held() + core.space.free().saturating_sub(keep) < blocks
     }
 
     /// Blocks that were taken and have no use yet.

@@ -28,7 +28,6 @@ use crate::keys::Use;
 use crate::landing::Change;
 use crate::mutation::{Mutation, mutated};
 use crate::overlay::items_of_discard;
-use crate::places::Placing;
 use crate::queue::{Request, Runs};
 use crate::tree::child_slot;
 
@@ -199,8 +198,7 @@ impl Core {
         let blocks = (plaintext.len() / BLOCK_SIZE) as u64;
         self.check_range(block, blocks)?;
         let promise = self.admit(io, blocks).await?;
-        let places = self.allocate(io, runs, block, blocks).await?;
-        let placing = Placing::begin(self);
+        let (places, placing) = self.allocate(io, runs, block, blocks).await?;
         let give_up = |error| {
             runs.borrow_mut().put_back(self, places.clone());
             Err(error)

@@ -159,7 +159,7 @@ impl<'a> Walk<'a> {
     async fn stretch(&self, first: u64, blocks: usize) -> Result<bool> {
         let core = self.core;
         let _promise = core.admit(self.io, blocks as u64).await?;
-        let mut places = core.allocate(self.io, &self.runs, first, blocks as u64).await?;
+        let (mut places, placing) = core.allocate(self.io, &self.runs, first, blocks as u64).await?;
         let read = self.read(first, blocks).await;
         let OldBlocks { thaws, old, mut plaintext, damaged } = match read {
             Ok(read) => read,
@@ -170,7 +170,6 @@ impl<'a> Walk<'a> {
         };
         let spare = blocks - old.len();
         self.runs.borrow_mut().put_back(core, split_off(&mut places, spare));
-        let placing = crate::places::Placing::begin(core);
         let placed = match plaintext.pages(old.len()) {
             Ok(pages) => core.place(self.io, |index| old[index].0, pages, &places).await,
             Err(error) => Err(error),

@@ -282,6 +282,11 @@ impl Space {
         most.saturating_sub(inner.queue.len() + inner.emptied.len())
     }
 
+    /// Whether no more units may be reserved, and a superblock could list fewer: some of them have nothing left.
+    pub(crate) fn list_is_spent(&self, most: usize) -> bool {
+        self.room(most) == 0 && !self.lock().emptied.is_empty()
+    }
+
     /// A superblock that lists `listed` is durable. The bitmap has what recovery held; what is not listed must be reserved anew.
     pub(crate) fn published(&self, listed: &[u32]) {
         let mut inner = self.lock();

@@ -92,6 +92,7 @@ impl Attaching {
             placing: AtomicU64::new(0),
             reserving: tokio::sync::Mutex::new(()),
             admitting: tokio::sync::Semaphore::new(1),
+            short_of_space: tokio::sync::Semaphore::new(1),
             publish_wanted: AtomicU64::new(0),
             publish_done: AtomicU64::new(0),
             unanchored_pins: Mutex::new(Vec::new()),

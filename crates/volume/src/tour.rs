@@ -136,9 +136,11 @@ impl<V: Visitor> Tour<'_, V> {
         self.run(Ahead { nodes: Vec::new(), leaves: leaves.collect(), left: VecDeque::new() }).await
     }
 
+    /// When one leaf fails, those that are under way come to their ends first: one of them may be in the middle of a commit, which ends the
+    /// session when it is given up.
     async fn run(&self, mut ahead: Ahead) -> Result<bool> {
         let mut under_way = FuturesUnordered::new();
-        let mut since_rest = 0;
+        let (mut since_rest, mut failed) = (0, None);
         loop {
             let shared = self.sharing.is_shared();
             if shared && under_way.is_empty() && since_rest >= BLOCKS_BESIDE {
@@ -146,15 +148,20 @@ impl<V: Visitor> Tour<'_, V> {
                 since_rest = 0;
             }
             let width = if shared { 1 } else { LEAVES_AT_ONCE };
-            while under_way.len() < width && !self.visitor.stops() {
-                let Some(next) = self.next(&mut ahead).await? else { break };
-                under_way.push(next);
+            while failed.is_none() && under_way.len() < width && !self.visitor.stops() {
+                match self.next(&mut ahead).await {
+                    Ok(Some(next)) => under_way.push(next),
+                    Ok(None) => break,
+                    Err(error) => failed = Some(error),
+                }
             }
-            let Some(done) = under_way.next().await else { return Ok(!self.visitor.stops()) };
-            let Done { left, blocks } = done?;
-            since_rest += blocks;
-            if !left.is_empty() {
-                ahead.left.push_back(left);
+            match under_way.next().await {
+                Some(Ok(Done { left, blocks })) => {
+                    since_rest += blocks;
+                    ahead.left.extend((!left.is_empty()).then_some(left));
+                }
+                Some(Err(error)) => failed = failed.or(Some(error)),
+                None => return failed.map_or_else(|| Ok(!self.visitor.stops()), Err),
             }
         }
     }
@@ -281,7 +288,122 @@ impl Drop for Lent<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use seal::SecretBytes;
+    use seal::slot::{Argon2Params, Credential};
+    use store::MemoryStore;
+
     use super::*;
+    use crate::core::{Clock, Environment};
+    use crate::format::protections::{Freshness, Provision, SuiteCode};
+    use crate::geometry::Shape;
+    use crate::io::Driven;
+    use crate::volume::Volume;
+    use crate::{AttachOptions, CreateOptions, attach, create};
+
+    struct NoClock;
+
+    impl Clock for NoClock {
+        fn now(&self) -> Duration {
+            Duration::ZERO
+        }
+    }
+
+    fn volume() -> Volume {
+        let environment = Environment {
+            store: Arc::new(MemoryStore::new(8192).unwrap()),
+            anchor: None,
+            random: Arc::new(seal::SystemRandom),
+            clock: Arc::new(NoClock),
+        };
+        let options = CreateOptions {
+            suite: SuiteCode::Aes256Gcm,
+            confidentiality: true,
+            integrity: true,
+            freshness: Freshness::Off,
+            provision: Provision::Full,
+            logical_blocks: Some(4096),
+            force: false,
+            shape: Shape::STANDARD,
+            argon2: Argon2Params::default(),
+            label: String::new(),
+        };
+        let key = || Credential::KeyFile(SecretBytes::from_slice(&[7; 64]));
+        let policy = create(environment.clone(), options, key(), Box::new(|_| Ok(()))).unwrap();
+        let policy = policy.block().unwrap();
+        attach(environment, policy, key(), AttachOptions::default()).unwrap().block().unwrap()
+    }
+
+    /// Work that takes a while, and fails at once on one leaf.
+    struct Slow {
+        fails: u64,
+        begun: Cell<u32>,
+        ended: Cell<u32>,
+    }
+
+    impl Visitor for Slow {
+        fn wants(&self, _: u64) -> bool {
+            true
+        }
+
+        async fn look(&self, span: Range<u64>) -> Result<Vec<Range<u64>>> {
+            Ok(vec![span])
+        }
+
+        fn most(&self) -> u64 {
+            u64::MAX
+        }
+
+        async fn work(&self, stretch: Range<u64>) -> Result<()> {
+            if stretch.start == self.fails {
+                return Err(Error::new(Kind::NoSpace, "here"));
+            }
+            self.begun.set(self.begun.get() + 1);
+            for _ in 0..5 {
+                let mut polled = false;
+                poll_fn(|context| {
+                    context.waker().wake_by_ref();
+                    if std::mem::replace(&mut polled, true) { Poll::Ready(()) } else { Poll::Pending }
+                })
+                .await;
+            }
+            self.ended.set(self.ended.get() + 1);
+            Ok(())
+        }
+
+        fn damaged(&self, _: Range<u64>, error: Error) -> Result<()> {
+            Err(error)
+        }
+
+        fn stops(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn when_one_leaf_fails_the_others_come_to_their_ends() {
+        let volume = volume();
+        let core = Arc::clone(&volume.0);
+        let job = Driven::new(core.environment.store.as_ref(), 8, {
+            let core = Arc::clone(&core);
+            move |io| {
+                async move {
+                    let visitor = Slow { fails: 5 * 128, begun: Cell::new(0), ended: Cell::new(0) };
+                    let sharing = Sharing::default();
+                    let tour = Tour { core: &core, io: &io, sharing: &sharing, visitor: &visitor };
+                    let ended = tour.only(0..32).await;
+                    (ended, visitor.begun.get(), visitor.ended.get())
+                }
+                .boxed_local()
+            }
+        });
+        let (result, begun, ended) = job.unwrap().block();
+        assert_eq!(result.unwrap_err().kind(), Kind::NoSpace);
+        assert!(begun > 0 && begun == ended && begun < 31, "{begun} begun, {ended} ended");
+    }
 
     #[test]
     fn memory_is_lent_again_and_new_only_if_it_is_too_small() {

@@ -18,7 +18,7 @@ use crate::reseal::{Reseal, ResealProgress, ResealReport};
 /// Somebody must drive its [`maintenance`](Self::maintenance): without it, reservations, checkpoints and background anchoring do not
 /// happen, and writers wait.
 #[derive(Clone)]
-pub struct Volume(Arc<Core>);
+pub struct Volume(pub(crate) Arc<Core>);
 
 /// What a volume says about itself.
 #[derive(Debug, Clone, Serialize)]

@@ -132,3 +132,28 @@ fn who_comes_later_does_not_get_room_before_those_in_line() {
     assert!(waits > 100, "too few had to wait: {waits}");
     assert!(overtaken < DEPTH / 16, "a write completed behind one that came {overtaken} writes later");
 }
+
+#[test]
+fn who_waits_is_told_when_the_maintenance_job_is_given_up() {
+    const WRITES: u64 = 4000;
+    let bench = Bench::new(options_at(Freshness::Transaction), 32_768);
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    session.step();
+    for number in 0..WRITES {
+        session.queue.submit(number, Request::Write { block: number, buffer: filled(1, 3), fua: false });
+    }
+    let mut ended = Vec::new();
+    for _ in 0..WRITES {
+        session.queue.poll(&mut ended);
+    }
+    assert!(session.queue.pending() > 0, "none had to wait");
+    // As when its thread ends by a defect.
+    session.give_maintenance_up();
+    for _ in 0..WRITES {
+        session.queue.poll(&mut ended);
+    }
+    assert_eq!(session.queue.pending(), 0, "somebody waits for what nobody does any more");
+    let refused = ended.iter().find_map(|completion| completion.result.as_ref().err()).expect("an error");
+    assert!(refused.to_string().contains("maintenance job was given up"), "{refused}");
+}

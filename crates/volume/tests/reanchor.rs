@@ -346,24 +346,58 @@ fn what_cannot_be_reanchored_is_refused_and_moves_no_anchor() {
     assert!(known.len() > 10);
 }
 
-#[test]
-fn a_header_from_before_a_change_of_the_keys_is_told_and_accepted() {
-    let (bench, policy) = created(Freshness::Strict);
-    let old = image(&*bench.environment.store);
+fn add_slot(bench: &Bench, policy: &Policy) {
     let change = KeyChange::Add {
         credential: seal::slot::Credential::KeyFile(seal::SecretBytes::from_slice(&[8; 64])),
         label: "second".into(),
         argon2: bench.options.argon2,
     };
+    // A beginning that was cut has taken the anchor, and left it as if a session were running.
     let job =
-        change_keys(bench.environment.clone(), policy.clone(), credential(), change, false, bench.attach);
+        change_keys(bench.environment.clone(), policy.clone(), credential(), change, true, bench.attach);
     job.expect("a queue").block().expect("changed");
+}
+
+#[test]
+fn a_header_from_before_a_change_of_the_keys_is_told_and_accepted() {
+    let (bench, policy) = created(Freshness::Strict);
+    let old = image(&*bench.environment.store);
+    add_slot(&bench, &policy);
     put_back(&*bench.environment.store, &old);
     refused(bench.attach(&policy), Kind::Stale, "header");
     let (found, _) = look(&bench, &policy, Choice::Latest).expect("looked at");
     assert!(!found.header_is_anchored && found.slots.len() == 1);
     accept(&bench, &policy, found.chosen).expect("accepted");
     bench.attach(&policy).expect("attached");
+}
+
+#[test]
+fn a_change_of_key_that_never_began_does_not_hide_the_header_that_counts() {
+    let mut hidden = 0;
+    for steps in 0..8 {
+        let (bench, policy) = created(Freshness::Strict);
+        let mut session = bench.attach(&policy).expect("attached");
+        session.write(0, 1, 7).expect("written");
+        session.detach().expect("detached");
+        let before = stamp(&*anchor(&bench)).expect("a stamp").header_digest;
+        let (environment, _) = bench.stopping(steps);
+        let order = volume::RekeyOrder::default();
+        let job = volume::begin_rekey(environment, policy.clone(), credential(), order, bench.attach);
+        let _ = job.expect("a queue").block();
+        if stamp(&*anchor(&bench)).expect("a stamp").header_digest != before {
+            break;
+        }
+        let old = image(&*bench.environment.store);
+        hidden += usize::from(old[..2] != old[2..4]);
+        // A change that did begin. Then the owner goes back to before.
+        add_slot(&bench, &policy);
+        put_back(&*bench.environment.store, &old);
+        let (found, _) = look(&bench, &policy, Choice::Latest).expect("looked at");
+        assert!(!found.header_is_anchored && found.slots.len() == 1, "{steps}");
+        accept(&bench, &policy, found.chosen).expect("accepted");
+        assert_eq!(content(&mut bench.attach(&policy).expect("attached"))[0], 7);
+    }
+    assert!(hidden > 0, "no beginning was cut between its two copies");
 }
 
 #[test]

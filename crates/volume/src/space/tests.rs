@@ -227,6 +227,23 @@ fn who_waits_for_readers_is_woken_when_another_collects() {
 }
 
 #[test]
+fn a_list_of_units_is_spent_only_when_a_superblock_could_list_fewer() {
+    let (geometry, space, _readers) = space();
+    while space.room(3) > 0 {
+        reserve(&geometry, &space, 1);
+    }
+    assert!(!space.list_is_spent(3), "another superblock would list the same, over and over");
+    // The next one who takes some finds that the first unit has nothing left.
+    space.take(u64::from(geometry.unit_blocks), 0);
+    space.take(1, 0);
+    assert!(space.list_is_spent(3) && !space.list_is_spent(4));
+    space.before_freeze();
+    space.after_merge();
+    space.published(&space.reserved(3));
+    assert!(!space.list_is_spent(3));
+}
+
+#[test]
 fn who_waits_for_room_is_woken_by_whoever_makes_some() {
     let geometry = Geometry::for_logical(4096, Shape::TINY).expect("a tiny volume");
     let (readers, progress) = (Arc::new(Readers::default()), Arc::new(Event::new()));

@@ -272,6 +272,11 @@ impl Session {
         self.maintenance.is_some()
     }
 
+    /// Drops the maintenance job in the middle of whatever it does.
+    pub fn give_maintenance_up(&mut self) {
+        self.maintenance = None;
+    }
+
     /// Gives the maintenance job time.
     pub fn settle(&mut self) {
         let mut ended = Vec::new();
