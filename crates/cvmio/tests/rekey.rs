@@ -187,6 +187,39 @@ fn an_attached_volume_gets_a_new_key_beside_its_users() {
 }
 
 #[test]
+fn a_daemon_that_is_killed_between_two_sessions_loses_nothing() {
+    skip_without_devices!();
+    let desk = Desk::new();
+    desk.create("");
+    fill(&desk, 500);
+    let mut begun = 0;
+    for (round, milliseconds) in (0..).zip([20, 40, 60, 80, 110, 150, 200, 300]) {
+        desk.done("volume attach disk.img --key-file key");
+        let flushed = 500 + round;
+        let user = device(&desk);
+        user.write_all_at(&content(flushed), flushed * BLOCK as u64).unwrap();
+        user.sync_all().unwrap();
+        drop(user);
+        let status = json(&desk.done("volume status disk --json"));
+        let daemon = i32::try_from(status["process"].as_i64().unwrap()).unwrap();
+        let mut child = desk.command("volume rekey disk --key-file key").spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        let daemon = rustix::process::Pid::from_raw(daemon).unwrap();
+        rustix::process::kill_process(daemon, rustix::process::Signal::KILL).unwrap();
+        child.wait().unwrap();
+        desk.run("volume detach disk");
+        desk.done("volume attach disk.img --key-file key");
+        begun += u64::from(json(&desk.done("volume status disk --json"))["volume"]["rekeying"] == true);
+        compare(&device(&desk), flushed + 1);
+        desk.done("volume detach disk");
+    }
+    eprintln!("{begun} of 8 had begun, and not ended");
+    let said = desk.run("volume rekey disk.img --key-file key");
+    assert_eq!(said.code, 0, "{said:?}");
+    desk.done("volume check disk.img --key-file key");
+}
+
+#[test]
 fn interrupted_it_is_gone_on_from_by_the_same_command() {
     skip_without_devices!();
     let desk = Desk::new();
