@@ -9,8 +9,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use anchor::State;
-
 use crate::cache::NodeKey;
 use crate::commit::{Committed, Want};
 use crate::core::Core;
@@ -19,7 +17,7 @@ use crate::format::ad::Tree;
 use crate::format::item::{Item, Units};
 use crate::format::protections::Freshness;
 use crate::format::record::items_per_record;
-use crate::format::superblock::{Leg, MAX_UNITS};
+use crate::format::superblock::MAX_UNITS;
 use crate::io::Io;
 use crate::merge::{Bit, Merge, Salt};
 use crate::mutation::{Mutation, mutated};
@@ -355,7 +353,7 @@ impl Core {
 
     /// Writes the superblock that covers `cut`, and lets go of what it makes superfluous.
     async fn finish(&self, io: &Io, cut: &Committed, pins: impl IntoIterator<Item = Pin>) -> Result<()> {
-        let listed = self.publish(io, cut.generation, cut.head, vec![cut.leg]).await?;
+        let listed = self.publish(io, cut, Vec::new()).await?;
         // Somebody who claimed the volume before this superblock was there reads the old trees.
         self.confirm_claim().await?;
         self.bitmap_places.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -400,17 +398,11 @@ impl Core {
 
     /// The clean end: a checkpoint, and a stamp that says that nobody has the volume.
     async fn release(&self, io: &Io) -> Result<()> {
+        self.last_landed().await?;
         if self.is_transactional() {
             // What was not committed is not the owner's will; it is left to be forgotten.
-            let stamp = self.commit.stamp();
-            if let Some(stamp) = stamp {
-                let (generation, head) = (stamp.generation, stamp.head);
-                let leg = Leg { segment: 0, block: 0, first: 0, last: 0, head };
-                return self.move_anchor(&Committed { generation, head, leg }, State::Released).await;
-            }
-            return Ok(());
+            return self.release_anchor().await;
         }
-        self.last_landed().await?;
         self.checkpoint(io).await?;
         // What completed since the checkpoint began is in this commit, and nothing comes after it.
         let last = Want { data: true, anchor: true, urgent: true, release: true, ..Want::default() };

@@ -53,8 +53,9 @@ pub(crate) struct Want {
 pub(crate) struct Committed {
     pub(crate) generation: u64,
     pub(crate) head: [u8; 32],
-    /// Where the journal goes on.
+    /// Where the journal goes on, and in which segment behind that.
     pub(crate) leg: Leg,
+    pub(crate) next_segment: u32,
 }
 
 struct Inner {
@@ -175,9 +176,9 @@ impl Commit {
         self.note_capacity(geometry);
     }
 
-    /// The open leg that begins with the next record.
-    pub(crate) fn leg(&self, geometry: &Geometry) -> Leg {
-        self.journal().leg(geometry)
+    /// Where the chain ends.
+    pub(crate) fn end(&self, geometry: &Geometry) -> Committed {
+        self.journal().committed(geometry)
     }
 
     pub(crate) fn retire(&self, geometry: &Geometry, leg: &Leg) {
@@ -296,7 +297,7 @@ impl Core {
     }
 
     fn committed(&self, journal: &Journal) -> Committed {
-        Committed { generation: journal.generation, head: journal.head, leg: journal.leg(&self.geometry) }
+        journal.committed(&self.geometry)
     }
 
     async fn lead(&self, io: &Io, want: Want, anchor: bool) -> Result<Committed> {
@@ -337,7 +338,7 @@ impl Core {
         }
         if anchor {
             let state = if want.release { State::Released } else { State::Claimed };
-            self.move_anchor_to(&committed, state, want.header).await?;
+            self.move_anchor_to((committed.generation, committed.head), state, want.header).await?;
             let mut inner = self.commit.lock();
             inner.anchored = number;
             inner.anchored_at = self.environment.clock.now();
@@ -369,7 +370,7 @@ impl Core {
             };
             if (anchor || reserves) && anchored && mutated(Mutation::AnchorBeforeJournal) {
                 let ahead = self.committed(&self.commit.journal());
-                self.move_anchor(&ahead, State::Claimed).await?;
+                self.move_anchor(&ahead).await?;
             }
             let blocks: usize = records.iter().map(|(_, buffer)| buffer.blocks()).sum();
             try_join_all(records.into_iter().map(|(place, buffer)| io.write(place, buffer))).await?;
@@ -381,7 +382,7 @@ impl Core {
                 return Ok(reserves && anchored);
             }
             let here = self.committed(&self.commit.journal());
-            self.move_anchor(&here, State::Claimed).await?;
+            self.move_anchor(&here).await?;
         }
     }
 
@@ -438,29 +439,33 @@ impl Core {
     }
 
     /// Moves the anchor to a committed state by compare-and-swap.
-    pub(crate) async fn move_anchor(&self, to: &Committed, state: State) -> Result<()> {
-        self.move_anchor_to(to, state, None).await
+    async fn move_anchor(&self, to: &Committed) -> Result<()> {
+        self.move_anchor_to((to.generation, to.head), State::Claimed, None).await
     }
 
-    async fn move_anchor_to(&self, to: &Committed, state: State, header: Option<[u8; 32]>) -> Result<()> {
+    /// Says that nobody has the volume any more, and nothing else.
+    pub(crate) async fn release_anchor(&self) -> Result<()> {
+        let Some(stamp) = self.commit.stamp() else { return Ok(()) };
+        self.move_anchor_to((stamp.generation, stamp.head), State::Released, None).await
+    }
+
+    async fn move_anchor_to(
+        &self,
+        (generation, head): (u64, [u8; 32]),
+        state: State,
+        header: Option<[u8; 32]>,
+    ) -> Result<()> {
         let (Some(anchor), Some(old)) = (&self.environment.anchor, self.commit.stamp()) else {
             return Ok(());
         };
         let header_digest = header.unwrap_or(old.header_digest);
-        let same = old.generation == to.generation && old.head == to.head && old.state == state;
+        let same = old.generation == generation && old.head == head && old.state == state;
         if same && old.header_digest == header_digest {
             return Ok(());
         }
         let new = sign_stamp(
             &self.stamp_key,
-            Stamp {
-                generation: to.generation,
-                head: to.head,
-                state,
-                header_digest,
-                mac: [0; 32],
-                ..old.clone()
-            },
+            Stamp { generation, head, state, header_digest, mac: [0; 32], ..old.clone() },
         );
         advance(anchor.as_ref(), Some(&old), &new).await?;
         self.commit.lock().stamp = Some(new);

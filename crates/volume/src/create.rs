@@ -242,6 +242,7 @@ impl Creating {
             publication: 0,
             pair: 0,
             legs: vec![Leg { segment: 0, block: 0, first: 1, last: Leg::OPEN, head }],
+            next_segment: 0,
             units: Vec::new(),
             growths: 0,
         };

@@ -11,6 +11,7 @@ use std::collections::HashSet;
 
 use store::{BLOCK_SIZE, Buffer};
 
+use crate::commit::Committed;
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::format::item::{ITEM_SIZE, Item};
@@ -154,11 +155,13 @@ impl Journal {
         self.segments.iter().filter(|segment| **segment == Segment::Free).count()
     }
 
-    /// The open leg that begins with the next record.
-    pub(crate) fn leg(&self, geometry: &Geometry) -> Leg {
+    /// The end of the chain, and the open leg that begins with the next record.
+    pub(crate) fn committed(&self, geometry: &Geometry) -> Committed {
+        let (generation, head, next_segment) = (self.generation, self.head, self.next);
         let full = self.block == geometry.segment_blocks;
         let (segment, block) = if full { (self.next, 0) } else { (self.segment, self.block) };
-        Leg { segment, block, first: self.generation + 1, last: u64::MAX, head: self.head }
+        let leg = Leg { segment, block, first: generation + 1, last: Leg::OPEN, head };
+        Committed { generation, head, leg, next_segment }
     }
 
     /// Gives back all segments that lie before the leg's.

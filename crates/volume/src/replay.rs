@@ -149,7 +149,8 @@ impl Replay<'_> {
                 break;
             }
             if leg.is_open() {
-                state.foreign_segments.insert(leg.segment);
+                // Until a record behind the leg's beginning says more.
+                state.foreign_segments.extend([leg.segment, state.superblock.next_segment]);
             }
             let mut place = Place { segment: leg.segment, block: leg.block, next: None };
             let mut items = Vec::new();

@@ -16,7 +16,7 @@ use crate::error::{Error, Kind, Result};
 use crate::format::ad::Tree;
 use crate::format::entry::{Entry, entry_at};
 use crate::format::header::Header;
-use crate::format::superblock::{Leg, MAX_LEGS};
+use crate::format::superblock::MAX_LEGS;
 use crate::geometry::Geometry;
 use crate::io::Io;
 use crate::journal::Journal;
@@ -119,16 +119,16 @@ impl Attaching {
         let free = core.count_free(&self.io).await?;
         core.space.begin(&free, &foreign, &held);
         core.begin_session_epoch()?;
-        let mut legs: Vec<Leg> = replayed.closed;
-        legs.push(core.commit.leg(&core.geometry));
-        if legs.len() > MAX_LEGS {
+        let closed = replayed.closed;
+        let legs = closed.len() + 1;
+        if legs > MAX_LEGS {
             return Err(Error::new(
                 Kind::Usage,
                 "too many sessions in a row ended before their first checkpoint; report this as a defect",
             ));
         }
         let crowded =
-            legs.len() > MAX_LEGS / 2 || core.commit.free_segments() < core.geometry.segments as usize / 2;
+            legs > MAX_LEGS / 2 || core.commit.free_segments() < core.geometry.segments as usize / 2;
         if core.commit.began_crowded() {
             core.space.take_over();
         }
@@ -138,7 +138,7 @@ impl Attaching {
         let units = core.space.choose(want, crate::format::superblock::MAX_UNITS / 2);
         core.load_units(&self.io, &units).await?;
         core.space.activate(&units);
-        core.publish(&self.io, replayed.generation, replayed.head, legs).await?;
+        core.publish(&self.io, &core.commit.end(&core.geometry), closed).await?;
         // Somebody who claimed the volume before our reservations were there may have chosen the same units.
         core.confirm_claim().await?;
         if crowded {

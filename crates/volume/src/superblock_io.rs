@@ -3,6 +3,7 @@
 use seal::{Suite, VolumeKey};
 use store::BLOCK_SIZE;
 
+use crate::commit::Committed;
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::format::ad::superblock_ad;
@@ -90,14 +91,11 @@ pub(crate) fn check_growths(header: &Header, superblocks: &[Superblock]) -> Resu
 }
 
 impl Core {
-    /// Writes the next superblock of this session and makes it durable. It covers an anchored generation.
-    pub(crate) async fn publish(
-        &self,
-        io: &Io,
-        generation: u64,
-        head: [u8; 32],
-        legs: Vec<Leg>,
-    ) -> Result<Vec<u32>> {
+    /// Writes the next superblock of this session and makes it durable. It covers an anchored generation, `closed` lead to it.
+    pub(crate) async fn publish(&self, io: &Io, covered: &Committed, closed: Vec<Leg>) -> Result<Vec<u32>> {
+        let Committed { generation, head, leg, next_segment } = *covered;
+        let mut legs = closed;
+        legs.push(leg);
         let roots = *self.roots();
         let epoch = self.keys.current()?;
         let publication = self.publications.fetch_add(1, std::sync::atomic::Ordering::SeqCst) + 1;
@@ -119,6 +117,7 @@ impl Core {
             publication,
             pair: self.pair,
             legs,
+            next_segment,
             units: units.clone(),
             growths: roots.growths,
         };

@@ -47,6 +47,39 @@ fn a_late_commit_of_the_predecessor_spoils_no_record() {
     }
 }
 
+/// Behind a checkpoint no record says yet which segment the predecessor goes on in: the superblock does.
+#[test]
+fn a_late_commit_right_behind_a_checkpoint_spoils_no_record() {
+    for (lead, moment) in (0..12).flat_map(|lead| [1, 2, 5].map(|moment| (lead, moment))) {
+        let interval = CreateOptions { freshness: Freshness::Interval, ..options(2000, Shape::TINY) };
+        let mut bench = Bench::new(interval, 8000);
+        bench.attach.window = Window { bytes: u64::MAX, commits: u64::MAX, time: Duration::MAX };
+        let policy = bench.create();
+        let mut first = bench.attach(&policy).expect("attached");
+        for block in 0..lead {
+            first.write(block, 1, 1).expect("written");
+            first.flush().expect("flushed");
+        }
+        first.checkpoint();
+        let mut second = bench.attach(&policy).expect("taken over");
+        for step in 0..moment {
+            second.write(step, 1, 3).expect("written");
+            second.commit().expect("anchored");
+        }
+        // It learns that it is fenced when it moves the anchor: behind its first record in another segment.
+        let write = || Request::Write { block: 100, buffer: filled(1, 1), fua: false };
+        let mut done = |request| alone(&mut first, 1 << 40, request).expect("it has room").result;
+        assert!((0..4).any(|_| done(write()).and_then(|()| done(Request::Flush)).is_err()));
+        drop((first, second));
+        let mut third = bench
+            .attach(&policy)
+            .unwrap_or_else(|error| panic!("{lead} commits, a checkpoint, {moment} commits: {error}"));
+        for step in 0..moment {
+            assert_eq!(third.read(step, 1).expect("readable")[0], 3, "{lead} {moment}");
+        }
+    }
+}
+
 /// A commit larger than two journal segments: what its predecessor may still write is one segment and the one named next.
 #[test]
 fn a_late_commit_that_is_long_spoils_no_record() {

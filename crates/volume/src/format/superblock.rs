@@ -79,6 +79,8 @@ pub struct Superblock {
     /// 1 to 24 stretches in the order of replay, each beginning where the one before ends; only the last is
     /// open, and begins behind `generation` with `head`.
     pub legs: Vec<Leg>,
+    /// The segment in which the session goes on behind that of the open leg; the same one where it has not chosen it yet.
+    pub next_segment: u32,
     /// Own reserved units, at most 256.
     pub units: Vec<u32>,
     /// Growths of the volume that the roots of map and bitmap know: they have the levels of those sizes.
@@ -109,7 +111,7 @@ impl Superblock {
             .put(&self.publication.to_le_bytes())
             .put(&[self.pair, count("legs", self.legs.len(), MAX_LEGS)?])
             .put(&count::<u16>("own units", self.units.len(), MAX_UNITS)?.to_le_bytes())
-            .skip(4);
+            .put(&self.next_segment.to_le_bytes());
         let writer = self.legs.iter().fold(writer, |writer, leg| {
             let writer = writer.put(&leg.segment.to_le_bytes()).put(&leg.block.to_le_bytes());
             writer.put(&leg.first.to_le_bytes()).put(&leg.last.to_le_bytes()).put(&leg.head)
@@ -134,7 +136,7 @@ impl Superblock {
         let (mapped, publication) = (r.u64("mapped blocks")?, r.u64("publication count")?);
         let (pair, legs) = (r.u8("pair")?, usize::from(r.u8("legs")?));
         let units = usize::from(r.u16("own units")?);
-        r.zeros(4, "reserved")?;
+        let next_segment = r.u32("next segment")?;
         let mut superblock = Self {
             generation,
             head,
@@ -150,6 +152,7 @@ impl Superblock {
             publication,
             pair,
             legs: read_legs(r, legs)?,
+            next_segment,
             units: numbers(r, "own units", units, MAX_UNITS)?,
             growths: r.u8("growths")?,
             old_salts: Entry::ABSENT,
@@ -170,6 +173,7 @@ impl Superblock {
         let all = |numbers: &[u32], end: u32| numbers.iter().all(|&number| number < end);
         let leg = |leg: &Leg| leg.segment < geometry.segments && leg.block < geometry.segment_blocks;
         require("legs", self.legs.iter().all(leg), "a leg starts outside the journal")?;
+        require("next segment", self.next_segment < geometry.segments, "it is outside the journal")?;
         require("own units", all(&self.units, geometry.units()), "there is no such unit")?;
         let known = usize::from(self.growths);
         require("growths", known <= geometry.growths(), "more than the header lists")?;

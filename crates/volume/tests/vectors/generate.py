@@ -191,7 +191,7 @@ save("header-backup", backup + pair, "backup")
 
 payload = struct.pack("<Q", 41) + ramp(0x40, 32) + SESSION + struct.pack("<QII", 9, 3, 4) + ramp(0x60, 32)
 payload += MAP_ROOT + SALTS_ROOT + BITMAP_ROOT + struct.pack("<QQ", 1000, 12) + bytes([1, 3])
-payload += struct.pack("<H", 2) + bytes(4)
+payload += struct.pack("<HI", 2, 8)
 assert len(payload) == 224
 payload += leg(5, 6, 11, 40, ramp(0x70, 32)) + leg(7, 0, 41, 41, ramp(0x80, 32)) + leg(9, 1, 42, 2**64 - 1, ramp(0x40, 32))
 payload = payload.ljust(1568, b"\0") + struct.pack("<II", 10, 11)

@@ -189,6 +189,7 @@ fn superblocks() {
         publication: 12,
         pair: 1,
         legs: vec![leg(5, 6, 11, 40, 0x70), leg(7, 0, 41, 41, 0x80), leg(9, 1, 42, Leg::OPEN, 0x40)],
+        next_segment: 8,
         units: vec![10, 11],
         growths: 0,
         old_salts: Entry::ABSENT,

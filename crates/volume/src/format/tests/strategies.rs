@@ -173,7 +173,7 @@ pub fn superblock() -> impl Strategy<Value = Superblock> {
     let roots = (root(Tree::Map), root(Tree::Salts), root(Tree::Bitmap), root(Tree::OldSalts));
     let counts = (any::<u64>(), any::<u64>(), any::<u64>(), 0..2_u8);
     let units = prop_oneof![vec(any::<u32>(), 256), vec(any::<u32>(), 0..=256)];
-    let units = (units, 0..=16_u8);
+    let units = (units, 0..=16_u8, any::<u32>());
     (chain, id(), epochs, roots, counts, units).prop_map(|(chain, session, epochs, roots, counts, units)| {
         Superblock {
             generation: chain.0,
@@ -193,6 +193,7 @@ pub fn superblock() -> impl Strategy<Value = Superblock> {
             pair: counts.3,
             units: units.0,
             growths: units.1,
+            next_segment: units.2,
         }
     })
 }
