@@ -27,7 +27,7 @@ use crate::mutation::{Mutation, mutated};
 use crate::open_header::{Opened, check_anchored, open_header, suite_of};
 use crate::policy::Policy;
 use crate::replay::{Replay, Replayed, Standing, standing_error};
-use crate::superblock_io::{check_growths, read_superblocks};
+use crate::superblock_io::{Slots, check_growths, read_superblocks};
 use crate::volume::Volume;
 
 /// How far the anchor may lag behind at level `interval`: whatever comes first.
@@ -197,7 +197,7 @@ impl Attaching {
         }
         let stamp = claimed?;
         // The predecessor may have published after we looked and before the claim; from now on it asks the anchor first, and stops.
-        if self.superblocks(&header, &keys).await? != superblocks {
+        if self.superblocks(&header, &keys).await?.0 != superblocks.0 {
             return Err(anchor::Error::Conflict(None).into());
         }
         let pair = if mutated(Mutation::PairShared) {
@@ -226,25 +226,29 @@ impl Attaching {
         Ok(anchor.read().await?.as_ref() != stamp)
     }
 
-    /// The superblocks that open and fit the volume, newest first.
-    pub(crate) async fn superblocks(&self, header: &Header, keys: &Keyring) -> Result<Vec<Superblock>> {
-        let read = read_superblocks(&self.io, keys, &header.volume).await?;
-        let mut superblocks: Vec<Superblock> = read.into_iter().map(|found| found.superblock).collect();
+    /// The superblocks that open and fit the volume, newest first, and why one could not be read.
+    pub(crate) async fn superblocks(
+        &self,
+        header: &Header,
+        keys: &Keyring,
+    ) -> Result<(Vec<Superblock>, Option<Error>)> {
+        let Slots { found, unreadable } = read_superblocks(&self.io, keys, header).await?;
+        let mut superblocks: Vec<Superblock> = found.into_iter().map(|found| found.superblock).collect();
         check_growths(header, &superblocks)?;
         superblocks.retain(|superblock| superblock.check(&header.geometry).is_ok());
         superblocks.sort_by_key(|superblock| {
             std::cmp::Reverse((superblock.generation, superblock.claims, superblock.publication))
         });
-        Ok(superblocks)
+        Ok((superblocks, unreadable))
     }
 
-    /// The state that the stamp vouches for, or the error that says what else this is. The stamp comes back as it was compared.
+    /// The state that the stamp vouches for, or the error that says what else this is.
     pub(crate) async fn find(
         &self,
         header: &Header,
         keys: &Keyring,
         stamp: Option<&Stamp>,
-        superblocks: Vec<Superblock>,
+        (superblocks, unreadable): (Vec<Superblock>, Option<Error>),
     ) -> Result<Replayed> {
         let mut failed = Vec::new();
         for superblock in superblocks {
@@ -255,6 +259,10 @@ impl Attaching {
                 return Ok(replayed);
             }
             failed.push(replayed);
+        }
+        // The one that leads there may be in the slot that could not be read; nobody has put an old copy back, then.
+        if let Some(error) = unreadable {
+            return Err(error);
         }
         let nowhere = Stamp {
             volume: header.volume,

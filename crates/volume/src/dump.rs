@@ -201,10 +201,9 @@ async fn run(
         let opened = open_header(io, environment, policy, credential, options).await?;
         let digest = hex::encode(opened.digest);
         copies.iter_mut().filter(|copy| copy.digest == digest).for_each(|copy| copy.verified = true);
-        let found =
-            read_superblocks(io, &keyring(&opened.header, opened.key)?, &opened.header.volume).await?;
+        let slots = read_superblocks(io, &keyring(&opened.header, opened.key)?, &opened.header).await?;
         superblocks =
-            Some(found.iter().map(|found| superblock_dump(found.slot, &found.superblock)).collect());
+            Some(slots.found.iter().map(|found| superblock_dump(found.slot, &found.superblock)).collect());
     }
     Ok(Dump {
         store: environment.store.name(),

@@ -132,7 +132,7 @@ impl Growing {
     async fn larger_sizes(&self, io: &Io) -> Result<Vec<u64>> {
         let mut sizes = Vec::new();
         for at in COPIES {
-            let pair = read_pair(io, at).await?;
+            let Ok(pair) = read_pair(io, at).await else { continue };
             let Ok(header) = Header::decode_as(&pair[..BLOCK_SIZE], self.options.shape) else { continue };
             let size = header.geometry.logical_bytes();
             if size > self.policy.size && header.geometry.growths() > 0 {

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 use seal::MacKey;
 use seal::slot::{Credential, SlotInfo};
+use store::BLOCK_SIZE;
 
 use crate::attach::{AttachOptions, keyring};
 use crate::core::Environment;
@@ -26,7 +27,7 @@ use crate::open_header::{
     read_pair, read_stamp, unlock, write_pair,
 };
 use crate::policy::Policy;
-use crate::superblock_io::{check_growths, read_superblocks};
+use crate::superblock_io::{Slots, check_growths, read_superblocks};
 
 /// What a header backup holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -150,7 +151,7 @@ impl Restoring {
         let newest = found.iter().filter_map(|(generation, ..)| *generation).max();
         let newer = newest.filter(|newest| *newest > header.generation);
         let anchored = stamp.is_some();
-        if newer.is_some() {
+        if found.iter().any(|(.., copy)| self.is_of_a_change(copy.as_deref(), &pair)) {
             // A change was cut short, or is going on: its move of the anchor must not arrive when its copy is gone.
             take_anchor(&self.environment, stamp, &keys.key.mac("stamp")).await?;
         }
@@ -160,9 +161,12 @@ impl Restoring {
 
     /// The store may be any other disk of this machine.
     async fn check_ours(&self, header: &Header, keys: &Keyring) -> Result<()> {
-        let found = read_superblocks(&self.io, keys, &header.volume).await?;
+        let Slots { found, unreadable } = read_superblocks(&self.io, keys, header).await?;
         let superblocks: Vec<_> = found.into_iter().map(|found| found.superblock).collect();
         if superblocks.is_empty() {
+            if let Some(error) = unreadable {
+                return Err(error);
+            }
             return Err(Error::new(
                 Kind::Usage,
                 format!(
@@ -218,6 +222,15 @@ impl Restoring {
             }
         }
         Ok(written)
+    }
+
+    /// Whether a copy is another header of this volume, whatever it says: that of a change of key verifies under the new key only, that of a
+    /// growth is not of the policy's size.
+    fn is_of_a_change(&self, copy: Option<&Pair>, ours: &Pair) -> bool {
+        copy.filter(|copy| *copy != ours).is_some_and(|copy| {
+            Header::decode_as(&copy[..BLOCK_SIZE], self.options.shape)
+                .is_ok_and(|header| header.volume == self.policy.volume)
+        })
     }
 
     /// The generation of a copy that an attach could take.

@@ -133,16 +133,18 @@ impl Changing {
     /// Takes the anchor, and makes both copies the one in force: an earlier change may have been cut short, and B is written next.
     pub(crate) async fn equalize(&self, opened: &mut Opened) -> Result<()> {
         opened.stamp = take_anchor(&self.environment, opened.stamp.take(), &opened.stamp_key).await?;
-        let copies = [read_pair(&self.io, COPIES[0]).await?, read_pair(&self.io, COPIES[1]).await?];
+        // One that cannot be read is like one that is not in force; writing may mend it.
+        let copies = [read_pair(&self.io, COPIES[0]).await, read_pair(&self.io, COPIES[1]).await];
         let in_force = |pair: &Pair| seal::sha256(&[pair]) == opened.digest;
-        let Some(current) = copies.iter().find(|pair| in_force(pair)) else {
+        let Some(current) = copies.iter().flatten().find(|pair| in_force(pair)) else {
+            copies.into_iter().collect::<Result<Vec<_>>>()?;
             return Err(Error::new(
                 Kind::Corrupt,
                 "the header changed while it was read; the host may be tampering with it",
             ));
         };
         for (at, pair) in COPIES.into_iter().zip(&copies) {
-            if !in_force(pair) {
+            if !pair.as_ref().is_ok_and(|pair| in_force(pair)) {
                 write_pair(&self.io, at, current).await?;
             }
         }

@@ -65,9 +65,17 @@ pub(crate) async fn open_pair(
 ) -> Result<Opened> {
     check_header_fits(environment)?;
     let mut pairs = Vec::new();
-    let mut refused = None;
+    let (mut refused, mut unreadable) = (None, None);
     for first in COPIES {
-        let bytes = read_pair(io, first).await?;
+        let bytes = match read_pair(io, first).await {
+            Ok(bytes) => bytes,
+            // The anchor says whether the other one counts. Where nothing does, this one may be the newer.
+            Err(error) if stamp.is_some() => {
+                unreadable.get_or_insert(error);
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         match check_pair(&bytes, policy, options) {
             Ok((header, slots)) => {
                 let digest = seal::sha256(&[&*bytes]);
@@ -88,12 +96,16 @@ pub(crate) async fn open_pair(
                 if stamp.as_ref().is_some_and(|stamp| stamp.header_digest == seal::sha256(&[&*bytes])) =>
             {
                 refused = Some(error);
+                unreadable = None;
             }
             Err(error) => drop(refused.get_or_insert(error)),
         }
     }
     pairs.sort_by_key(|(header, .., vouched)| std::cmp::Reverse((*vouched, header.generation)));
     if pairs.is_empty() {
+        if let Some(error) = unreadable {
+            return Err(error);
+        }
         return Err(match refused {
             Some(error) => blank_or(io, environment, error).await,
             None => Error::new(Kind::Corrupt, "this store has no header"),

@@ -36,7 +36,8 @@ impl Core {
         {
             return Ok((places, placing));
         }
-        self.wait_for_places(io, runs, block, blocks, placing).boxed_local().await
+        let placed = self.wait_for_places(io, runs, block, blocks, placing).boxed_local().await;
+        placed.inspect_err(|_| runs.borrow_mut().give_all_back(self))
     }
 
     async fn wait_for_places<'a>(

@@ -28,7 +28,7 @@ use crate::keys::{EPOCHS, Keyring};
 use crate::open_header::{Opened, check_anchored, open_header, suite_of};
 use crate::policy::Policy;
 use crate::replay::Replayed;
-use crate::superblock_io::read_superblocks;
+use crate::superblock_io::{Slots, read_superblocks};
 
 /// What the owner wants of a change of key.
 #[derive(Debug, Default)]
@@ -188,7 +188,7 @@ impl Beginning {
     ) -> Result<(Replayed, [u8; 32])> {
         let superblocks = self.attaching.superblocks(header, keys).await?;
         let replayed = self.attaching.find(header, keys, stamp, superblocks).await?;
-        let found = read_superblocks(&self.attaching.io, keys, &header.volume).await?;
+        let Slots { found, .. } = read_superblocks(&self.attaching.io, keys, header).await?;
         let digest = found.iter().find(|found| found.superblock == replayed.superblock).map(|it| it.digest);
         match digest {
             Some(digest) => Ok((replayed, digest)),

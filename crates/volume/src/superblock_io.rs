@@ -8,6 +8,7 @@ use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::format::ad::superblock_ad;
 use crate::format::header::Header;
+use crate::format::protections::Freshness;
 use crate::format::superblock::{Leg, Superblock, assemble, split};
 use crate::geometry::{SUPERBLOCK_SLOTS, SUPERBLOCK_START};
 use crate::io::Io;
@@ -57,14 +58,22 @@ pub(crate) struct Found {
     pub(crate) digest: [u8; 32],
 }
 
+/// What the slots hold.
+pub(crate) struct Slots {
+    pub(crate) found: Vec<Found>,
+    /// A slot that the store could not read.
+    pub(crate) unreadable: Option<Error>,
+}
+
 /// Reads all slots; what opens of them. Under the old key only the one superblock counts that the header names.
-pub(crate) async fn read_superblocks(io: &Io, keys: &Keyring, volume: &[u8; 16]) -> Result<Vec<Found>> {
-    let old = keys.old();
-    let buffer = io.read(SUPERBLOCK_START, usize::from(SUPERBLOCK_SLOTS)).await?;
+///
+/// To the anchor a slot that cannot be read is like a torn one: it says whether what the others hold is all. Where nothing says so, the
+/// error of the store is one of this function.
+pub(crate) async fn read_superblocks(io: &Io, keys: &Keyring, header: &Header) -> Result<Slots> {
+    let (old, volume) = (keys.old(), &header.volume);
+    let (pages, unreadable) = read_slots(io, header).await?;
     let mut found = Vec::new();
-    for slot in 0..SUPERBLOCK_SLOTS {
-        let mut page = [0; BLOCK_SIZE];
-        buffer.copy_to(usize::from(slot) * BLOCK_SIZE, &mut page);
+    for (slot, page) in pages {
         let digest = seal::sha256(&[&page]);
         let superblock = open_superblock(&keys.key, keys.suite, volume, slot, &page).or_else(|| {
             let old = old.as_ref().filter(|old| old.superblock == digest)?;
@@ -72,7 +81,31 @@ pub(crate) async fn read_superblocks(io: &Io, keys: &Keyring, volume: &[u8; 16])
         });
         found.extend(superblock.map(|superblock| Found { slot, superblock, digest }));
     }
-    Ok(found)
+    Ok(Slots { found, unreadable })
+}
+
+/// The slots that can be read, and why others cannot.
+async fn read_slots(io: &Io, header: &Header) -> Result<(Vec<(u8, [u8; BLOCK_SIZE])>, Option<Error>)> {
+    let page = |buffer: &store::Buffer, at: usize| {
+        let mut page = [0; BLOCK_SIZE];
+        buffer.copy_to(at * BLOCK_SIZE, &mut page);
+        page
+    };
+    match io.read(SUPERBLOCK_START, usize::from(SUPERBLOCK_SLOTS)).await {
+        Ok(all) => {
+            return Ok(((0..SUPERBLOCK_SLOTS).map(|slot| (slot, page(&all, slot.into()))).collect(), None));
+        }
+        Err(error) if header.freshness == Freshness::Off => return Err(error),
+        Err(_) => {}
+    }
+    let (mut pages, mut unreadable) = (Vec::new(), None);
+    for slot in 0..SUPERBLOCK_SLOTS {
+        match io.read(SUPERBLOCK_START + u64::from(slot), 1).await {
+            Ok(buffer) => pages.push((slot, page(&buffer, 0))),
+            Err(error) => drop(unreadable.get_or_insert(error)),
+        }
+    }
+    Ok((pages, unreadable))
 }
 
 /// Whether the header is as new as all superblocks: one from before a growth would have places taken for free that are not.

@@ -197,7 +197,11 @@ impl Looking {
         }
         let signing = key.mac("stamp");
         let keys = keyring(&header, key)?;
-        let mut superblocks = self.attaching.superblocks(&header, &keys).await?;
+        let (mut superblocks, unreadable) = self.attaching.superblocks(&header, &keys).await?;
+        if let Some(error) = unreadable {
+            // What the owner is to choose from may not be all.
+            return Err(error);
+        }
         superblocks.sort_by_key(|superblock| std::cmp::Reverse((superblock.claims, superblock.publication)));
         let mut histories = Vec::new();
         for superblock in &superblocks {

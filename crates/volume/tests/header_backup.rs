@@ -15,8 +15,8 @@ use volume::format::protections::Freshness;
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;
 use volume::{
-    BackedUp, Driven, Environment, HeaderInfo, KeyChange, Kind, Restored, Result, backup_header, change_keys,
-    restore_header,
+    BackedUp, Driven, Environment, HeaderInfo, KeyChange, Kind, RekeyOrder, Restored, Result, backup_header,
+    begin_rekey, change_keys, restore_header,
 };
 
 const LEVELS: [Freshness; 2] = [Freshness::Strict, Freshness::Off];
@@ -225,12 +225,21 @@ fn a_backup_is_laid_out_as_documented() {
 
 #[test]
 fn a_change_whose_move_is_on_its_way_comes_too_late_for_a_restored_header() {
-    let (mut bench, policy) = new(Freshness::Strict);
-    let (backup, _) = take(&bench, &policy).expect("backed up");
-    let anchor = keep_moves(&mut bench);
-    kill_on_its_way(&bench, &anchor, renewing(&bench, &policy));
-    let environment = bench.environment.clone();
-    let restoring = restore_header(environment, policy.clone(), credential(), backup, bench.attach);
-    comes_too_late(&anchor, restoring.expect("a queue"));
-    assert!(reads_back(&bench, &policy));
+    // The copy B of a change of key verifies under the new one only.
+    for rekeys in [false, true] {
+        let (mut bench, policy) = new(Freshness::Strict);
+        let (backup, _) = take(&bench, &policy).expect("backed up");
+        let anchor = keep_moves(&mut bench);
+        let environment = bench.environment.clone();
+        if rekeys {
+            let (order, options) = (RekeyOrder::default(), bench.attach);
+            let begun = begin_rekey(environment.clone(), policy.clone(), credential(), order, options);
+            kill_on_its_way(&bench, &anchor, begun.expect("a queue"));
+        } else {
+            kill_on_its_way(&bench, &anchor, renewing(&bench, &policy));
+        }
+        let restoring = restore_header(environment, policy.clone(), credential(), backup, bench.attach);
+        comes_too_late(&anchor, restoring.expect("a queue"));
+        assert!(reads_back(&bench, &policy), "rekeys: {rekeys}");
+    }
 }

@@ -10,9 +10,12 @@ use common::medium::{image, put_back};
 use common::streaming::{
     BLOCKS, bench_of, compare, content, export, filled_volume, frames, import_into, open_all,
 };
+use common::worn::wear;
+use common::{Bench, Session};
 use futures::FutureExt;
 use store::MemoryStore;
 use volume::format::protections::Freshness;
+use volume::geometry::{Geometry, Shape};
 use volume::{Environment, Extent, Kind};
 
 #[test]
@@ -162,4 +165,47 @@ fn an_import_on_a_machine_that_stops_at_any_write_can_be_done_again() {
         }
         assert!(stopped > 10, "{freshness}: the machine stopped {stopped} times only");
     }
+}
+
+/// The other chunks' writes were acknowledged: they must not end with the one that cannot be read.
+#[test]
+fn an_import_that_cannot_read_one_block_keeps_what_it_has_and_goes_on() {
+    let from = bench_of(BLOCKS);
+    let (policy, expected) = filled_volume(&from);
+    let stream = export(&from, &policy);
+    for behind in [0, 256] {
+        let mut to = bench_of(BLOCKS);
+        to.attach.behind = behind;
+        let unreadable = wear(&mut to);
+        let policy = to.create();
+        let mut session = to.attach(&policy).expect("attached");
+        for block in [10, 600, 1000, 1399, 2001] {
+            import_into(&mut session, &stream).expect("imported");
+            for other in [10, 12, 500, 600, 1000, 1200, 1399, 1400, 1500, 2001, BLOCKS - 1] {
+                session.write(other, 1, 77).expect("written");
+            }
+            let at = place_of(&to, &mut session, block);
+            unreadable.lock().expect("not poisoned").insert(at);
+            let error = import_into(&mut session, &stream).expect_err("unreadable");
+            assert_eq!(error.kind(), Kind::Io, "{error}");
+            assert!(session.volume.failure().is_none(), "{:?}", session.volume.failure());
+            unreadable.lock().expect("not poisoned").clear();
+        }
+        import_into(&mut session, &stream).expect("imported");
+        assert!(content(&mut session, BLOCKS) == expected);
+        session.detach().expect("detached");
+    }
+}
+
+/// Writes a block, and looks where its data went.
+fn place_of(bench: &Bench, session: &mut Session, block: u64) -> u64 {
+    session.flush().expect("flushed");
+    let before = bench.image();
+    session.write(block, 1, 78).expect("written");
+    session.flush().expect("flushed");
+    let data = Geometry::for_logical(BLOCKS, Shape::STANDARD).expect("a size").data_start();
+    let changed = before.iter().zip(bench.image()).enumerate().filter(|(_, (old, new))| *old != new);
+    let places: Vec<_> = changed.map(|(at, _)| at as u64).filter(|at| *at >= data).collect();
+    assert_eq!(places.len(), 1, "{places:?}");
+    places[0]
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use futures::future::try_join_all;
+use futures::future::join_all;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use store::{BLOCK_SIZE, Buffer};
@@ -118,8 +118,15 @@ impl Importing<'_> {
     async fn chunks<R: Read>(self, reader: &mut StreamReader<R>, blank: bool) -> Result<Imported> {
         let mut imported = Imported::default();
         let mut under_way = FuturesUnordered::new();
-        // What is under way ends before an error of the stream's is told.
+        // What is under way ends before the first error is told: among it are writes that were acknowledged, and commits that others wait for.
         let mut trouble = None;
+        let note = |kept: Result<u64>, trouble: &mut Option<Error>| match kept {
+            Ok(kept) => kept,
+            Err(error) => {
+                trouble.get_or_insert(error);
+                0
+            }
+        };
         while trouble.is_none() {
             match reader.chunk() {
                 Ok(Some(opened)) => {
@@ -131,19 +138,19 @@ impl Importing<'_> {
                 Err(error) => trouble = Some(error),
             }
             let full = if imported.chunks.is_multiple_of(COMMIT_CHUNKS) { 1 } else { CHUNKS_AT_ONCE };
-            while under_way.len() >= full {
-                if let Some(kept) = under_way.next().await {
-                    imported.kept += kept?;
-                }
+            while under_way.len() >= full
+                && let Some(kept) = under_way.next().await
+            {
+                imported.kept += note(kept, &mut trouble);
             }
-            if full == 1 && self.writes {
-                self.ask(Request::Commit).await?;
+            if full == 1 && self.writes && trouble.is_none() {
+                trouble = self.ask(Request::Commit).await.err();
             }
             self.progress.blocks.store(imported.blocks, Ordering::Relaxed);
             self.progress.bytes.store(reader.bytes(), Ordering::Relaxed);
         }
         while let Some(kept) = under_way.next().await {
-            imported.kept += kept?;
+            imported.kept += note(kept, &mut trouble);
         }
         if let Some(error) = trouble {
             return Err(error);
@@ -168,7 +175,8 @@ impl Importing<'_> {
             data = rest;
             stretches.push(self.stretch(stretch, bytes, blank));
         }
-        Ok(try_join_all(stretches).await?.into_iter().sum())
+        // All of them end, whatever becomes of one.
+        join_all(stretches).await.into_iter().sum()
     }
 
     async fn stretch(self, stretch: Range<u64>, bytes: &[u8], blank: bool) -> Result<u64> {

@@ -7,6 +7,7 @@ pub mod medium;
 pub mod rekeying;
 pub mod sight;
 pub mod streaming;
+pub mod worn;
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,0 +1,145 @@
+//! Sectors that the store cannot read, in what a volume has more than one copy of.
+
+mod common;
+
+use common::worn::{Unreadable, wear};
+use common::{Bench, credential, options, options_at};
+use seal::SecretBytes;
+use seal::slot::{Argon2Params, Credential};
+use volume::format::protections::Freshness;
+use volume::geometry::Shape;
+use volume::policy::Policy;
+use volume::{CreateOptions, KeyChange, Kind, Result, change_keys};
+
+/// Of the header's copies A and B, and of the superblocks.
+const HEADERS: std::ops::Range<u64> = 0..4;
+const SUPERBLOCKS: std::ops::Range<u64> = 4..8;
+
+struct Case {
+    bench: Bench,
+    policy: Policy,
+    unreadable: Unreadable,
+}
+
+impl Case {
+    /// A volume with 64 blocks that hold 7, after more than one session.
+    fn new(freshness: Freshness) -> Self {
+        Self::of(options_at(freshness))
+    }
+
+    fn of(options: CreateOptions) -> Self {
+        let mut bench = Bench::new(options, 16_384);
+        let unreadable = wear(&mut bench);
+        let policy = bench.create();
+        for fill in [6, 7] {
+            let mut session = bench.attach(&policy).expect("attached");
+            session.write(0, 64, fill).expect("written");
+            session.detach().expect("detached");
+        }
+        Self { bench, policy, unreadable }
+    }
+
+    fn wear_out(&self, blocks: impl IntoIterator<Item = u64>) {
+        let mut unreadable = self.unreadable.lock().expect("not poisoned");
+        unreadable.clear();
+        unreadable.extend(blocks);
+    }
+
+    fn is_worn(&self) -> bool {
+        !self.unreadable.lock().expect("not poisoned").is_empty()
+    }
+
+    /// Reads the volume, in a session of its own that writes it as well.
+    fn use_it(&self) -> Result<()> {
+        let mut session = self.bench.attach(&self.policy)?;
+        assert_eq!(session.read(5, 1)?[0], 7);
+        session.write(5, 1, 7)?;
+        session.detach()
+    }
+}
+
+#[test]
+fn a_copy_of_the_header_that_cannot_be_read_keeps_nobody_out_and_is_mended_by_the_next_change() {
+    for block in HEADERS {
+        let case = Case::new(Freshness::Strict);
+        case.wear_out([block]);
+        case.use_it().unwrap_or_else(|error| panic!("block {block}: {error}"));
+        let change = KeyChange::Add {
+            credential: Credential::Passphrase(SecretBytes::from_slice(b"open sesame")),
+            label: "other".into(),
+            argon2: Argon2Params { memory_kib: 8, passes: 1, lanes: 1 },
+        };
+        let (environment, policy) = (case.bench.environment.clone(), case.policy.clone());
+        let changing = change_keys(environment, policy, credential(), change, false, case.bench.attach);
+        assert_eq!(changing.expect("a queue").block().expect("changed").len(), 2);
+        assert!(!case.is_worn(), "block {block} was not written");
+        case.use_it().expect("both copies are there");
+    }
+}
+
+/// It would sound like an attack, and nobody knows whether it is one.
+#[test]
+fn where_nothing_that_can_be_read_counts_the_store_is_to_blame() {
+    let case = Case::new(Freshness::Strict);
+    for blocks in [[0, 2], [1, 3], [0, 3]] {
+        case.wear_out(blocks);
+        assert_eq!(case.use_it().expect_err("no header").kind(), Kind::Io, "{blocks:?}");
+    }
+    // The older copy is one that the anchor does not vouch for.
+    let stale = Case::new(Freshness::Strict);
+    let old = stale.bench.image();
+    let change = KeyChange::Add {
+        credential: Credential::KeyFile(SecretBytes::from_slice(&[3; 64])),
+        label: "other".into(),
+        argon2: Argon2Params { memory_kib: 8, passes: 1, lanes: 1 },
+    };
+    let (environment, policy) = (stale.bench.environment.clone(), stale.policy.clone());
+    change_keys(environment, policy, credential(), change, false, stale.bench.attach)
+        .expect("a queue")
+        .block()
+        .expect("changed");
+    common::medium::put(&*stale.bench.environment.store, 2, &old[2..4].concat());
+    stale.wear_out([0]);
+    assert_eq!(stale.use_it().expect_err("only the old one").kind(), Kind::Io);
+}
+
+/// The anchor says whether those that can be read lead to the state that counts. Older ones do as long as nothing took the place of their
+/// journal.
+#[test]
+fn of_the_superblocks_one_that_leads_to_the_state_that_counts_is_enough() {
+    let mut refused = 0;
+    for slots in (0..16).map(|bits| SUPERBLOCKS.filter(move |slot| bits >> (slot - 4) & 1 == 1)) {
+        let case = Case::of(options(2000, Shape::TINY));
+        let mut session = case.bench.attach(&case.policy).expect("attached");
+        // The journal comes round.
+        for block in 64..264 {
+            session.write(block, 1, 1).expect("written");
+            session.flush().expect("flushed");
+        }
+        session.detach().expect("detached");
+        case.wear_out(slots.clone());
+        match case.use_it() {
+            Ok(()) => {}
+            Err(error) => {
+                assert_eq!(error.kind(), Kind::Io, "{:?}: {error}", slots.collect::<Vec<_>>());
+                refused += 1;
+            }
+        }
+        case.wear_out([]);
+        case.use_it().expect("it is readable again");
+    }
+    // Two of four are of the last session.
+    assert!((2..=8).contains(&refused), "{refused}");
+}
+
+/// Nothing says there whether what can be read is the newest.
+#[test]
+fn without_freshness_every_copy_must_be_readable() {
+    let case = Case::new(Freshness::Off);
+    for block in HEADERS.chain(SUPERBLOCKS) {
+        case.wear_out([block]);
+        assert_eq!(case.use_it().expect_err("who knows").kind(), Kind::Io, "block {block}");
+    }
+    case.wear_out([]);
+    case.use_it().expect("readable");
+}
