@@ -14,7 +14,7 @@ use futures::FutureExt;
 use seal::slot::{Credential, SlotLimits};
 use seal::{DataMode, MacKey, VolumeKey};
 
-use crate::commit::{advance, overtaking, sign_stamp};
+use crate::anchoring::{advance, overtaking, sign_stamp};
 use crate::core::{Core, Environment};
 use crate::error::{Error, Kind, Result};
 use crate::format::header::Header;

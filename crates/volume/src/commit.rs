@@ -19,6 +19,7 @@ use event_listener::Event;
 use futures::future::try_join_all;
 
 use crate::admission::Promise;
+use crate::anchoring::{advance, sign_stamp};
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::format::item::Item;
@@ -472,30 +473,4 @@ impl Core {
         self.counters.anchor_moves.add(1);
         Ok(())
     }
-}
-
-/// Moves an anchor; when it is unknown whether it moved, asks it.
-pub(crate) async fn advance(anchor: &dyn anchor::Anchor, old: Option<&Stamp>, new: &Stamp) -> Result<()> {
-    match anchor.advance(old, new).await {
-        Err(anchor::Error::Io(reason)) => match anchor.read().await {
-            Ok(Some(now)) if now == *new => Ok(()),
-            Ok(now) if now.as_ref() == old => Ok(anchor.advance(old, new).await?),
-            Ok(_) => Err(anchor::Error::Conflict(None).into()),
-            Err(_) => Err(anchor::Error::Io(reason).into()),
-        },
-        other => Ok(other?),
-    }
-}
-
-/// The same stamp, but for its number of claims: it vouches for nothing else, and whoever expects the one before moves the anchor no more. By
-/// two, so that the claim that follows is odd to the session's own (see the superblock's slots).
-pub(crate) fn overtaking(key: &seal::MacKey, stamp: &Stamp) -> Stamp {
-    sign_stamp(key, Stamp { claims: stamp.claims + 2, ..stamp.clone() })
-}
-
-/// The stamp with its MAC.
-pub(crate) fn sign_stamp(key: &seal::MacKey, mut stamp: Stamp) -> Stamp {
-    stamp.mac = [0; 32];
-    stamp.mac = key.sign(&[&stamp.authenticated_bytes()]);
-    stamp
 }

@@ -10,7 +10,7 @@ use seal::slot::{Argon2Params, Credential, KeySlots};
 use seal::{DataMode, VolumeKey};
 use store::BLOCK_SIZE;
 
-use crate::commit::{advance, sign_stamp};
+use crate::anchoring::{advance, sign_stamp};
 use crate::core::Environment;
 use crate::error::{Error, Kind, Result};
 use crate::format::entry::Entry;

@@ -11,8 +11,8 @@ use futures::FutureExt;
 use seal::MacKey;
 use seal::slot::{Argon2Params, Credential, SlotError, SlotInfo};
 
+use crate::anchoring::{advance, overtaking, sign_stamp};
 use crate::attach::AttachOptions;
-use crate::commit::{advance, overtaking, sign_stamp};
 use crate::core::Environment;
 use crate::create::sign_header;
 use crate::error::{Error, Kind, Result};

@@ -7,6 +7,7 @@
 
 mod admission;
 mod allocation;
+mod anchoring;
 mod attach;
 mod cache;
 mod check;

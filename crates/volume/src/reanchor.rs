@@ -16,8 +16,8 @@ use anchor::{Anchor, Stamp, State};
 use futures::FutureExt;
 use seal::slot::Credential;
 
+use crate::anchoring::{advance, sign_stamp};
 use crate::attach::{AttachOptions, draw_session};
-use crate::commit::{advance, sign_stamp};
 use crate::core::Environment;
 use crate::create::SavePolicy;
 use crate::error::{Error, Kind, Result};

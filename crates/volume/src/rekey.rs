@@ -14,8 +14,8 @@ use futures::FutureExt;
 use seal::VolumeKey;
 use seal::slot::{Credential, KeySlots, SlotInfo};
 
+use crate::anchoring::{advance, sign_stamp};
 use crate::attach::{AttachOptions, Attaching, Reading, draw_session, keyring};
-use crate::commit::{advance, sign_stamp};
 use crate::core::Environment;
 use crate::create::sign_header;
 use crate::error::{Error, Kind, Result};

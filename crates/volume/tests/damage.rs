@@ -8,7 +8,7 @@ use futures::FutureExt;
 
 use common::{Bench, Session, credential, options, page};
 use store::{BLOCK_SIZE, Buffer, Completion, Operation};
-use volume::geometry::Shape;
+use volume::geometry::{Geometry, Shape};
 use volume::{CheckProgress, CheckReport, Kind, Volume, attach_read_only};
 
 fn submit(bench: &Bench, operation: Operation) -> Completion {
@@ -164,4 +164,40 @@ fn nothing_is_written_by_reading() {
     session.flush().expect("there is nothing to flush");
     assert!(changed(&before, &image(&bench)).is_empty());
     assert_eq!(before[0].len(), BLOCK_SIZE);
+}
+
+/// Such a change stays in the journal: the session ends when it is to go into the map, and so does each one after it.
+#[test]
+fn a_damaged_node_that_was_written_to_ends_the_session_and_loses_nothing_else() {
+    let (bench, policy) = filled_bench();
+    let damage = |place| {
+        let mut bytes = raw_read(&bench, place);
+        bytes[100] ^= 4;
+        raw_write(&bench, place, &bytes);
+    };
+    let is_leaf = |place: &u64| {
+        damage(*place);
+        let attached =
+            attach_read_only(bench.environment.clone(), policy.clone(), credential(), bench.attach);
+        let damaged = attached.expect("a queue").block().map(|volume| check(&volume).damaged);
+        damage(*place);
+        damaged.is_ok_and(|damaged| damaged == [0..128])
+    };
+    let data = Geometry::for_logical(4096, Shape::STANDARD).expect("a size").data_start();
+    let leaf = (data..data + 512).find(is_leaf).expect("the leaf of the first 128 blocks");
+    damage(leaf);
+    for round in 0..3 {
+        let mut session = bench.attach(&policy).expect("attached");
+        session.write(5, 1, 9).expect("written");
+        session.flush().expect("durable");
+        assert_eq!(session.detach().expect_err("no checkpoint").kind(), Kind::Corrupt);
+        let mut session = bench.attach(&policy).expect("attached");
+        assert_eq!(session.read(5, 1).expect("in the journal"), page(9), "{round}");
+        assert_eq!(session.read(6, 1).expect_err("below the node").kind(), Kind::Corrupt);
+        assert_eq!(session.read(1000, 1).expect("elsewhere"), page(2));
+    }
+    damage(leaf);
+    let mut session = bench.attach(&policy).expect("attached");
+    assert_eq!(session.read(6, 1).expect("the node is there again"), page(1));
+    session.detach().expect("with a checkpoint");
 }
