@@ -59,8 +59,11 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
     Ok(number(first)?..number(end)?)
 }
 
-/// A run that takes longer hangs inside one step.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks at the runs.
+const NAP: Duration = Duration::from_millis(20);
+/// A run that is seen more often than this hangs inside one step. Counted in looks, not by the clock: a process that was stopped meanwhile, or
+/// a machine that slept, is no hang.
+const PATIENCE: u32 = 3000;
 
 fn main() -> ExitCode {
     match Command::parse() {
@@ -94,7 +97,8 @@ fn run_many(seeds: Range<u64>, ops: u64, jobs: u64) -> ExitCode {
     let tally = Mutex::new(Tally::default());
     // A panic is reported with its seed, below.
     std::panic::set_hook(Box::new(|_| {}));
-    let working: Vec<Mutex<Option<(u64, Instant)>>> = (0..jobs).map(|_| Mutex::new(None)).collect();
+    let working: Vec<Mutex<Option<u64>>> = (0..jobs).map(|_| Mutex::new(None)).collect();
+    let mut seen = vec![(None, 0); working.len()];
     std::thread::scope(|scope| {
         for slot in &working {
             let (next, tally, seeds) = (&next, &tally, &seeds);
@@ -104,7 +108,7 @@ fn run_many(seeds: Range<u64>, ops: u64, jobs: u64) -> ExitCode {
                     if seed >= seeds.end {
                         break;
                     }
-                    *slot.lock().expect("no poison") = Some((seed, Instant::now()));
+                    *slot.lock().expect("no poison") = Some(seed);
                     let report = simulator::run_caught(seed, ops);
                     *slot.lock().expect("no poison") = None;
                     account(&mut tally.lock().expect("no poison"), seed, ops, &report);
@@ -114,10 +118,12 @@ fn run_many(seeds: Range<u64>, ops: u64, jobs: u64) -> ExitCode {
         while next.load(Ordering::SeqCst) < seeds.end
             || working.iter().any(|slot| slot.lock().expect("no poison").is_some())
         {
-            std::thread::sleep(Duration::from_millis(20));
-            for slot in &working {
-                let at = *slot.lock().expect("no poison");
-                if let Some((seed, _)) = at.filter(|(_, since)| since.elapsed() > PATIENCE) {
+            std::thread::sleep(NAP);
+            for (slot, (before, looks)) in working.iter().zip(&mut seen) {
+                let now = *slot.lock().expect("no poison");
+                *looks = if now == *before { *looks + 1 } else { 0 };
+                *before = now;
+                if let Some(seed) = now.filter(|_| *looks > PATIENCE) {
                     println!("seed {seed}: hangs inside one step\n{}", command(seed, ops));
                     std::process::exit(1);
                 }
