@@ -168,8 +168,7 @@ impl Attaching {
         if self.read_only {
             self.check_unclaimed(opened.stamp.as_ref())?;
         }
-        let Opened { header, key, stamp, stamp_key, pair, .. } = opened;
-        let in_force = header.rekeying.is_some().then_some(pair);
+        let Opened { header, key, stamp, stamp_key, pair: in_force, .. } = opened;
         let keys = keyring(&header, key)?;
         let superblocks = self.superblocks(&header, &keys).await?;
         let replayed = match self.find(&header, &keys, stamp.as_ref(), superblocks.clone()).await {
@@ -205,7 +204,8 @@ impl Attaching {
         } else {
             1 - replayed.superblock.pair
         };
-        let core = self.core(header, keys, session, claims, pair, stamp, stamp_key, &replayed, in_force)?;
+        let core =
+            self.core(header, keys, session, claims, pair, stamp, stamp_key, &replayed, Some(in_force))?;
         Ok(Volume::new(self.start(core, replayed).await?))
     }
 

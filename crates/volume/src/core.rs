@@ -19,6 +19,7 @@ use crate::format::entry::Entry;
 use crate::format::header::Header;
 use crate::format::item::Item;
 use crate::geometry::Geometry;
+use crate::header_change::InForce;
 use crate::keys::{EPOCHS, Keyring};
 use crate::landing::Landing;
 use crate::mutation::{Mutation, mutated};
@@ -185,6 +186,8 @@ pub(crate) struct Core {
     /// Raised by each freeze: runs taken before must be given back.
     pub(crate) run_age: AtomicU64,
     pub(crate) stopping: AtomicBool,
+    /// Header and key slots, as they are in force; none for who only reads.
+    pub(crate) in_force: InForce,
     /// What a change of key has still to do.
     pub(crate) resealing: Resealing,
     pub(crate) publications: AtomicU64,

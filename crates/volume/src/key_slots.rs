@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use anchor::{Stamp, State};
 use futures::FutureExt;
-use seal::MacKey;
-use seal::slot::{Argon2Params, Credential, SlotError, SlotInfo};
+use seal::slot::{Argon2Params, Credential, KeySlots, SlotError, SlotInfo};
+use seal::{MacKey, Random, VolumeKey};
 
 use crate::anchoring::{advance, overtaking, sign_stamp};
 use crate::attach::AttachOptions;
@@ -39,6 +39,24 @@ pub enum KeyChange {
         /// Its index.
         slot: usize,
     },
+}
+
+impl KeyChange {
+    pub(crate) fn apply(
+        self,
+        slots: &mut KeySlots,
+        volume: &[u8; 16],
+        key: &VolumeKey,
+        random: &dyn Random,
+    ) -> Result<()> {
+        let refused = |error: SlotError| Error::new(Kind::Usage, error.to_string());
+        match self {
+            Self::Add { credential, label, argon2 } => {
+                slots.add(volume, key, credential, &label, argon2, random).map_err(refused).map(drop)
+            }
+            Self::Remove { slot } => slots.remove(slot).map_err(refused),
+        }
+    }
 }
 
 /// Changes the key slots of a volume that nobody has attached. `force` goes on although the last session did not detach; if it still
@@ -107,7 +125,8 @@ impl Changing {
     async fn run(&self, mut opened: Opened, change: KeyChange) -> Result<Vec<SlotInfo>> {
         self.check_released(&opened)?;
         // First what may be refused: to take the anchor would end a session for nothing.
-        self.apply(&mut opened, change)?;
+        let random = self.environment.random.as_ref();
+        change.apply(&mut opened.slots, &opened.header.volume, &opened.key, random)?;
         self.equalize(&mut opened).await?;
         self.put(&mut opened).await?;
         Ok(opened.slots.list())
@@ -147,19 +166,6 @@ impl Changing {
             if !pair.as_ref().is_ok_and(|pair| in_force(pair)) {
                 write_pair(&self.io, at, current).await?;
             }
-        }
-        Ok(())
-    }
-
-    fn apply(&self, opened: &mut Opened, change: KeyChange) -> Result<()> {
-        let refused = |error: SlotError| Error::new(Kind::Usage, error.to_string());
-        match change {
-            KeyChange::Add { credential, label, argon2 } => {
-                let random = self.environment.random.as_ref();
-                let (volume, key) = (&opened.header.volume, &opened.key);
-                opened.slots.add(volume, key, credential, &label, argon2, random).map_err(refused)?;
-            }
-            KeyChange::Remove { slot } => opened.slots.remove(slot).map_err(refused)?,
         }
         Ok(())
     }

@@ -21,6 +21,7 @@ pub mod format;
 pub mod geometry;
 mod grow;
 mod header_backup;
+mod header_change;
 mod io;
 mod journal;
 mod key_slots;

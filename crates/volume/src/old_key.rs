@@ -5,28 +5,22 @@
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use seal::slot::KeySlots;
-use store::BLOCK_SIZE;
 
 use crate::cache::NodeKey;
-use crate::commit::Want;
 use crate::core::Core;
-use crate::create::sign_header;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Kind, Result};
 use crate::format::ad::Tree;
 use crate::format::entry::{Entry, entry_at};
 use crate::format::header::Header;
 use crate::io::Io;
-use crate::key_slots::{next_generation, put_in_force};
 use crate::merge::Merge;
-use crate::open_header::{COPIES, Pair, read_pair, write_pair};
 
 /// Leaves of the bitmap that one checkpoint takes along.
 const BITMAP_LEAVES: usize = 1024;
 
 /// What a session with two keys keeps in mind.
+#[derive(Default)]
 pub(crate) struct Resealing {
-    /// Header and key slots as they are in force.
-    pair: Option<Box<Pair>>,
     /// The first node above the bitmap's leaves that may have one under the old key.
     bitmap: AtomicU64,
     stage: AtomicU8,
@@ -37,10 +31,6 @@ const OVER: u8 = 1;
 const ENDING: u8 = 2;
 
 impl Resealing {
-    pub(crate) fn new(pair: Option<Box<Pair>>) -> Self {
-        Self { pair, bitmap: AtomicU64::new(0), stage: AtomicU8::new(AT_WORK) }
-    }
-
     /// Nothing needs the old key any more but the volume's own tables.
     pub(crate) fn is_over_now(&self) {
         self.stage.store(OVER, Ordering::SeqCst);
@@ -133,29 +123,14 @@ impl Core {
         }
         self.resealing.stage.store(ENDING, Ordering::SeqCst);
         self.checkpoint(io).await?;
-        self.confirm_claim().await?;
-        self.change_header(io).await?;
+        let given_up = |header: &mut Header, _: &mut KeySlots| {
+            header.rekeying = None;
+            Ok(())
+        };
+        self.change_header(io, None, given_up).await?;
         self.keys.drop_old();
         self.resealing.stage.store(AT_WORK, Ordering::SeqCst);
         self.progress.notify(usize::MAX);
         Ok(())
-    }
-
-    /// The header without the old key: copy B, then the anchor with a commit, then copy A.
-    async fn change_header(&self, io: &Io) -> Result<()> {
-        let Some(in_force) = &self.resealing.pair else { return Ok(()) };
-        let area: &[u8; BLOCK_SIZE] = in_force[BLOCK_SIZE..]
-            .try_into()
-            .map_err(|_| Error::new(Kind::Corrupt, "the key-slot area is cut short"))?;
-        let slots = KeySlots::decode(area).map_err(|error| Error::new(Kind::Corrupt, error.to_string()))?;
-        let generation = next_generation(&self.header)?;
-        let header = Header { generation, rekeying: None, ..self.header.clone() };
-        let pair = sign_header(&header, &slots, &self.keys.key)?;
-        if read_pair(io, COPIES[0]).await.ok().as_ref() != Some(in_force) {
-            write_pair(io, COPIES[0], in_force).await?;
-        }
-        let header = Some(seal::sha256(&[&pair]));
-        let want = Want { data: true, anchor: true, urgent: true, header, ..Want::default() };
-        put_in_force(io, &pair, async { self.commit(io, want).await.map(drop) }).await
     }
 }

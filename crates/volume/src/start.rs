@@ -18,6 +18,7 @@ use crate::format::entry::{Entry, entry_at};
 use crate::format::header::Header;
 use crate::format::superblock::MAX_LEGS;
 use crate::geometry::Geometry;
+use crate::header_change::InForce;
 use crate::io::Io;
 use crate::journal::Journal;
 use crate::keys::Keyring;
@@ -100,7 +101,8 @@ impl Attaching {
             spilled: AtomicBool::new(false),
             run_age: AtomicU64::new(1),
             stopping: AtomicBool::new(false),
-            resealing: Resealing::new(in_force),
+            in_force: InForce::new(in_force),
+            resealing: Resealing::default(),
             publications: AtomicU64::new(0),
             work: Event::new(),
             progress,
