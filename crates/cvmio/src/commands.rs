@@ -5,6 +5,7 @@ pub mod check;
 mod create;
 mod grow;
 mod header;
+mod key;
 pub mod manual;
 mod offline;
 mod reanchor;
@@ -38,7 +39,7 @@ pub fn volume(command: VolumeCommand) -> Result<(), Failure> {
         VolumeCommand::Scrub(args) => running::scrub(&args),
         VolumeCommand::Check(args) => check::run(&args),
         VolumeCommand::Dump(dump) => offline::dump(&dump),
-        VolumeCommand::Key(key) => offline::key(&key),
+        VolumeCommand::Key(key) => key::run(&key),
         VolumeCommand::Rekey(args) => rekey::run(&args),
         VolumeCommand::Reanchor(args) => reanchor::run(&args),
         VolumeCommand::Header(header) => header::run(&header),

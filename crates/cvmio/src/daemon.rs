@@ -13,6 +13,7 @@ mod pool;
 pub mod rekey;
 pub mod scrub;
 mod service;
+mod slots;
 pub mod status;
 pub mod tamper;
 mod upkeep;
@@ -211,6 +212,9 @@ fn answer(
         Request::BeginRekey { remove_others, .. } => {
             send(reply(begin_rekey(&service, credentials, remove_others)))
         }
+        Request::Slots => send(reply(slots::list(&service))),
+        Request::AddSlot { label } => send(reply(slots::add(&service, credentials, label))),
+        Request::RemoveSlot { slot } => send(reply(slots::remove(&service, credentials, slot))),
         Request::Detach => {
             let (result, ended) = channel();
             let (said, heard) = channel();

@@ -114,6 +114,10 @@ impl Simulation {
     fn tamper(&mut self) {
         let image = self.store.snapshot();
         let written: Vec<u64> = image.written().collect();
+        if written.is_empty() {
+            // It was cut off there already.
+            return;
+        }
         let pick = |rng: &mut fastrand::Rng| written[rng.usize(..written.len())];
         match self.rng.u32(..10) {
             0..=3 => {

@@ -43,6 +43,8 @@ coverage! {
     cut_creations: "creations cut short",
     /// Changes of the key slots, and those that were cut short.
     key_changes: "key changes",
+    /// Changes of the key slots of an attached volume.
+    key_changes_beside: "key changes beside users",
     /// Changes of the key slots that were cut short.
     cut_key_changes: "key changes cut short",
     /// Growths of the volume.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::keyring::ChangingKeys;
 use store::hostile::Session;
 use volume::{Completion, Driven, Error, Queue, Request, ResealReport, Volume};
 
@@ -55,6 +56,8 @@ pub(crate) struct Guest {
     pub(crate) maintenance: Option<Driven<Result<(), Error>>>,
     /// The rest of a change of key.
     pub(crate) reseal: Option<Driven<Result<ResealReport, Error>>>,
+    /// A change of its key slots.
+    pub(crate) keys: Option<ChangingKeys>,
     pub(crate) outstanding: BTreeMap<u64, Outstanding>,
     /// Another session has the volume now.
     pub(crate) replaced: bool,

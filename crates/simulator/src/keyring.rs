@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use seal::SecretBytes;
-use seal::slot::{Argon2Params, Credential};
+use seal::slot::{Argon2Params, Credential, SlotInfo, SlotLimits};
 use store::BLOCK_SIZE;
 use store::hostile::Image;
 use volume::format::header::Header;
@@ -56,6 +56,14 @@ impl Keys {
     }
 }
 
+/// A change of the slots beside a guest's users.
+pub(crate) struct ChangingKeys {
+    wanted: Wanted,
+    /// What the disk held when it began.
+    before: Image,
+    job: Driven<Result<Vec<SlotInfo>, Error>>,
+}
+
 /// What a change was to do.
 #[derive(Clone, Copy)]
 enum Wanted {
@@ -67,19 +75,7 @@ impl Simulation {
     /// The owner adds a credential, or removes one; while nobody has the volume, and perhaps not to the end.
     pub(crate) fn change_keys(&mut self) -> Outcomes {
         let late_moves = self.anchor.pending() > 0;
-        let wanted = match self.keys.certain.first().copied() {
-            Some(key) if self.keys.certain.len() >= 3 || self.rng.bool() => Wanted::Remove(key),
-            _ if self.keys.last < 200 => Wanted::Add(self.keys.last + 1),
-            _ => return Ok(()),
-        };
-        if let Wanted::Remove(key) = wanted
-            && self.coverage.rollbacks_accepted > 0
-            && self.slot_of(key).is_err()
-        {
-            // It was added behind the image that is in place now.
-            self.keys.certain.remove(&key);
-            return Ok(());
-        }
+        let Some(wanted) = self.wanted() else { return Ok(()) };
         let before = self.store.snapshot();
         let dies = self.once_in(2).then(|| self.rng.u32(..12));
         let job = self.begin_change(wanted)?;
@@ -105,11 +101,65 @@ impl Simulation {
         }
     }
 
-    fn begin_change(
-        &mut self,
-        wanted: Wanted,
-    ) -> Result<Driven<Result<Vec<seal::slot::SlotInfo>, Error>>, Failure> {
-        let change = match wanted {
+    /// The owner begins to change the slots of an attached volume; whether that has happened is in doubt until it is told.
+    pub(crate) fn change_keys_beside(&mut self) -> Outcomes {
+        let Some(guest) = self.guest.as_ref().filter(|guest| guest.keys.is_none() && !guest.stopping) else {
+            return Ok(());
+        };
+        let volume = guest.volume.clone();
+        let Some(wanted) = self.wanted().filter(|_| !self.tainted && volume.failure().is_none()) else {
+            return Ok(());
+        };
+        let before = self.store.snapshot();
+        let change = self.order(wanted)?;
+        let job = volume
+            .change_keys(numbered(0), change, SlotLimits::default())
+            .map_err(|error| Failure(format!("changing the keys: {error}")))?;
+        self.doubt(wanted);
+        if let Some(guest) = &mut self.guest {
+            guest.keys = Some(ChangingKeys { wanted, before, job });
+        }
+        Ok(())
+    }
+
+    /// Moves that on.
+    pub(crate) fn poll_keys(&mut self) -> Outcomes {
+        let Some(guest) = &mut self.guest else { return Ok(()) };
+        let Some(result) = guest.keys.as_mut().and_then(|keys| keys.job.poll()) else { return Ok(()) };
+        let (stopping, failed) = (guest.stopping, guest.volume.failure().is_some());
+        let Some(ChangingKeys { wanted, before, .. }) = guest.keys.take() else { return Ok(()) };
+        match result {
+            Ok(slots) => {
+                self.coverage.key_changes_beside += 1;
+                let labels = slots.into_iter().map(|slot| slot.label).collect();
+                self.changed(wanted, &labels, before)
+            }
+            Err(error) => {
+                say!(self, "the change of the keys fails: {error}");
+                let io = self.plan.mischief.errors && error.kind() == Kind::Io;
+                if stopping || failed || io { Ok(()) } else { self.expect(&error, "changing the keys") }
+            }
+        }
+    }
+
+    /// What the owner may want of the slots.
+    fn wanted(&mut self) -> Option<Wanted> {
+        match self.keys.certain.first().copied() {
+            Some(key) if self.keys.certain.len() >= 3 || self.rng.bool() => {
+                if self.coverage.rollbacks_accepted > 0 && self.slot_of(key).is_err() {
+                    // It was added behind the image that is in place now.
+                    self.keys.certain.remove(&key);
+                    return None;
+                }
+                Some(Wanted::Remove(key))
+            }
+            _ if self.keys.last < 200 => Some(Wanted::Add(self.keys.last + 1)),
+            _ => None,
+        }
+    }
+
+    fn order(&mut self, wanted: Wanted) -> Result<KeyChange, Failure> {
+        Ok(match wanted {
             Wanted::Add(key) => {
                 say!(self, "the owner adds key {key}");
                 self.keys.last = key;
@@ -120,7 +170,11 @@ impl Simulation {
                 say!(self, "the owner removes key {key}");
                 KeyChange::Remove { slot: self.slot_of(key)? }
             }
-        };
+        })
+    }
+
+    fn begin_change(&mut self, wanted: Wanted) -> Result<Driven<Result<Vec<SlotInfo>, Error>>, Failure> {
+        let change = self.order(wanted)?;
         let Some(policy) = self.policy.clone() else { return Err(Failure("there is no policy".into())) };
         let session = self.store.attach();
         let environment = self.environment(&self.audit.watch(&session));

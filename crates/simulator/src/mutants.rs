@@ -58,6 +58,7 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
         M::LastCommitUnverified => honest && volume.integrity && level != Freshness::Transaction,
         M::TransactionLeaks => honest && level == Freshness::Transaction,
         M::FailedCommitGoesOn => mischief.errors,
+        M::HeaderWithoutData => honest && mischief.keys,
         M::LaterSuperblockCounts => (mischief.rollback || mischief.fork) && anchored,
         M::WindowIgnored => honest && level == Freshness::Interval,
         M::HeadNotCompared => mischief.fork,

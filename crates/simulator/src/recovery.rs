@@ -67,6 +67,11 @@ impl Simulation {
 
     /// What a dead guest had in flight happens in part.
     pub(crate) fn bury(&mut self, guest: Guest) {
+        if guest.keys.is_some() {
+            // A late write of a header that overwrites the only copy of its successor's, just then, would be two misfortunes at once, and the
+            // header's two copies are for one.
+            let _ = guest.session.complete_all();
+        }
         guest.session.crash();
         self.dead.push(guest.session.clone());
         self.watch.lock().unwrap_or_else(PoisonError::into_inner).forget_flights();
@@ -347,6 +352,7 @@ impl Simulation {
             queues,
             maintenance,
             reseal,
+            keys: None,
             outstanding: BTreeMap::new(),
             replaced: false,
             claimed_away: false,

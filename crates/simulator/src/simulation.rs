@@ -130,6 +130,7 @@ enum Action {
     Queue,
     Maintenance,
     Reseal,
+    Keys,
     Store,
     Anchor,
     Clock,
@@ -190,6 +191,10 @@ impl Simulation {
 
     fn is_resealing(&self) -> bool {
         self.guest.as_ref().is_some_and(|guest| guest.reseal.is_some())
+    }
+
+    fn is_changing_keys(&self) -> bool {
+        self.guest.as_ref().is_some_and(|guest| guest.keys.is_some())
     }
 
     fn is_publishing(&self) -> bool {
@@ -277,6 +282,7 @@ impl Simulation {
             (20, Action::Queue),
             (15, Action::Maintenance),
             (if self.is_resealing() { 15 } else { 0 }, Action::Reseal),
+            (if self.is_changing_keys() { 15 } else { 0 }, Action::Keys),
             (20, Action::Store),
             (if self.plan.slow_anchor { 6 } else { 20 }, Action::Anchor),
             (4, Action::Clock),
@@ -303,6 +309,7 @@ impl Simulation {
             }
             Action::Maintenance => self.poll_maintenance(),
             Action::Reseal => self.poll_reseal(),
+            Action::Keys => self.poll_keys(),
             Action::Store => {
                 let _ = self.store.complete_some();
                 Ok(())
@@ -315,6 +322,7 @@ impl Simulation {
                 self.tick();
                 Ok(())
             }
+            Action::Checkpoint if self.plan.mischief.keys && self.once_in(2) => self.change_keys_beside(),
             Action::Checkpoint if self.once_in(2) => self.read_what_goes(),
             Action::Checkpoint => {
                 if let Some(guest) = &self.guest {
@@ -338,7 +346,8 @@ impl Simulation {
         let failed = self.guest.as_ref().is_some_and(|guest| guest.volume.failure().is_some());
         let hasty = self.hasty && self.once_in(4);
         if hasty || (failed && self.once_in(4)) || self.rng.u32(..self.plan.crash_every) == 0 {
-            if !failed && self.plan.mischief.zombies && self.zombie.is_none() && self.once_in(2) {
+            let may_sleep = !failed && !self.is_changing_keys();
+            if may_sleep && self.plan.mischief.zombies && self.zombie.is_none() && self.once_in(2) {
                 self.let_sleep();
             } else if self.plan.mischief.fork && self.once_in(2) {
                 return self.fork();
@@ -488,7 +497,8 @@ impl Simulation {
     /// Moves everything on until all requests are answered.
     pub(crate) fn settle(&mut self, why: &str) -> Outcomes {
         self.drive(why, |simulation| {
-            simulation.guest.as_ref().is_none_or(|guest| guest.outstanding.is_empty())
+            let guest = simulation.guest.as_ref();
+            guest.is_none_or(|guest| guest.outstanding.is_empty() && guest.keys.is_none())
         })
     }
 
@@ -507,6 +517,7 @@ impl Simulation {
             }
             self.poll_maintenance()?;
             self.poll_reseal()?;
+            self.poll_keys()?;
             idle = if ended > 0 || moved || answered(self) != before { 0 } else { idle + 1 };
             rounds += 1;
             if rounds > 20_000 {

@@ -58,6 +58,7 @@ impl Simulation {
             self.poll_maintenance()?;
             // It may lead a commit that the maintenance job waits for.
             self.poll_reseal()?;
+            self.poll_keys()?;
             let moved = self.store.complete_all() > 0 || self.move_anchor();
             idle = if moved { 0 } else { idle + 1 };
         }

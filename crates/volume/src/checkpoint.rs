@@ -105,7 +105,7 @@ impl Core {
         }
     }
 
-    fn is_transactional(&self) -> bool {
+    pub(crate) fn is_transactional(&self) -> bool {
         self.header.freshness == Freshness::Transaction
     }
 
@@ -399,13 +399,13 @@ impl Core {
     /// The clean end: a checkpoint, and a stamp that says that nobody has the volume.
     async fn release(&self, io: &Io) -> Result<()> {
         self.last_landed().await?;
-        if self.is_transactional() {
-            // What was not committed is not the owner's will; it is left to be forgotten.
-            return self.release_anchor().await;
+        // What was not committed of a transaction is not the owner's will; it is left to be forgotten.
+        let data = !self.is_transactional();
+        if data {
+            self.checkpoint(io).await?;
         }
-        self.checkpoint(io).await?;
         // What completed since the checkpoint began is in this commit, and nothing comes after it.
-        let last = Want { data: true, anchor: true, urgent: true, release: true, ..Want::default() };
+        let last = Want { data, anchor: true, urgent: true, release: true, ..Want::default() };
         self.commit(io, last).await.map(drop)
     }
 }

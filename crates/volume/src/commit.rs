@@ -444,12 +444,6 @@ impl Core {
         self.move_anchor_to((to.generation, to.head), State::Claimed, None).await
     }
 
-    /// Says that nobody has the volume any more, and nothing else.
-    pub(crate) async fn release_anchor(&self) -> Result<()> {
-        let Some(stamp) = self.commit.stamp() else { return Ok(()) };
-        self.move_anchor_to((stamp.generation, stamp.head), State::Released, None).await
-    }
-
     async fn move_anchor_to(
         &self,
         (generation, head): (u64, [u8; 32]),

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use futures::FutureExt;
-use seal::slot::{Credential, KeySlots, Kind as SlotKind};
-use serde::Serialize;
+use seal::slot::{Credential, KeySlots, Kind as SlotKind, SlotInfo};
+use serde::{Deserialize, Serialize};
 use store::BLOCK_SIZE;
 
 use crate::attach::{AttachOptions, keyring};
@@ -87,13 +87,13 @@ pub struct HeaderDump {
 }
 
 /// An occupied key slot, without anything that helps to open it.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct SlotDump {
     /// Its index.
     pub index: usize,
     /// `passphrase` or `key-file`.
-    pub kind: &'static str,
+    pub kind: String,
     /// Its name.
     pub label: String,
     /// Argon2id's memory, KiB.
@@ -231,7 +231,7 @@ async fn copy(io: &Io, block: u64, vouched: Option<[u8; 32]>, shape: Shape) -> R
             Err(error) => Read::Malformed(error.to_string()),
         },
         slots: match KeySlots::decode(&area) {
-            Ok(slots) => Read::Ok(slot_dump(&slots)),
+            Ok(slots) => Read::Ok(slots.list().into_iter().map(SlotDump::from).collect()),
             Err(error) => Read::Malformed(error.to_string()),
         },
     })
@@ -258,22 +258,21 @@ fn header_dump(header: &Header) -> HeaderDump {
     }
 }
 
-fn slot_dump(slots: &KeySlots) -> Vec<SlotDump> {
-    let dump = |info: seal::slot::SlotInfo| {
+impl From<SlotInfo> for SlotDump {
+    fn from(info: SlotInfo) -> Self {
         let (kind, cost) = match info.kind {
             SlotKind::Passphrase(cost) => ("passphrase", Some(cost)),
             SlotKind::KeyFile => ("key-file", None),
         };
-        SlotDump {
+        Self {
             index: info.index,
-            kind,
+            kind: kind.into(),
             label: info.label,
             memory_kib: cost.map(|cost| cost.memory_kib),
             passes: cost.map(|cost| cost.passes),
             lanes: cost.map(|cost| cost.lanes),
         }
-    };
-    slots.list().into_iter().map(dump).collect()
+    }
 }
 
 fn stamp_dump(stamp: &anchor::Stamp) -> StampDump {

@@ -17,6 +17,7 @@ use crate::error::{Error, Kind, Result};
 use crate::format::header::Header;
 use crate::io::{Driven, Io};
 use crate::key_slots::{KeyChange, next_generation, put_in_force};
+use crate::mutation::{Mutation, mutated};
 use crate::open_header::{COPIES, Pair, header_holds, read_pair, write_pair};
 use crate::volume::Volume;
 
@@ -40,7 +41,7 @@ impl InForce {
         self.pair().clone().ok_or_else(|| {
             Error::new(
                 Kind::Usage,
-                "the volume is attached for reading only, so its key slots stay as they are",
+                "the volume is attached for reading only, so its key slots stay as they are; they are listed by the path of its store",
             )
         })
     }
@@ -54,8 +55,8 @@ fn slots_of(pair: &Pair) -> Result<KeySlots> {
 }
 
 impl Core {
-    /// Puts a changed header in force: copy B, then the anchor with a commit, then copy A. `seen` is the pair that the change was made for, if
-    /// it depends on it. The slots that are in force then.
+    /// Puts a changed header in force: copy B, then the anchor with a commit, then copy A. `seen` is the pair whose slots the change was made for, if
+    /// it depends on them. The slots that are in force then.
     pub(crate) async fn change_header(
         &self,
         io: &Io,
@@ -64,8 +65,11 @@ impl Core {
     ) -> Result<KeySlots> {
         let _turn = self.in_force.turn.lock().await;
         let in_force = self.in_force.get()?;
-        if seen.is_some_and(|seen| *seen != *in_force) {
-            return Err(Error::new(Kind::Usage, "the header was changed meanwhile; do it again"));
+        if seen.is_some_and(|seen| seen[BLOCK_SIZE..] != in_force[BLOCK_SIZE..]) {
+            return Err(Error::new(
+                Kind::Usage,
+                "somebody else has changed the key slots just now; do it again",
+            ));
         }
         let mut slots = slots_of(&in_force)?;
         let mut header = Header::decode_as(&in_force[..BLOCK_SIZE], self.geometry.shape())?;
@@ -76,9 +80,10 @@ impl Core {
         if read_pair(io, COPIES[0]).await.ok().as_ref() != Some(&in_force) {
             write_pair(io, COPIES[0], &in_force).await?;
         }
-        // What users have written and not flushed stays out of it: at level `transaction` that is not ours to commit.
-        let want =
-            Want { anchor: true, urgent: true, header: Some(seal::sha256(&[&*pair])), ..Want::default() };
+        // A flush that waits for the next commit is content with this one. But a transaction is not ours to commit.
+        let data = !self.is_transactional() && !mutated(Mutation::HeaderWithoutData);
+        let header = Some(seal::sha256(&[&*pair]));
+        let want = Want { data, anchor: true, urgent: true, header, ..Want::default() };
         put_in_force(io, &pair, async {
             self.commit(io, want).await?;
             *self.in_force.pair() = Some(pair.clone());

@@ -43,6 +43,7 @@ mutations! {
     RecordNotFlushed, "flush-before-journal", "a flush is answered when the record is durable";
     AnchorBeforeJournal, "anchor-before-journal", "the anchor moves when the record is durable";
     CommitJoinsRunning, "commit-misses-another-queue", "a flush is satisfied by a commit that began after it";
+    HeaderWithoutData, "header-without-data", "a commit that changes the header brings what a flush beside it waits for";
     FailedCommitGoesOn, "failed-commit-goes-on", "a session whose commit failed commits no more";
     FuaNotDurable, "fua-not-durable", "a write with FUA is answered when it is durable";
     DiscardNotJournalled, "discard-not-journalled", "a discard is a change like any other";

@@ -1,10 +1,10 @@
-//! What belongs to header, key slots and anchor of a volume that is not attached.
+//! What belongs to header, key slots and anchor of a volume.
 
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueHint};
 
-use super::Offline;
+use super::{Offline, RuntimeArgs};
 
 /// Add, remove and list what opens a volume
 #[derive(Subcommand, Debug)]
@@ -14,12 +14,15 @@ pub enum Key {
     List(KeyList),
 }
 
-/// Let another passphrase or key file open a volume that is not attached
+/// Let another passphrase or key file open a volume
+///
+/// With the NAME of an attached volume, those who use it go on, and see nothing of it.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Example: a passphrase for emergencies
+Example: a passphrase for emergencies, and a key file beside the users of an attached volume
   cvmio volume key add /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml \\
-      --key-file ledger.key --label emergency")]
+      --key-file ledger.key --label emergency
+  cvmio volume key add ledger --key-file ledger.key --new-key-file spare.key")]
 pub struct KeyAdd {
     #[command(flatten)]
     pub offline: Offline,
@@ -35,11 +38,13 @@ pub struct KeyAdd {
     /// Go on although a session did not detach (a session that still runs is fenced)
     #[arg(long)]
     pub force: bool,
+    #[command(flatten)]
+    pub runtime: RuntimeArgs,
 }
 
-/// Empty a key slot of a volume that is not attached
+/// Empty a key slot of a volume
 ///
-/// A removed passphrase opens no slot any more, and an older header cannot be put back unless freshness is off. But who has taken the
+/// With the NAME of an attached volume, those who use it go on, and see nothing of it. A removed passphrase opens no slot any more, and an older header cannot be put back unless freshness is off. But who has taken the
 /// volume key itself keeps it: for that, `cvmio volume rekey`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -54,6 +59,8 @@ pub struct KeyRemove {
     /// Go on although a session did not detach (a session that still runs is fenced)
     #[arg(long)]
     pub force: bool,
+    #[command(flatten)]
+    pub runtime: RuntimeArgs,
 }
 
 /// List the key slots of a volume
@@ -62,7 +69,7 @@ pub struct KeyRemove {
 Example:
   cvmio volume key list /mnt/host/ledger.img --policy /etc/cvmio/ledger.toml")]
 pub struct KeyList {
-    /// File or block device with a volume on it
+    /// File or block device with a volume on it, or the name of an attached one
     #[arg(value_hint = ValueHint::AnyPath)]
     pub store: PathBuf,
     /// The volume's attach policy [default: STORE.policy.toml]
@@ -74,6 +81,8 @@ pub struct KeyList {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub runtime: RuntimeArgs,
 }
 
 /// Save header and key slots of a volume, and put them back

@@ -1,16 +1,16 @@
-//! Commands on a volume that is not attached: `dump`, `key`.
+//! What commands on a volume that is not attached have in common, and `dump`.
 
 use std::path::Path;
 
-use seal::slot::{Argon2Params, Credential};
+use seal::slot::Credential;
 use volume::dump::{CopyDump, Dump, Read, SlotDump, SuperblockDump};
 use volume::policy::Policy;
-use volume::{AttachOptions, Environment, KeyChange};
+use volume::{AttachOptions, Environment};
 
-use crate::cli::header::{Key, KeyAdd, KeyList, KeyRemove};
-use crate::cli::{self, CredentialArgs, Offline};
+use crate::cli::{self, Offline, RuntimeArgs};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
+use crate::runtime::{self, Place};
 use crate::{output, system};
 
 /// What an offline command stands on.
@@ -18,6 +18,31 @@ pub struct Opened {
     pub environment: Environment,
     pub policy: Policy,
     pub credential: Credential,
+}
+
+/// Where the volume runs that `store` names, if it is no path.
+pub fn running(store: &Path, runtime: &RuntimeArgs) -> Result<Option<Place>, Failure> {
+    match store.to_str().and_then(|name| input::parse_name(name).ok()) {
+        Some(name) if !store.exists() => Ok(Some(Place::new(&runtime::directory(runtime)?, &name))),
+        _ => Ok(None),
+    }
+}
+
+/// Refuses what a daemon was told when the volume was attached, and cannot be told otherwise.
+pub fn refuse_for_attached(
+    store: &Path,
+    policy: Option<&Path>,
+    buffered: bool,
+    force: bool,
+) -> Result<(), Failure> {
+    let given = [("--policy", policy.is_some()), ("--buffered", buffered), ("--force", force)];
+    match given.iter().find(|(_, given)| *given) {
+        None => Ok(()),
+        Some((option, _)) => Err(Failure::usage(format!(
+            "{option} is for a volume that is not attached; leave it out for {}",
+            store.display()
+        ))),
+    }
 }
 
 /// Opens what the arguments name, for reading or for changing.
@@ -28,7 +53,7 @@ pub fn open(args: &Offline, write: bool) -> Result<Opened, Failure> {
     Ok(Opened { environment, policy, credential })
 }
 
-fn open_public(
+pub fn open_public(
     store: &Path,
     policy: Option<&Path>,
     buffered: bool,
@@ -44,55 +69,7 @@ fn open_public(
     Ok((system::environment(opened, anchor), policy))
 }
 
-pub fn key(args: &Key) -> Result<(), Failure> {
-    match args {
-        Key::Add(args) => add(args),
-        Key::Remove(args) => remove(args),
-        Key::List(args) => list(args),
-    }
-}
-
-fn add(args: &KeyAdd) -> Result<(), Failure> {
-    let opened = open(&args.offline, true)?;
-    let new = CredentialArgs {
-        key_file: args.new_key_file.clone(),
-        passphrase_file: args.new_passphrase_file.clone(),
-    };
-    let credential = input::load(&new, Origin::New)?;
-    let change = KeyChange::Add { credential, label: args.label.clone(), argon2: Argon2Params::default() };
-    change_keys(&args.offline, opened, change, args.force)
-}
-
-fn remove(args: &KeyRemove) -> Result<(), Failure> {
-    let opened = open(&args.offline, true)?;
-    change_keys(&args.offline, opened, KeyChange::Remove { slot: args.slot }, args.force)
-}
-
-fn change_keys(args: &Offline, opened: Opened, change: KeyChange, force: bool) -> Result<(), Failure> {
-    let spinner = output::spinner("changing the key slots");
-    let Opened { environment, policy, credential } = opened;
-    let options = AttachOptions::default();
-    volume::change_keys(environment.clone(), policy, credential, change, force, options)?.block()?;
-    drop(spinner);
-    show_slots(environment, args.json)
-}
-
-fn list(args: &KeyList) -> Result<(), Failure> {
-    let (environment, _) = open_public(&args.store, args.policy.as_deref(), args.buffered, false)?;
-    show_slots(environment, args.json)
-}
-
-fn show_slots(environment: Environment, json: bool) -> Result<(), Failure> {
-    let dump = volume::dump::dump(environment, None, None, AttachOptions::default())?.block()?;
-    let slots = dump.slots()?;
-    if json {
-        return output::print_json(&slots);
-    }
-    output::print(&slots.iter().map(slot_line).collect::<Vec<_>>().join("\n"));
-    Ok(())
-}
-
-fn slot_line(slot: &SlotDump) -> String {
+pub fn slot_line(slot: &SlotDump) -> String {
     let cost = match (slot.memory_kib, slot.passes, slot.lanes) {
         (Some(memory), Some(passes), Some(lanes)) => format!(
             " (Argon2id: {}, {passes} passes, {lanes} lanes)",

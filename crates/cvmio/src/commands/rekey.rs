@@ -9,15 +9,15 @@ use serde_json::json;
 use volume::{AttachOptions, Kind, RekeyOrder, ResealProgress, ResealReport, Volume};
 
 use super::offline::{self, Opened};
-use crate::cli::CredentialArgs;
 use crate::cli::rekey::Rekey;
+use crate::cli::{CredentialArgs, Offline};
 use crate::daemon::control::Request;
 use crate::daemon::rekey::{Begun, Slot, damaged, drive};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
 use crate::interrupt::Interrupt;
 use crate::output;
-use crate::runtime::{self, Place};
+use crate::runtime::Place;
 use crate::session::Session;
 use crate::system;
 
@@ -25,18 +25,16 @@ use crate::system;
 const LOOK: Duration = Duration::from_millis(500);
 
 pub fn run(args: &Rekey) -> Result<(), Failure> {
-    let store = &args.offline.store;
-    match store.to_str().and_then(|name| input::parse_name(name).ok()) {
-        Some(name) if !store.exists() => {
-            change_attached(args, &Place::new(&runtime::directory(&args.runtime)?, &name))
-        }
-        _ => change(args),
+    match offline::running(&args.offline.store, &args.runtime)? {
+        Some(place) => change_attached(args, &place),
+        None => change(args),
     }
 }
 
 /// Of an attached volume: sees to it that its daemon is at work, and waits for the end.
 fn change_attached(args: &Rekey, place: &Place) -> Result<(), Failure> {
-    refuse_for_attached(args)?;
+    let Offline { store, policy, buffered, .. } = &args.offline;
+    offline::refuse_for_attached(store, policy.as_deref(), *buffered, args.force)?;
     let report = &place.ask_soon(&Request::Status)?["report"];
     let credential = &args.offline.credential;
     let named = credential.key_file.is_some() || credential.passphrase_file.is_some();
@@ -58,20 +56,6 @@ fn change_attached(args: &Rekey, place: &Place) -> Result<(), Failure> {
     let begun = serde_json::from_value(begun).map_err(|error| Failure::internal(error.to_string()))?;
     tell(args, &begun);
     if args.begin { begun_only(args, &begun) } else { wait(args, Some(&begun), place) }
-}
-
-/// What the daemon was told when the volume was attached, and cannot be told otherwise.
-fn refuse_for_attached(args: &Rekey) -> Result<(), Failure> {
-    let offline = &args.offline;
-    let given =
-        [("--policy", offline.policy.is_some()), ("--buffered", offline.buffered), ("--force", args.force)];
-    match given.iter().find(|(_, given)| *given) {
-        None => Ok(()),
-        Some((option, _)) => Err(Failure::usage(format!(
-            "{option} is for a volume that is not attached; leave it out for {}",
-            offline.store.display()
-        ))),
-    }
 }
 
 /// Waits until the daemon has sealed everything anew.

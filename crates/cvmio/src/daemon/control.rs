@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::input;
 
 /// What a daemon may be asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "command")]
 pub enum Request {
     /// How the volume is doing.
@@ -32,6 +32,12 @@ pub enum Request {
     Rekey,
     /// Begin one. So many credentials follow: what opens the volume, and what opens the other slots that shall stay.
     BeginRekey { credentials: u8, remove_others: bool },
+    /// What opens the volume, slot by slot.
+    Slots,
+    /// Let another credential open the volume. It follows behind one that does.
+    AddSlot { label: String },
+    /// Empty a slot. A credential that opens the volume follows.
+    RemoveSlot { slot: usize },
     /// Put the volume away, and end.
     Detach,
 }
@@ -48,9 +54,11 @@ pub enum Reply {
 
 impl Request {
     /// Credentials that follow.
-    fn credentials(self) -> u8 {
-        match self {
+    fn credentials(&self) -> u8 {
+        match *self {
             Self::BeginRekey { credentials, .. } => credentials,
+            Self::AddSlot { .. } => 2,
+            Self::RemoveSlot { .. } => 1,
             _ => 0,
         }
     }
@@ -84,7 +92,8 @@ fn talk(mut stream: UnixStream, answer: &Answer) {
     let asked = serde_json::from_slice(&line).map_err(|error| error.to_string());
     let asked = asked.and_then(|request: Request| {
         let mut next = |_| input::from_pipe(&mut stream).map_err(|error| format!("its credentials: {error}"));
-        Ok((request, (0..request.credentials()).map(&mut next).collect::<Result<Vec<_>, _>>()?))
+        let credentials = (0..request.credentials()).map(&mut next).collect::<Result<Vec<_>, _>>()?;
+        Ok((request, credentials))
     });
     let mut send = |reply| {
         if let Ok(mut bytes) = serde_json::to_vec(&reply) {

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use volume::{CheckProgress, Clock, Kind, Rekeyed, Volume};
+use seal::slot::{Credential, SlotInfo, SlotLimits};
+use volume::{CheckProgress, Clock, KeyChange, Kind, Rekeyed, Volume};
 
 use super::disk::{Disk, Idle, Threads};
 use super::ground::{Ground, Rekeying};
@@ -217,6 +218,27 @@ impl Service {
         let begun = begun?;
         self.rekey()?;
         Ok(begun)
+    }
+
+    /// Changes what opens the volume, beside those who use it.
+    ///
+    /// # Errors
+    /// The volume's own, and when it is being put away.
+    pub fn change_slots(&self, credential: Credential, change: KeyChange) -> Result<Vec<SlotInfo>, Failure> {
+        // Held to the end: nobody puts the volume away meanwhile, or changes its session.
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        if threads.is_none() {
+            return Err(by_errno(rustix::io::Errno::SHUTDOWN));
+        }
+        Ok(self.volume()?.change_keys(credential, change, SlotLimits::default())?.block()?)
+    }
+
+    /// What opens the volume.
+    ///
+    /// # Errors
+    /// When it is attached for reading only, or being put away.
+    pub fn slots(&self) -> Result<Vec<SlotInfo>, Failure> {
+        Ok(self.volume()?.key_slots()?)
     }
 
     /// Whether nothing is at work that the end of a session would cut short.
