@@ -18,6 +18,7 @@ use seal::slot::{AREA_SIZE, Credential, KeySlots, SlotLimits};
 use seal::{SecretBytes, VolumeKey};
 
 const PASSPHRASE: &str = "nine wet hens ordered soup at Gdansk";
+const SPARE: &str = "eleven dry geese left Lodz by night train";
 const KEY_FILE: [u8; 64] = *b"8rKZ2qL0vTn5cXwY7hJm4dPfUe1sGbAoN3iQz6RtVyWkClHxBpMjDgSaFuEO9I_-";
 
 /// What is written to the volume; a daemon may keep it in ordinary memory.
@@ -114,6 +115,10 @@ fn keys_lie_in_protected_memory_only() {
             // The daemon gets the secrets once more, and another volume key.
             keys.insert(needle(&served.volume_key_bytes()));
             served.desk.done("volume rekey disk --passphrase-file passphrase --keep-key-file key");
+            // And one that it has never heard of.
+            keys.insert(needle(SPARE.as_bytes()));
+            served.desk.write("spare", SPARE.as_bytes());
+            served.desk.done("volume key add disk --passphrase-file passphrase --new-passphrase-file spare");
         }
         keys.insert(needle(&served.volume_key_bytes()));
         if options.contains("aegis") {
