@@ -117,7 +117,8 @@ impl Growing {
             Err(error) if may_be_cut(&error) => error,
             opened => return opened,
         };
-        for size in self.larger_sizes(io).await? {
+        let (sizes, unreadable) = self.larger_sizes(io).await;
+        for size in sizes {
             let policy = Policy { size, ..self.policy.clone() };
             // Everything that is checked for an attach is checked here, too.
             match open_header(io, environment, &policy, credential, &self.options).await {
@@ -125,14 +126,21 @@ impl Growing {
                 opened => return opened,
             }
         }
-        Err(refused)
+        // The copy that could not be read may be the one of the size that is looked for.
+        Err(unreadable.unwrap_or(refused))
     }
 
-    /// The sizes above the policy's that grown headers on the store claim.
-    async fn larger_sizes(&self, io: &Io) -> Result<Vec<u64>> {
-        let mut sizes = Vec::new();
+    /// The sizes above the policy's that grown headers on the store claim, and why one of the headers could not be read.
+    async fn larger_sizes(&self, io: &Io) -> (Vec<u64>, Option<Error>) {
+        let (mut sizes, mut unreadable) = (Vec::new(), None);
         for at in COPIES {
-            let Ok(pair) = read_pair(io, at).await else { continue };
+            let pair = match read_pair(io, at).await {
+                Ok(pair) => pair,
+                Err(error) => {
+                    unreadable.get_or_insert(error);
+                    continue;
+                }
+            };
             let Ok(header) = Header::decode_as(&pair[..BLOCK_SIZE], self.options.shape) else { continue };
             let size = header.geometry.logical_bytes();
             if size > self.policy.size && header.geometry.growths() > 0 {
@@ -140,7 +148,7 @@ impl Growing {
             }
         }
         sizes.dedup();
-        Ok(sizes)
+        (sizes, unreadable)
     }
 
     /// The geometry that is wanted; `None` if it is the one that there is. The store is made longer only for what can be.
