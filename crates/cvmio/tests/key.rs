@@ -62,7 +62,7 @@ fn slots_come_and_go_beside_users() {
             refused("list disk --policy disk.img.policy.toml", 2, "--policy is for a volume");
             refused("list nobody", 2, "no volume is attached as nobody");
             let first = (0, "first".to_string());
-            assert_eq!(named(&desk.done("volume key list disk --json")), [first.clone()]);
+            assert_eq!(named(&desk.done("volume key list disk --json")), std::slice::from_ref(&first));
             let added = desk.done(
                 "volume key add disk --key-file key --new-passphrase-file passphrase --label paper --json",
             );
