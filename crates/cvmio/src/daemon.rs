@@ -173,7 +173,7 @@ fn measure(
 
 fn attach(order: &Order, credential: Credential) -> Result<(Volume, Ground), Failure> {
     let ground = Ground::new(order)?;
-    Ok((ground.attach(credential)?, ground))
+    Ok((ground.attach(credential, None)?, ground))
 }
 
 fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {

@@ -115,6 +115,7 @@ impl Plan {
                 label: "simulator".into(),
             },
             attach: AttachOptions {
+                follows: None,
                 memory: pick(rng, &[1 << 12, 1 << 15, 1 << 17, 1 << 19]),
                 behind: pick(rng, &[0, 1, 8, 64, 4096]),
                 window: Window {

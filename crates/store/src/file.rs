@@ -93,44 +93,6 @@ impl FileStore {
         attempt
     }
 
-    /// Takes the space of the whole file on its file system now, so that no write fails for want of it later. Content stays. On a
-    /// device there is nothing to do.
-    ///
-    /// # Errors
-    /// `NoSpace` when there is not enough; `Unsupported` where the file system cannot reserve space.
-    pub fn allocate(&self) -> Result<(), Error> {
-        let file = &self.inner.file;
-        let failed =
-            |error: rustix::io::Errno| Error::from_errno(error.raw_os_error(), "allocate", self.name());
-        let stat = rustix::fs::fstat(file).map_err(failed)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_size == 0 {
-            return Ok(());
-        }
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
-        let missing = size.saturating_sub(u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512));
-        let system = rustix::fs::fstatvfs(file).map_err(failed)?;
-        let free = system.f_bavail.saturating_mul(system.f_frsize);
-        if missing > free {
-            // Asked first: a file system would take all that it has before it says so.
-            let message = format!(
-                "it lacks {missing} bytes, and its file system has {free} left; make it smaller, or let the volume be thin"
-            );
-            return Err(Error::new(ErrorKind::NoSpace, "allocate", self.name(), message));
-        }
-        loop {
-            match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size) {
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::OPNOTSUPP) => {
-                    let message =
-                        "its file system cannot reserve space; use another one, or let the volume be thin";
-                    return Err(Error::new(ErrorKind::Unsupported, "allocate", self.name(), message));
-                }
-                Err(error) => return Err(failed(error)),
-                Ok(()) => return rustix::fs::fsync(file).map_err(failed),
-            }
-        }
-    }
-
     /// Makes a file so many blocks long, sparsely and durably, if it is shorter. A device has the size that it has.
     ///
     /// # Errors
@@ -189,6 +151,40 @@ impl Store for FileStore {
 
     fn queue(&self, depth: u32) -> Result<Box<dyn Queue>, Error> {
         Ok(Box::new(FileQueue::new(self.inner.clone(), depth)?))
+    }
+
+    /// On a device there is nothing to do.
+    fn allocate(&self) -> Result<(), Error> {
+        let file = &self.inner.file;
+        let failed =
+            |error: rustix::io::Errno| Error::from_errno(error.raw_os_error(), "allocate", self.name());
+        let stat = rustix::fs::fstat(file).map_err(failed)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_size == 0 {
+            return Ok(());
+        }
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let missing = size.saturating_sub(u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512));
+        let system = rustix::fs::fstatvfs(file).map_err(failed)?;
+        let free = system.f_bavail.saturating_mul(system.f_frsize);
+        if missing > free {
+            // Asked first: a file system would take all that it has before it says so.
+            let message = format!(
+                "it lacks {missing} bytes, and its file system has {free} left; make it smaller, or let the volume be thin"
+            );
+            return Err(Error::new(ErrorKind::NoSpace, "allocate", self.name(), message));
+        }
+        loop {
+            match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size) {
+                Err(rustix::io::Errno::INTR) => {}
+                Err(rustix::io::Errno::OPNOTSUPP) => {
+                    let message =
+                        "its file system cannot reserve space; use another one, or let the volume be thin";
+                    return Err(Error::new(ErrorKind::Unsupported, "allocate", self.name(), message));
+                }
+                Err(error) => return Err(failed(error)),
+                Ok(()) => return rustix::fs::fsync(file).map_err(failed),
+            }
+        }
     }
 }
 

@@ -80,6 +80,14 @@ pub trait Store: Send + Sync {
     /// # Errors
     /// When the host or kernel refuses the resources that a queue needs.
     fn queue(&self, depth: u32) -> Result<Box<dyn Queue>, Error>;
+    /// Takes the space of all blocks now, so that no write fails for want of it later. Content stays. A store that has its space needs to do
+    /// nothing.
+    ///
+    /// # Errors
+    /// `NoSpace` when there is not enough; `Unsupported` where space cannot be reserved.
+    fn allocate(&self) -> Result<(), Error> {
+        Ok(())
+    }
 }
 
 /// One thread's way to a store.

@@ -75,6 +75,9 @@ pub struct AttachOptions {
     pub slot_limits: SlotLimits,
     /// For an attach for reading: which state it shows.
     pub reading: Reading,
+    /// The session, by its number of [claims](crate::Status::claims), that this one is to follow: another that had the volume in between
+    /// makes it [`Kind::Fenced`]. `None`: whatever there is.
+    pub follows: Option<u64>,
     /// The shape that the volume must have; only the simulator has another than the standard.
     pub shape: Shape,
 }
@@ -88,6 +91,7 @@ impl Default for AttachOptions {
             window: Window::default(),
             slot_limits: SlotLimits::default(),
             reading: Reading::default(),
+            follows: None,
             shape: Shape::STANDARD,
         }
     }
@@ -155,7 +159,13 @@ impl Attaching {
         loop {
             match self.attempt(credential, attempts).await {
                 // The last move of a predecessor, on its way when we read the stamp: what it vouches for is on the store.
-                Err(error) if error.kind() == Kind::Fenced && attempts < CLAIM_ATTEMPTS => attempts += 1,
+                Err(error)
+                    if error.kind() == Kind::Fenced
+                        && self.options.follows.is_none()
+                        && attempts < CLAIM_ATTEMPTS =>
+                {
+                    attempts += 1;
+                }
                 ended => return ended,
             }
         }
@@ -178,6 +188,7 @@ impl Attaching {
             }
             found => found?,
         };
+        self.check_follows(stamp.as_ref(), &replayed)?;
         if self.read_only {
             let core = self.reading_core(header, keys, stamp, stamp_key, replayed)?;
             return Ok(Volume::new(Arc::new(core)));
@@ -218,6 +229,18 @@ impl Attaching {
         Err(Error::new(
             Kind::Usage,
             "a session has claimed the volume and did not detach, so it may be writing, and would take away what is read; detach it, attach and detach it if that session crashed, or go on with --force: blocks that it uses again then fail as corrupt",
+        ))
+    }
+
+    /// Whether the last session is the one that this is to follow.
+    pub(crate) fn check_follows(&self, stamp: Option<&Stamp>, replayed: &Replayed) -> Result<()> {
+        let claims = stamp.map_or(replayed.superblock.claims, |stamp| stamp.claims);
+        if self.options.follows.is_none_or(|followed| followed == claims) {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::Fenced,
+            "another session has had this volume since the one that was to be followed; detach it, and attach it again if the other one is gone",
         ))
     }
 

@@ -1,7 +1,7 @@
 //! Checking: everything that the map reaches is read and opened.
 //!
 //! The work is cut by subtrees, so that several threads, each with its own store queue, share it without talking. Nothing is held for longer
-//! than a leaf, so a volume may be checked while it is in use; it gives way to users as [`tour`](crate::tour) says.
+//! than a leaf, so a volume may be checked while it is in use, and put away; it gives way to users as [`tour`](crate::tour) says.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -82,8 +82,9 @@ impl Check {
             report: RefCell::default(),
         };
         let tour = Tour { core: &self.core, io: &io, sharing: &self.progress.sharing, visitor: &visit };
-        tour.all().await?;
-        tour.only(visit.changed.take().into_iter()).await?;
+        if !(tour.all().await? && tour.only(visit.changed.take().into_iter()).await?) {
+            return Err(Core::stopped());
+        }
         let mut report = visit.report.into_inner();
         report.damaged.sort_by_key(|range| range.start);
         Ok(report)
@@ -166,8 +167,9 @@ impl Visitor for Visit<'_> {
         Ok(())
     }
 
+    /// A session that comes next knows nothing of these readers, and would use again what they read.
     fn stops(&self) -> bool {
-        false
+        self.check.core.stopping.load(Ordering::SeqCst)
     }
 }
 

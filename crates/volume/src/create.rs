@@ -84,7 +84,8 @@ pub type SavePolicy = Box<dyn FnOnce(&Policy) -> Result<()>>;
 /// Creates a volume. The anchor, if the freshness level needs one, must never have been claimed.
 ///
 /// # Errors
-/// In the job: [`Kind::Usage`] when the store is not blank or the options contradict each other, [`Kind::Anchor`], [`Kind::Io`].
+/// In the job: [`Kind::Usage`] when the store is not blank, has not the space for full provisioning, or the options contradict each other,
+/// [`Kind::Anchor`], [`Kind::Io`].
 pub fn create(
     environment: Environment,
     options: CreateOptions,
@@ -149,6 +150,11 @@ impl Creating {
         };
         DataMode::new(suite_of(&header), header.confidentiality, header.integrity)
             .map_err(|error| Error::new(Kind::Usage, error.to_string()))?;
+        if header.provision == Provision::Full {
+            // After all that can be refused, since it changes the store, and before anything that would stay if it fails.
+            let taken = self.environment.store.allocate();
+            taken.map_err(|error| Error::new(Kind::Usage, format!("{error} (--provision thin)")))?;
+        }
         let key = VolumeKey::generate(random);
         let mut slots = KeySlots::new();
         slots

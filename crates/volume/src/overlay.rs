@@ -24,6 +24,8 @@ use crate::mutation::{Mutation, mutated};
 const SHARDS: usize = 64;
 /// So many changes of a shard are copied within a cut; a longer list is taken away whole, and a new one must grow.
 const SHORT: usize = 32;
+/// Room for so many changes a shard may keep for the next generation, however few its last one had.
+const SMALL: usize = 64;
 /// Discards shorter than this are kept block by block.
 const RANGE_BLOCKS: u64 = 64;
 
@@ -44,6 +46,8 @@ struct Slot {
 struct Shard {
     active: Map,
     frozen: Arc<Map>,
+    /// Empty, with the room that the last generation had: the next one need not grow to it step by step.
+    spare: Map,
     pending: Vec<(u64, Item)>,
     superseded: Vec<(u64, u64)>,
 }
@@ -232,7 +236,8 @@ impl Overlay {
         if freeze {
             for shard in &mut shards {
                 debug_assert!(shard.frozen.is_empty(), "one merge at a time");
-                shard.frozen = Arc::new(std::mem::take(&mut shard.active));
+                let next = std::mem::take(&mut shard.spare);
+                shard.frozen = Arc::new(std::mem::replace(&mut shard.active, next));
             }
             discards.frozen = Arc::new(std::mem::take(&mut discards.active));
             self.active.store(0, Ordering::Relaxed);
@@ -276,10 +281,17 @@ impl Overlay {
     pub(crate) fn thaw(&self) {
         // First: who finds a shard empty from now on sees that it may have been another one before (see `replace`).
         self.thaws.fetch_add(1, Ordering::SeqCst);
-        for shard in &self.shards {
-            let frozen = std::mem::take(&mut lock(shard).frozen);
-            // Freed without the lock: readers and writers of these blocks should not wait for it.
-            drop(frozen);
+        let generation: Vec<_> =
+            self.shards.iter().map(|shard| std::mem::take(&mut lock(shard).frozen)).collect();
+        let even = generation.iter().map(|frozen| frozen.len()).sum::<usize>() / SHARDS;
+        for (shard, frozen) in self.shards.iter().zip(generation) {
+            // Emptied or freed without the lock: readers and writers of these blocks should not wait for it.
+            let Ok(mut spare) = Arc::try_unwrap(frozen) else { continue };
+            // Only the share of one generation: else, with changes that go to few shards, and always to others, each would keep all.
+            if spare.capacity() <= SMALL.max(4 * even) {
+                spare.clear();
+                lock(shard).spare = spare;
+            }
         }
         let mut discards = write(&self.discards);
         discards.frozen = Arc::default();

@@ -137,6 +137,7 @@ impl Beginning {
         let Opened { mut header, key: old, stamp, .. } = opened;
         let keys = keyring(&header, old)?;
         let (replayed, superblock) = self.state(&header, &keys, stamp.as_ref()).await?;
+        self.attaching.check_follows(stamp.as_ref(), &replayed)?;
         // What was accepted becomes durable before anything vouches for it.
         io.flush().await?;
         header.rekeying = Some(self.seal_old(&header, &keys, &key, replayed.next_epoch, superblock)?);

@@ -57,12 +57,6 @@ pub(super) fn make<T>(
 ) -> Result<T, Failure> {
     let mut made = Made(Vec::new());
     let store = open_or_make(wanted, &options, &mut made)?;
-    let reserve = (options.provision == Provision::Full).then(|| store.clone());
-    let is_new = !made.0.is_empty();
-    // What was there before is left as it is until the volume's own checks have let it pass.
-    if let (Some(store), true) = (&reserve, is_new) {
-        allocate(store)?;
-    }
     let mut anchor = None;
     if let Some(address) = &wanted.new.anchor {
         let (opened, path) = new_anchor(address)?;
@@ -71,14 +65,7 @@ pub(super) fn make<T>(
     }
     let created = create(system::environment(store, anchor), options)?;
     made.0.clear();
-    if let (Some(store), false) = (&reserve, is_new) {
-        allocate(store)?;
-    }
     Ok(created)
-}
-
-fn allocate(store: &FileStore) -> Result<(), Failure> {
-    store.allocate().map_err(|error| Failure::usage(format!("{error} (--provision thin)")))
 }
 
 /// Writes the policy when the volume wants it, and notes whether that made a new file.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::json;
-use store::{BLOCK_SIZE, FileStore};
+use store::{BLOCK_SIZE, FileStore, Store};
 use volume::format::protections::Provision;
 use volume::{AttachOptions, Grown, Growth, Kind};
 

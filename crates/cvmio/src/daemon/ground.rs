@@ -57,13 +57,14 @@ impl Ground {
         Ok(Self { environment: system::environment(store, anchor), policy, options, read_only })
     }
 
-    /// A session.
+    /// A session; the one behind that with so many claims, and no other, if that is said.
     ///
     /// # Errors
     /// The volume's own.
-    pub fn attach(&self, credential: Credential) -> Result<Volume, Failure> {
+    pub fn attach(&self, credential: Credential, follows: Option<u64>) -> Result<Volume, Failure> {
         let attach = if self.read_only { volume::attach_read_only } else { volume::attach };
-        Ok(attach(self.environment.clone(), self.policy.clone(), credential, self.options)?.block()?)
+        let options = AttachOptions { follows, ..self.options };
+        Ok(attach(self.environment.clone(), self.policy.clone(), credential, options)?.block()?)
     }
 
     /// Finds out what speaks against a new key, also beside a session.
@@ -76,13 +77,14 @@ impl Ground {
         Ok(volume::check_rekey(environment, policy, credential, wanted.order(), self.options)?.block()?)
     }
 
-    /// Gives the volume a new key, between two sessions.
+    /// Gives the volume a new key, between two sessions: the first is that with so many claims.
     ///
     /// # Errors
     /// The volume's own.
-    pub fn begin_rekey(&self, wanted: &Rekeying) -> Result<Rekeyed, Failure> {
+    pub fn begin_rekey(&self, wanted: &Rekeying, follows: u64) -> Result<Rekeyed, Failure> {
         let (environment, policy) = (self.environment.clone(), self.policy.clone());
         let credential = input::copy(&wanted.credential);
-        Ok(volume::begin_rekey(environment, policy, credential, wanted.order(), self.options)?.block()?)
+        let options = AttachOptions { follows: Some(follows), ..self.options };
+        Ok(volume::begin_rekey(environment, policy, credential, wanted.order(), options)?.block()?)
     }
 }

@@ -38,6 +38,10 @@ pub struct Service {
     rekey: Mutex<Option<Rekey>>,
     /// Whether somebody knows that the volume is there, and nobody has put it away yet.
     settled: AtomicBool,
+    /// Whether one session ends and the next begins, so that nothing may begin that needs one of them. Set with `checking` and `scrub` held.
+    changing: AtomicBool,
+    /// Why there is no session any more, when the next one could not be had.
+    failed: Mutex<Option<Failure>>,
     threads: Mutex<Option<Running>>,
 }
 
@@ -82,6 +86,8 @@ impl Service {
             scrub: Mutex::new(None),
             rekey: Mutex::new(None),
             settled: AtomicBool::new(false),
+            changing: AtomicBool::new(false),
+            failed: Mutex::new(None),
             threads: Mutex::new(Some(Running { queues, upkeep, ground })),
         };
         if goes_on && let Err(failure) = service.rekey() {
@@ -128,11 +134,19 @@ impl Service {
     /// Reads and verifies everything, beside those who use it.
     ///
     /// # Errors
-    /// When the store fails, or the volume is being put away.
+    /// When the store fails, when somebody else waits for one, or the volume is being put away.
     pub fn check(&self) -> Result<check::Report, Failure> {
         let progress = Arc::default();
-        *self.checking.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&progress);
-        let report = check::check(&self.volume()?, &progress, |_| ())?;
+        let volume = {
+            let mut checking = self.checking.lock().unwrap_or_else(PoisonError::into_inner);
+            if checking.strong_count() > 0 {
+                return Err(Failure::usage("a check is under way already; wait for its end"));
+            }
+            self.check_no_change()?;
+            *checking = Arc::downgrade(&progress);
+            self.volume()?
+        };
+        let report = check::check(&volume, &progress, |_| ())?;
         if report.damaged_blocks > 0 {
             events::damage_found(report.damaged_blocks, report.damaged.first().map(|(block, _)| *block));
             let message = format!("{} blocks are not what was written there", report.damaged_blocks);
@@ -156,6 +170,7 @@ impl Service {
         if scrub.as_ref().is_some_and(Scrub::is_running) {
             return Err(Failure::usage("a scrub is under way; wait for its end, or stop it with --stop"));
         }
+        self.check_no_change()?;
         // Asked for under the lock: a volume that is being put away stops the scrub after it is taken away.
         *scrub = Some(Scrub::start(self.volume()?, rate, Arc::clone(&self.tamper))?);
         Ok(())
@@ -199,8 +214,9 @@ impl Service {
     /// with the change in the background.
     ///
     /// # Errors
-    /// What speaks against it; those who use the volume have seen nothing of it then. When the volume fails in between, a session goes on
-    /// under the key that it has; if there is none to be had, whatever is asked of the device fails.
+    /// What speaks against it; those who use the volume have seen nothing of it then. When the session cannot be ended, it has failed as any
+    /// other does. When the volume fails in between, a session goes on under the key that it has; if there is none to be had, or somebody
+    /// else had the volume meanwhile, whatever is asked of the device fails.
     pub fn begin_rekey(&self, wanted: &Rekeying) -> Result<Rekeyed, Failure> {
         // Held to the end: who puts the volume away waits for the next session.
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
@@ -208,13 +224,23 @@ impl Service {
         let volume = self.volume()?;
         self.check_undisturbed(&volume)?;
         running.ground.check_rekey(wanted)?;
+        let changing = self.begin_change()?;
         let idle = self.disk.idle()?;
         drop(self.rekey.lock().unwrap_or_else(PoisonError::into_inner).take());
-        let ended = running.upkeep.take().map_or(Ok(()), Upkeep::end);
-        let begun = ended.and_then(|()| running.ground.begin_rekey(wanted));
-        self.next_session(running, idle, wanted)
-            .inspect_err(|failure| drop(self.events.send(Event::Failed(failure.clone()))))?;
-        drop(threads);
+        let failed = |failure: &Failure| drop(self.events.send(Event::Failed(failure.clone())));
+        if let Err(failure) = running.upkeep.take().map_or(Ok(()), Upkeep::end) {
+            // What it had promised may be lost, or another session may have the volume: its users must hear of that, and not of a next one.
+            failed(&failure);
+            return idle.go_on(&volume).and(Err(failure));
+        }
+        let followed = volume.status().claims;
+        let begun = running.ground.begin_rekey(wanted, followed);
+        if let Err(failure) = self.next_session(running, idle, wanted, followed) {
+            failed(&failure);
+            *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure.clone());
+            return Err(failure);
+        }
+        drop((changing, threads));
         let begun = begun?;
         self.rekey()?;
         Ok(begun)
@@ -249,29 +275,63 @@ impl Service {
         if let Some(failure) = volume.failure() {
             return Err(failure.into());
         }
+        self.begin_change().map(drop)
+    }
+
+    /// Keeps scrubs and checks from beginning until what is returned is dropped: the end of a session would cut them short, and the next one
+    /// knows nothing of what they read.
+    ///
+    /// # Errors
+    /// When one is under way.
+    fn begin_change(&self) -> Result<Changing<'_>, Failure> {
+        let checking = self.checking.lock().unwrap_or_else(PoisonError::into_inner);
         let scrub = self.scrub.lock().unwrap_or_else(PoisonError::into_inner);
         if scrub.as_ref().is_some_and(Scrub::is_running) {
             return Err(Failure::usage(
                 "a scrub is under way; wait for its end, or stop it with `scrub --stop`",
             ));
         }
-        if self.checking(0).is_some() {
+        if checking.strong_count() > 0 {
             return Err(Failure::usage("a check is under way; wait for its end"));
         }
-        Ok(())
+        self.changing.store(true, Ordering::SeqCst);
+        Ok(Changing(&self.changing))
     }
 
-    /// Begins another session of the volume, behind one that has ended.
-    fn next_session(&self, running: &mut Running, idle: Idle, wanted: &Rekeying) -> Result<(), Failure> {
-        let volume = running.ground.attach(input::copy(&wanted.credential))?;
+    fn check_no_change(&self) -> Result<(), Failure> {
+        match self.changing.load(Ordering::SeqCst) {
+            true => Err(Failure::usage("the volume is being given a new key; ask again when that has begun")),
+            false => Ok(()),
+        }
+    }
+
+    /// Begins another session of the volume, behind the one with so many claims, which has ended.
+    fn next_session(
+        &self,
+        running: &mut Running,
+        idle: Idle,
+        wanted: &Rekeying,
+        followed: u64,
+    ) -> Result<(), Failure> {
+        let volume = running.ground.attach(input::copy(&wanted.credential), Some(followed))?;
         running.upkeep = Some(Upkeep::start(&volume, &self.events, &self.tamper)?);
         *self.volume.lock().unwrap_or_else(PoisonError::into_inner) = Some(volume.clone());
         idle.go_on(&volume)
     }
 
     fn volume(&self) -> Result<Volume, Failure> {
+        self.failure().map_or_else(|| self.last_volume(), Err)
+    }
+
+    /// The volume, also when its session has ended and there is no other.
+    fn last_volume(&self) -> Result<Volume, Failure> {
         let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).clone();
         volume.ok_or_else(|| by_errno(rustix::io::Errno::SHUTDOWN))
+    }
+
+    /// Why there is no session any more.
+    fn failure(&self) -> Option<Failure> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Everything there is to say.
@@ -279,7 +339,8 @@ impl Service {
     /// # Errors
     /// When the volume is being put away.
     pub fn report(&self, ready: &Ready) -> Result<Report, Failure> {
-        let volume = self.volume()?.status();
+        let mut volume = self.last_volume()?.status();
+        volume.failure = self.failure().map(|failure| failure.to_string()).or(volume.failure);
         Ok(Report {
             name: ready.name.clone(),
             process: ready.process,
@@ -318,7 +379,18 @@ impl Service {
         // It ends by itself then, and the maintenance job may wait for what it has under way.
         drop(self.rekey.lock().unwrap_or_else(PoisonError::into_inner).take());
         let maintained = upkeep.map_or(Ok(()), Upkeep::end);
+        // Of a session that failed when the key was to be changed, nobody else says it.
+        let failed = self.failure().or(volume.as_ref().and_then(Volume::failure).map(Failure::from));
         drop((volume, ground));
-        maintained.and(served)
+        maintained.and(served).and(failed.map_or(Ok(()), Err))
+    }
+}
+
+/// A change of session that is under way.
+struct Changing<'a>(&'a AtomicBool);
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
     }
 }

@@ -252,15 +252,12 @@ fn first_use(target: &Target, policy: &Policy) -> Result<(), Failure> {
     }
     let credential = input::load(&target.credential(), Origin::Known)?;
     let store = system::open_store(&target.store, target.buffered)?;
-    let reserve = (target.provision == volume::format::protections::Provision::Full).then(|| store.clone());
     let environment = system::environment(store, system::open_anchor(policy)?);
     let argon2 = Argon2Params::default();
     let job = volume::create_by_policy(environment, policy.clone(), target.provision, credential, argon2)?;
     job.block()
         .map_err(Failure::from)
-        .inspect_err(|failure| events::refused(&target.name, policy.volume, failure))?;
-    // The space is taken when the volume is there: what was refused is left as it was.
-    reserve.map_or(Ok(()), |store| Ok(store.allocate()?))
+        .inspect_err(|failure| events::refused(&target.name, policy.volume, failure))
 }
 
 /// Whether a volume lives by an anchor. Asked without waiting for anything but the anchor.

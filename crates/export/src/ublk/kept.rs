@@ -2,8 +2,9 @@
 //!
 //! A device that goes on after its server was killed must not have forgotten a write that had ended: the file system does not keep it any
 //! longer, and its next flush would succeed. (To who has not flushed, a machine may lose such a write; a server's death is no reason to.) So each
-//! change goes into a ring in a file in memory before the device gets it, and leaves it when a flush that began after its end has ended. The next
-//! server repeats what is in the ring, in order, before the first request. A change may be there that had not ended: the kernel asks for it again.
+//! change goes into a ring in a file in memory before the device gets it, is marked there when it has ended well, and leaves it when a flush that
+//! began after its end has ended. The next server repeats what is marked, in order, before the first request. What had not ended the kernel
+//! asks for again; what was refused must not happen after all, and might be refused again.
 
 mod log;
 
@@ -50,8 +51,10 @@ impl Kept {
         let fail = |error: io::Error| Error::io(doing(), &error);
         let (mut tail, head) = (log.tail().map_err(fail)?, log.head().map_err(fail)?);
         while tail < head {
-            let (request, next) = log.change(tail).map_err(fail)?;
-            finish(&device, request).map_err(|errno| Error::system(doing(), errno))?;
+            let (ended, next) = log.change(tail).map_err(fail)?;
+            if let Some(request) = ended {
+                finish(&device, request).map_err(|errno| Error::system(doing(), errno))?;
+            }
             tail = next;
         }
         finish(&device, Request::Flush).map_err(|errno| Error::system(doing(), errno))?;
@@ -90,7 +93,8 @@ impl Kept {
         let half_full = state.head - state.tail > CAPACITY / 2;
         drop(state);
         let open = Open { kept: self.clone(), position };
-        let end = move |result| {
+        let end = move |result: Result<Vec<u8>, Errno>| {
+            let result = result.and_then(|data| open.ended().map(|()| data));
             drop(open);
             done(result);
         };
@@ -190,6 +194,14 @@ impl State {
 struct Open {
     kept: Kept,
     position: u64,
+}
+
+impl Open {
+    /// Notes that it has ended well: from now on it may be called done.
+    fn ended(&self) -> Result<(), Errno> {
+        let marked = self.kept.0.log.mark(self.position);
+        marked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    }
 }
 
 impl Drop for Open {

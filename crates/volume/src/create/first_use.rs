@@ -19,8 +19,8 @@ use crate::policy::Policy;
 /// Creates the volume that `policy` describes. The policy stays as it is.
 ///
 /// # Errors
-/// In the job, and then nothing was written: [`Kind::Usage`] when the policy does not allow it, or the store is not blank; [`Kind::Stale`]
-/// when the store is blank but the anchor vouches for a volume; [`Kind::Anchor`], [`Kind::Io`].
+/// In the job, and then nothing was written: [`Kind::Usage`] when the policy does not allow it, or the store is not blank or
+/// lacks the space; [`Kind::Stale`] when the store is blank but the anchor vouches for a volume; [`Kind::Anchor`], [`Kind::Io`].
 pub fn create_by_policy(
     environment: Environment,
     policy: Policy,

@@ -11,10 +11,12 @@ use std::path::{Path, PathBuf};
 pub(super) const CAPACITY: u64 = 64 << 20;
 /// Where the ring begins in the file, behind the record.
 const RING: u64 = 4096;
-/// Bytes in front of each change's data: kind, offset, length.
+/// Bytes in front of each change's data: kind (4), mark (4), offset (8), length (8).
 pub(super) const HEADER: u64 = 24;
+const MARK: u64 = 4;
+const ENDED: u32 = 1;
 
-const MAGIC: [u8; 8] = *b"cvmublk1";
+const MAGIC: [u8; 8] = *b"cvmublk2";
 const TAIL: u64 = 40;
 const HEAD: u64 = 48;
 
@@ -144,13 +146,14 @@ impl Log {
 
     /// Adds a change at `position`; how many bytes it takes.
     pub(super) fn append(&self, position: u64, request: &Request) -> io::Result<u64> {
-        let (kind, offset, length, data): (u64, _, _, &[u8]) = match request {
+        let (kind, offset, length, data): (u32, _, _, &[u8]) = match request {
             Request::Write { offset, data, .. } => (1, *offset, data.len() as u64, data),
             Request::Discard { offset, length } => (3, *offset, *length, &[]),
             Request::WriteZeroes { offset, length } => (5, *offset, *length, &[]),
             Request::Read { .. } | Request::Flush => return Ok(0),
         };
-        let header: Vec<u8> = [kind, offset, length].into_iter().flat_map(u64::to_ne_bytes).collect();
+        let kind = [kind, 0].into_iter().flat_map(u32::to_ne_bytes);
+        let header: Vec<u8> = kind.chain([offset, length].into_iter().flat_map(u64::to_ne_bytes)).collect();
         self.put(position, &header)?;
         self.put(position + HEADER, data)?;
         let size = HEADER + data.len() as u64;
@@ -159,14 +162,20 @@ impl Log {
         Ok(size)
     }
 
-    /// The change at `position`, and where the next one is.
-    pub(super) fn change(&self, position: u64) -> io::Result<(Request, u64)> {
+    /// Marks the change at `position` as one that has ended well.
+    pub(super) fn mark(&self, position: u64) -> io::Result<()> {
+        self.put(position + MARK, &ENDED.to_ne_bytes())
+    }
+
+    /// The change at `position`, if it has ended well, and where the next one is.
+    pub(super) fn change(&self, position: u64) -> io::Result<(Option<Request>, u64)> {
         let mut header = [0; 24];
         self.get(position, &mut header)?;
+        let half = |at: usize| u32::from_ne_bytes(std::array::from_fn(|index| header[at + index]));
         let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| header[at + index]));
         let (offset, length) = (word(8), word(16));
         let next = position + HEADER;
-        Ok(match word(0) {
+        let (request, next) = match half(0) {
             1 if length <= MAX_TRANSFER => {
                 let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
                 self.get(next, &mut data)?;
@@ -175,7 +184,8 @@ impl Log {
             3 => (Request::Discard { offset, length }, next),
             5 => (Request::WriteZeroes { offset, length }, next),
             _ => return Err(io::ErrorKind::InvalidData.into()),
-        })
+        };
+        Ok(((half(4) == ENDED).then_some(request), next))
     }
 
     fn put(&self, position: u64, bytes: &[u8]) -> io::Result<()> {

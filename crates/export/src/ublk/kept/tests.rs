@@ -8,13 +8,16 @@ struct Disk {
     flushes: AtomicU64,
     held: Mutex<Vec<(Request, Done)>>,
     holding: AtomicBool,
+    /// There is no room for what would begin here.
+    full_at: AtomicU64,
 }
 
 const SIZE: usize = 8 << 20;
 
 impl Disk {
     fn new() -> Arc<Self> {
-        Arc::new(Self { content: Mutex::new([vec![0; SIZE], vec![0; SIZE]]), ..Self::default() })
+        let content = Mutex::new([vec![0; SIZE], vec![0; SIZE]]);
+        Arc::new(Self { content, full_at: AtomicU64::new(u64::MAX), ..Self::default() })
     }
 
     /// What its server's death does to it.
@@ -65,6 +68,10 @@ impl Device for Disk {
         if self.holding.load(Ordering::Relaxed) && request != Request::Flush {
             return self.held.lock().unwrap().push((request, done));
         }
+        let full = self.full_at.load(Ordering::Relaxed);
+        if matches!(&request, Request::Write { offset, .. } if *offset == full) {
+            return done(Err(Errno::NOSPC));
+        }
         self.execute(request);
         done(Ok(Vec::new()));
     }
@@ -89,9 +96,13 @@ fn go_on(disk: &Arc<Disk>, directory: &tempfile::TempDir) -> Kept {
     Kept::new(Arc::clone(disk) as Arc<dyn Device>, log).unwrap()
 }
 
-fn write(kept: &Kept, block: u64, value: u8) {
+fn try_write(kept: &Kept, block: u64, value: u8) -> Result<Vec<u8>, Errno> {
     let request = Request::Write { offset: block * 4096, data: vec![value; 4096], fua: false };
-    finish(&(Arc::new(kept.clone()) as Arc<dyn Device>), request).unwrap();
+    finish(&(Arc::new(kept.clone()) as Arc<dyn Device>), request)
+}
+
+fn write(kept: &Kept, block: u64, value: u8) {
+    try_write(kept, block, value).unwrap();
 }
 
 fn flush(kept: &Kept) {
@@ -129,6 +140,27 @@ fn what_was_flushed_is_not_repeated() {
     disk.execute(Request::Write { offset: 0, data: vec![7; 4096], fua: false });
     go_on(&disk, &directory);
     assert_eq!(disk.block(0), 7);
+}
+
+#[test]
+fn what_was_refused_or_had_not_ended_is_not_repeated() {
+    let (disk, directory) = (Disk::new(), directory());
+    let kept = begin(&disk, &directory);
+    disk.full_at.store(7 * 4096, Ordering::Relaxed);
+    assert_eq!(try_write(&kept, 7, 1), Err(Errno::NOSPC));
+    write(&kept, 8, 1);
+    disk.holding.store(true, Ordering::Relaxed);
+    for block in [7, 9] {
+        kept.submit(
+            Request::Write { offset: block * 4096, data: vec![1; 4096], fua: false },
+            Box::new(|_| ()),
+        );
+    }
+    disk.cut();
+    disk.holding.store(false, Ordering::Relaxed);
+    // What was refused once would be refused again, and the device could never go on.
+    go_on(&disk, &directory);
+    assert_eq!([7, 8, 9].map(|block| disk.block(block)), [0, 1, 0]);
 }
 
 #[test]
