@@ -266,6 +266,12 @@ fn stay(
     // The front end goes last: until then requests are answered, with errors.
     drop(front);
     drop(claim);
+    // Whoever asked after the first one hears it now, and not that nobody answers.
+    for event in events.try_iter() {
+        if let Event::Detach(asker) = event {
+            let _ = asker.result.send(Err(Failure::usage("the volume is being put away already")));
+        }
+    }
     if let Some(asker) = asker {
         let _ = asker.result.send(ended.clone());
         let _ = asker.heard.recv_timeout(GRACE);

@@ -81,7 +81,7 @@ mod tests {
     fn a_session_that_cannot_begin_says_why_and_leaves_no_thread() {
         let bench = Bench::new();
         let volume = bench.attach();
-        bench.refuses.store(true, Ordering::SeqCst);
+        bench.trouble.queues.store(0, Ordering::SeqCst);
         // Whoever waits for ever for a maintenance that never began must not hang this test.
         let (sender, ended) = mpsc::channel();
         let kept = volume.clone();
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(threads(), 0);
 
         // The volume is as it was: it can be begun when there is room again.
-        bench.refuses.store(false, Ordering::SeqCst);
+        bench.trouble.queues.store(u64::MAX, Ordering::SeqCst);
         Session::begin(volume).unwrap().end().unwrap();
     }
 }

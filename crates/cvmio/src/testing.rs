@@ -1,23 +1,43 @@
 //! A volume in memory, for tests of what is around one.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+use std::time::Duration;
 
+use anchor::MemoryAnchor;
 use seal::SecretBytes;
 use seal::slot::{Argon2Params, Credential};
-use store::{MemoryStore, Queue, Store};
+use store::{Buffer, Completion, MemoryStore, Operation, Queue, Store};
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;
 use volume::{AttachOptions, CreateOptions, Environment, Volume};
 
-/// A store whose kernel can run out of what a queue needs.
-struct Scarce {
-    memory: MemoryStore,
-    refuses: Arc<AtomicBool>,
+/// What is wrong with a store.
+#[derive(Clone)]
+pub struct Trouble {
+    /// So many queues more can be had.
+    pub queues: Arc<AtomicU64>,
+    /// The next write that begins here fails, and only that one.
+    pub fails: Arc<Mutex<Option<Range<u64>>>>,
 }
 
-impl Store for Scarce {
+/// A store that can be in trouble.
+struct Troubled {
+    memory: MemoryStore,
+    trouble: Trouble,
+}
+
+struct TroubledQueue {
+    inner: Box<dyn Queue>,
+    trouble: Trouble,
+    failing: BTreeSet<u64>,
+}
+
+impl Store for Troubled {
     fn blocks(&self) -> u64 {
         self.memory.blocks()
     }
@@ -27,30 +47,82 @@ impl Store for Scarce {
     }
 
     fn queue(&self, depth: u32) -> Result<Box<dyn Queue>, store::Error> {
-        match self.refuses.load(Ordering::SeqCst) {
-            true => Err(store::Error::from_errno(rustix::io::Errno::NOMEM.raw_os_error(), "queue", "here")),
-            false => self.memory.queue(depth),
+        let one_less = |left: u64| left.checked_sub(1);
+        if self.trouble.queues.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less).is_err() {
+            return Err(error("queue", rustix::io::Errno::NOMEM));
+        }
+        let inner = self.memory.queue(depth)?;
+        Ok(Box::new(TroubledQueue { inner, trouble: self.trouble.clone(), failing: BTreeSet::new() }))
+    }
+}
+
+fn error(operation: &'static str, errno: rustix::io::Errno) -> store::Error {
+    store::Error::from_errno(errno.raw_os_error(), operation, "here")
+}
+
+impl TroubledQueue {
+    fn spoil(&mut self, ended: &mut [Completion]) {
+        for completion in ended.iter_mut().filter(|completion| self.failing.remove(&completion.token)) {
+            completion.result = Err(error("write", rustix::io::Errno::IO));
         }
     }
 }
 
-/// The smallest volume, without an anchor.
+impl Queue for TroubledQueue {
+    fn buffer(&mut self, blocks: usize) -> Buffer {
+        self.inner.buffer(blocks)
+    }
+
+    fn submit(&mut self, token: u64, operation: Operation) {
+        if let Operation::Write { block, .. } = &operation
+            && self.trouble.fails.lock().unwrap().take_if(|range| range.contains(block)).is_some()
+        {
+            self.failing.insert(token);
+        }
+        self.inner.submit(token, operation);
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        let before = completions.len();
+        self.inner.poll(completions);
+        self.spoil(&mut completions[before..]);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) {
+        let before = completions.len();
+        self.inner.wait(timeout, completions);
+        self.spoil(&mut completions[before..]);
+    }
+
+    fn waker(&self) -> Waker {
+        self.inner.waker()
+    }
+}
+
+/// The smallest volume.
 pub struct Bench {
-    environment: Environment,
-    policy: Policy,
-    /// Whether the store gives no queue.
-    pub refuses: Arc<AtomicBool>,
+    /// Where it is.
+    pub environment: Environment,
+    /// What its owner says of it.
+    pub policy: Policy,
+    /// Of its store.
+    pub trouble: Trouble,
 }
 
 impl Bench {
-    /// With a volume that nobody has attached.
+    /// With a volume without an anchor that nobody has attached.
     pub fn new() -> Self {
+        Self::with(Freshness::Off)
+    }
+
+    /// The same, and with an anchor if the level needs one.
+    pub fn with(freshness: Freshness) -> Self {
         let shape = Shape::STANDARD;
         let options = CreateOptions {
             suite: SuiteCode::Aes256Gcm,
             confidentiality: true,
             integrity: true,
-            freshness: Freshness::Off,
+            freshness,
             provision: Provision::Thin,
             logical_blocks: Some(shape.min_logical),
             force: false,
@@ -60,16 +132,17 @@ impl Bench {
         };
         let geometry = Geometry::for_logical(shape.min_logical, shape).unwrap();
         let memory = MemoryStore::new(geometry.physical_blocks).unwrap();
-        let refuses = Arc::new(AtomicBool::new(false));
+        let trouble = Trouble { queues: Arc::new(AtomicU64::new(u64::MAX)), fails: Arc::default() };
+        let anchored = freshness != Freshness::Off;
         let environment = Environment {
-            store: Arc::new(Scarce { memory, refuses: Arc::clone(&refuses) }),
-            anchor: None,
+            store: Arc::new(Troubled { memory, trouble: trouble.clone() }),
+            anchor: anchored.then(|| Arc::new(MemoryAnchor::new()) as Arc<dyn anchor::Anchor>),
             random: Arc::new(seal::SystemRandom),
             clock: Arc::new(crate::system::SystemClock::new()),
         };
         let save = Box::new(|_: &_| Ok(()));
         let policy = volume::create(environment.clone(), options, key(), save).unwrap().block().unwrap();
-        Self { environment, policy, refuses }
+        Self { environment, policy, trouble }
     }
 
     /// A session, without its threads.
@@ -79,6 +152,7 @@ impl Bench {
     }
 }
 
-fn key() -> Credential {
+/// What opens it.
+pub fn key() -> Credential {
     Credential::KeyFile(SecretBytes::from_slice(&[7; 64]))
 }

@@ -417,3 +417,18 @@ fn every_protection_carries_data_through_a_restart() {
         volume.detach();
     }
 }
+
+#[test]
+fn a_file_that_has_not_the_space_is_left_as_it_was() {
+    use std::os::unix::fs::MetadataExt;
+    let desk = Desk::new();
+    std::fs::File::create(desk.path("sparse.img")).unwrap().set_len(8 << 40).unwrap();
+    let create =
+        format!("volume create sparse.img --key-file key --anchor file:{}", desk.path("it").display());
+    let refused = desk.run(&create);
+    assert!(refused.code == 2 && refused.error.contains("--provision thin"), "{refused:?}");
+    assert_eq!(std::fs::metadata(desk.path("sparse.img")).unwrap().blocks(), 0);
+    assert!(!desk.path("it").exists() && !desk.path("sparse.img.policy.toml").exists());
+    // As it advises, and with the same anchor.
+    desk.done(&format!("{create} --size 16M --provision thin"));
+}

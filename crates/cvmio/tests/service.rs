@@ -456,3 +456,22 @@ fn the_table_says_what_all_are() {
     let wrong = service.desk.run("volume activate --all --tab tab");
     assert!(wrong.code == 2 && wrong.error.contains("tab:1:"), "{}", wrong.error);
 }
+
+#[test]
+fn a_store_that_has_not_the_space_is_refused_each_time() {
+    use std::os::unix::fs::MetadataExt;
+    let service = Service::new();
+    service.write_config_as("nbd", &json!({ "provision": "full" }));
+    let store = service.desk.path("store");
+    fs::OpenOptions::new().write(true).open(&store).unwrap().set_len(8 << 40).unwrap();
+    for _ in 0..2 {
+        let refused = service.activate();
+        assert!(refused.code == 2 && refused.error.contains("bytes"), "{refused:?}");
+        assert_eq!(fs::metadata(&store).unwrap().blocks(), 0, "nothing was written");
+    }
+    // With the space it has all that it needs.
+    fs::OpenOptions::new().write(true).open(&store).unwrap().set_len(64 << 20).unwrap();
+    assert_eq!(service.up().0["state"], "active");
+    assert!(fs::metadata(&store).unwrap().blocks() * 512 >= 64 << 20);
+    service.down();
+}

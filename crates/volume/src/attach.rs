@@ -62,6 +62,13 @@ pub enum Reading {
     PinnedBesideWriter,
 }
 
+/// What a session has left of a volume: its last state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Left {
+    pub(crate) generation: u64,
+    pub(crate) head: [u8; 32],
+}
+
 /// How to attach.
 #[derive(Debug, Clone, Copy)]
 pub struct AttachOptions {
@@ -75,9 +82,9 @@ pub struct AttachOptions {
     pub slot_limits: SlotLimits,
     /// For an attach for reading: which state it shows.
     pub reading: Reading,
-    /// The session, by its number of [claims](crate::Status::claims), that this one is to follow: another that had the volume in between
-    /// makes it [`Kind::Fenced`]. `None`: whatever there is.
-    pub follows: Option<u64>,
+    /// What the session has left that this one is to follow: if somebody else has the volume, or has changed it since, it is
+    /// [`Kind::Fenced`]. `None`: whatever there is.
+    pub follows: Option<Left>,
     /// The shape that the volume must have; only the simulator has another than the standard.
     pub shape: Shape,
 }
@@ -232,16 +239,17 @@ impl Attaching {
         ))
     }
 
-    /// Whether the last session is the one that this is to follow.
+    /// Whether what was found is what the session left that this one is to follow, and nobody has it.
     pub(crate) fn check_follows(&self, stamp: Option<&Stamp>, replayed: &Replayed) -> Result<()> {
-        let claims = stamp.map_or(replayed.superblock.claims, |stamp| stamp.claims);
-        if self.options.follows.is_none_or(|followed| followed == claims) {
-            return Ok(());
+        let found = Left { generation: replayed.generation, head: replayed.head };
+        let is_free = stamp.is_none_or(|stamp| stamp.state == State::Released);
+        match self.options.follows {
+            Some(left) if left != found || !is_free => Err(Error::new(
+                Kind::Fenced,
+                "another session has had this volume since the one that was to be followed; detach it, and attach it again if the other one is gone",
+            )),
+            _ => Ok(()),
         }
-        Err(Error::new(
-            Kind::Fenced,
-            "another session has had this volume since the one that was to be followed; detach it, and attach it again if the other one is gone",
-        ))
     }
 
     async fn has_moved(&self, stamp: Option<&Stamp>) -> Result<bool> {

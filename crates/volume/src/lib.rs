@@ -56,7 +56,7 @@ mod volume;
 
 pub use crate::core::{Clock, Environment};
 pub use allocation::Extent;
-pub use attach::{AttachOptions, Reading, Window, attach, attach_read_only};
+pub use attach::{AttachOptions, Left, Reading, Window, attach, attach_read_only};
 pub use check::{CheckProgress, CheckReport};
 pub use create::{CreateOptions, SavePolicy, create, create_as, create_by_policy};
 pub use error::{Error, Kind, Result};

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use futures::FutureExt;
 use serde::Serialize;
 
+use crate::attach::Left;
 use crate::check::{Check, CheckProgress, CheckReport};
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -195,6 +196,13 @@ impl Volume {
     /// Asks for a checkpoint soon.
     pub fn checkpoint_soon(&self) {
         self.0.want_checkpoint();
+    }
+
+    /// What this session has left, when it has ended: for the one that is to [follow](crate::AttachOptions::follows) it.
+    #[must_use]
+    pub fn left(&self) -> Left {
+        let (generation, head) = self.0.commit.position();
+        Left { generation, head }
     }
 
     /// Size in logical blocks.

@@ -475,7 +475,7 @@ fn errno(error: &volume::Error) -> Errno {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::tamper::{OnTamper, Orders};
     use super::*;
     use crate::session::Session;
@@ -489,13 +489,13 @@ mod tests {
         Disk::start(volume, 2, SystemClock::new(), &tamper).unwrap()
     }
 
-    fn ask(disk: &Disk, request: export::Request) -> Receiver<Result<Vec<u8>, Errno>> {
+    pub(in crate::daemon) fn ask(disk: &Disk, request: export::Request) -> Receiver<Result<Vec<u8>, Errno>> {
         let (sender, receiver) = channel();
         disk.submit(request, Box::new(move |result| drop(sender.send(result))));
         receiver
     }
 
-    fn write(block: u64, byte: u8) -> export::Request {
+    pub(in crate::daemon) fn write(block: u64, byte: u8) -> export::Request {
         export::Request::Write { offset: block * BLOCK, data: vec![byte; BLOCK_SIZE], fua: false }
     }
 
@@ -545,12 +545,12 @@ mod tests {
             let (disk, threads) = start(&session.volume);
             let idle = disk.idle().unwrap();
             let waiting = ask(&disk, write(0, 1));
-            bench.refuses.store(refused, Ordering::SeqCst);
+            bench.trouble.queues.store(if refused { 0 } else { u64::MAX }, Ordering::SeqCst);
             match refused {
                 true => assert!(idle.go_on(&session.volume).unwrap_err().to_string().contains("queue")),
                 false => drop(idle),
             }
-            bench.refuses.store(false, Ordering::SeqCst);
+            bench.trouble.queues.store(u64::MAX, Ordering::SeqCst);
             assert_eq!(waiting.recv().unwrap(), Err(Errno::SHUTDOWN));
             assert_eq!(ask(&disk, write(0, 1)).recv().unwrap(), Err(Errno::SHUTDOWN));
             assert!(disk.idle().is_err(), "its threads have ended");

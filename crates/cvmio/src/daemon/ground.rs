@@ -2,7 +2,7 @@
 
 use seal::slot::Credential;
 use volume::policy::Policy;
-use volume::{AttachOptions, Environment, RekeyOrder, Rekeyed, Volume, Window};
+use volume::{AttachOptions, Environment, Left, RekeyOrder, Rekeyed, Volume, Window};
 
 use super::Order;
 use crate::failure::Failure;
@@ -57,11 +57,16 @@ impl Ground {
         Ok(Self { environment: system::environment(store, anchor), policy, options, read_only })
     }
 
-    /// A session; the one behind that with so many claims, and no other, if that is said.
+    #[cfg(test)]
+    pub fn on(environment: Environment, policy: Policy) -> Self {
+        Self { environment, policy, options: AttachOptions::default(), read_only: false }
+    }
+
+    /// A session; behind the one that has left this, if that is said.
     ///
     /// # Errors
     /// The volume's own.
-    pub fn attach(&self, credential: Credential, follows: Option<u64>) -> Result<Volume, Failure> {
+    pub fn attach(&self, credential: Credential, follows: Option<Left>) -> Result<Volume, Failure> {
         let attach = if self.read_only { volume::attach_read_only } else { volume::attach };
         let options = AttachOptions { follows, ..self.options };
         Ok(attach(self.environment.clone(), self.policy.clone(), credential, options)?.block()?)
@@ -77,11 +82,11 @@ impl Ground {
         Ok(volume::check_rekey(environment, policy, credential, wanted.order(), self.options)?.block()?)
     }
 
-    /// Gives the volume a new key, between two sessions: the first is that with so many claims.
+    /// Gives the volume a new key, between two sessions, of which the first has left this.
     ///
     /// # Errors
     /// The volume's own.
-    pub fn begin_rekey(&self, wanted: &Rekeying, follows: u64) -> Result<Rekeyed, Failure> {
+    pub fn begin_rekey(&self, wanted: &Rekeying, follows: Left) -> Result<Rekeyed, Failure> {
         let (environment, policy) = (self.environment.clone(), self.policy.clone());
         let credential = input::copy(&wanted.credential);
         let options = AttachOptions { follows: Some(follows), ..self.options };

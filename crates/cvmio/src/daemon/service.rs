@@ -5,7 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use seal::slot::{Credential, SlotInfo, SlotLimits};
-use volume::{CheckProgress, Clock, KeyChange, Kind, Rekeyed, Volume};
+use volume::{CheckProgress, Clock, KeyChange, Kind, Left, Rekeyed, Volume};
 
 use super::disk::{Disk, Idle, Threads};
 use super::ground::{Ground, Rekeying};
@@ -233,9 +233,9 @@ impl Service {
             failed(&failure);
             return idle.go_on(&volume).and(Err(failure));
         }
-        let followed = volume.status().claims;
-        let begun = running.ground.begin_rekey(wanted, followed);
-        if let Err(failure) = self.next_session(running, idle, wanted, followed) {
+        let left = volume.left();
+        let begun = running.ground.begin_rekey(wanted, left);
+        if let Err(failure) = self.next_session(running, idle, wanted, left) {
             failed(&failure);
             *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure.clone());
             return Err(failure);
@@ -305,15 +305,15 @@ impl Service {
         }
     }
 
-    /// Begins another session of the volume, behind the one with so many claims, which has ended.
+    /// Begins another session of the volume, behind the one that has left this.
     fn next_session(
         &self,
         running: &mut Running,
         idle: Idle,
         wanted: &Rekeying,
-        followed: u64,
+        left: Left,
     ) -> Result<(), Failure> {
-        let volume = running.ground.attach(input::copy(&wanted.credential), Some(followed))?;
+        let volume = running.ground.attach(input::copy(&wanted.credential), Some(left))?;
         running.upkeep = Some(Upkeep::start(&volume, &self.events, &self.tamper)?);
         *self.volume.lock().unwrap_or_else(PoisonError::into_inner) = Some(volume.clone());
         idle.go_on(&volume)
@@ -394,3 +394,6 @@ impl Drop for Changing<'_> {
         self.0.store(false, Ordering::SeqCst);
     }
 }
+
+#[cfg(test)]
+mod tests;

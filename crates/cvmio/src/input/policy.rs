@@ -75,7 +75,11 @@ pub fn save_policy(path: &Path, policy: &Policy, force: bool) -> Result<(), Fail
         path.to_path_buf()
     };
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&target).map_err(fail)?;
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(fail)?;
+    if let Err(error) = file.write_all(text.as_bytes()).and_then(|()| file.sync_all()) {
+        // Half a policy is none, and would stand in the way of the next.
+        let _ = fs::remove_file(&target);
+        return Err(fail(error));
+    }
     if force {
         fs::rename(&target, path).map_err(fail)?;
     }

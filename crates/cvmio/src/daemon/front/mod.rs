@@ -6,7 +6,7 @@ mod ublk;
 
 use std::fmt;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -77,17 +77,18 @@ pub trait Front {
 
     /// The same for somebody who cannot wait for ever.
     fn hide_within(&self, grace: Duration) {
-        let mut waited = Duration::ZERO;
+        // Each attempt may itself take seconds.
+        let begun = Instant::now();
+        let mut told = false;
         while let Err(failure) = self.hide() {
-            if waited.is_zero() {
+            if !std::mem::replace(&mut told, true) {
                 events::tell(&format!("{failure}; waiting {} s for that", grace.as_secs()));
             }
-            if waited >= grace {
+            if begun.elapsed() >= grace {
                 events::tell("the device is taken away from those who use it");
                 return;
             }
             std::thread::sleep(PAUSE);
-            waited += PAUSE;
         }
     }
 }

@@ -1,0 +1,123 @@
+//! A change of session, and what goes wrong in it.
+
+use std::sync::mpsc::Receiver;
+
+use rustix::io::Errno;
+use volume::Request;
+use volume::format::protections::Freshness;
+use volume::geometry::{SUPERBLOCK_SLOTS, SUPERBLOCK_START};
+
+use super::super::disk::tests::{ask, write};
+use super::super::tamper::{OnTamper, Orders};
+use super::*;
+use crate::daemon::front::Shown;
+use crate::session::Session;
+use crate::testing::{Bench, key};
+
+fn start(bench: &Bench) -> (Service, Receiver<Event>) {
+    let (sender, events) = channel();
+    let tamper = Tamper::new(&Orders { on: OnTamper::Continue, hook: None }, "disk", "memory").unwrap();
+    let ground = Ground::on(bench.environment.clone(), bench.policy.clone());
+    let volume = ground.attach(key(), None).unwrap();
+    (Service::start(volume, ground, 2, sender, Arc::new(tamper)).unwrap(), events)
+}
+
+fn wanted() -> Rekeying {
+    Rekeying { credential: key(), keep: Vec::new(), remove_others: false }
+}
+
+fn done(service: &Service, request: export::Request) -> Result<Vec<u8>, Errno> {
+    ask(&service.disk(), request).recv().unwrap()
+}
+
+fn failure(service: &Service) -> Option<String> {
+    let shown = Shown::Nbd { uri: String::new() };
+    let ready = Ready { name: "disk".into(), process: 1, shown, size: 0, warnings: Vec::new() };
+    service.report(&ready).unwrap().volume.failure
+}
+
+#[test]
+fn a_session_goes_on_under_a_new_key() {
+    let bench = Bench::with(Freshness::Strict);
+    let (service, events) = start(&bench);
+    done(&service, write(0, 1)).unwrap();
+    assert!(!service.begin_rekey(&wanted()).unwrap().under_way);
+    done(&service, write(1, 1)).unwrap();
+    done(&service, export::Request::Flush).unwrap();
+    assert_eq!(failure(&service), None);
+    service.stop().unwrap();
+    assert!(events.try_recv().is_err());
+}
+
+#[test]
+fn a_session_that_was_fenced_begins_no_other() {
+    let bench = Bench::with(Freshness::Strict);
+    let (service, events) = start(&bench);
+    done(&service, write(0, 1)).unwrap();
+    done(&service, export::Request::Flush).unwrap();
+    // It was idle since, and has not noticed.
+    let other = Session::begin(bench.attach()).unwrap();
+    let refused = service.begin_rekey(&wanted()).unwrap_err();
+    assert_eq!(refused.code(), Failure::from(volume::Error::new(Kind::Fenced, "")).code(), "{refused}");
+    assert!(matches!(events.try_recv(), Ok(Event::Failed(_))));
+    assert!(failure(&service).is_some());
+    assert!(done(&service, write(0, 2)).is_err());
+    assert!(done(&service, export::Request::Flush).is_err());
+    // The other one has the volume still.
+    let mut queue = other.volume.queue(8).unwrap();
+    queue.submit(1, Request::Flush);
+    let mut ended = Vec::new();
+    while ended.is_empty() {
+        queue.wait(None, &mut ended);
+    }
+    assert!(ended[0].result.is_ok(), "{:?}", ended[0].result);
+    drop(queue);
+    other.end().unwrap();
+    assert!(service.stop().is_err(), "it has to be said that this session failed");
+}
+
+#[test]
+fn what_a_session_lost_the_next_one_does_not_hide() {
+    let bench = Bench::new();
+    let (service, _events) = start(&bench);
+    done(&service, write(0, 1)).unwrap();
+    done(&service, export::Request::Flush).unwrap();
+    done(&service, write(0, 2)).unwrap();
+    // The last checkpoint fails, and the next session would find everything in order.
+    let slots = SUPERBLOCK_START..SUPERBLOCK_START + u64::from(SUPERBLOCK_SLOTS);
+    *bench.trouble.fails.lock().unwrap() = Some(slots);
+    assert!(service.begin_rekey(&wanted()).is_err());
+    assert_eq!(*bench.trouble.fails.lock().unwrap(), None, "it was this that failed");
+    assert_eq!(done(&service, export::Request::Flush), Err(Errno::IO));
+    assert!(failure(&service).is_some());
+    assert!(service.stop().is_err());
+}
+
+#[test]
+fn without_a_next_session_the_volume_says_that_it_failed() {
+    let bench = Bench::with(Freshness::Strict);
+    let (service, events) = start(&bench);
+    // One to see whether the key can be changed, and one to change it; none is left to attach.
+    bench.trouble.queues.store(2, Ordering::SeqCst);
+    let failed = service.begin_rekey(&wanted()).unwrap_err();
+    assert!(matches!(events.try_recv(), Ok(Event::Failed(_))));
+    assert_eq!(failure(&service), Some(failed.to_string()));
+    assert_eq!(service.commit().unwrap_err().to_string(), failed.to_string());
+    assert_eq!(service.begin_rekey(&wanted()).unwrap_err().to_string(), failed.to_string());
+    assert_eq!(done(&service, export::Request::Flush), Err(Errno::SHUTDOWN));
+    assert_eq!(service.stop().unwrap_err().to_string(), failed.to_string());
+    bench.trouble.queues.store(u64::MAX, Ordering::SeqCst);
+    Session::begin(bench.attach()).unwrap().end().unwrap();
+}
+
+#[test]
+fn nothing_reads_a_session_that_is_about_to_end() {
+    let bench = Bench::new();
+    let (service, _events) = start(&bench);
+    let changing = service.begin_change().unwrap();
+    assert!(service.scrub(1).unwrap_err().to_string().contains("new key"));
+    assert!(service.check().unwrap_err().to_string().contains("new key"));
+    drop(changing);
+    assert_eq!(service.check().unwrap().damaged_blocks, 0);
+    service.stop().unwrap();
+}
