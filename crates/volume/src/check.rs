@@ -36,6 +36,10 @@ pub struct CheckReport {
     pub damaged_blocks: u64,
     /// The first stretches of them: first block and the one after the last.
     pub damaged: Vec<Range<u64>>,
+    /// Logical blocks that the store could not read.
+    pub unreadable_blocks: u64,
+    /// The first stretches of them.
+    pub unreadable: Vec<Range<u64>>,
 }
 
 impl CheckReport {
@@ -43,19 +47,31 @@ impl CheckReport {
     pub fn merge(&mut self, other: Self) {
         self.blocks += other.blocks;
         self.damaged_blocks += other.damaged_blocks;
+        self.unreadable_blocks += other.unreadable_blocks;
         self.damaged.extend(other.damaged);
-        self.damaged.sort_by_key(|range| range.start);
+        self.unreadable.extend(other.unreadable);
+        self.sort();
         self.damaged.truncate(LISTED);
+        self.unreadable.truncate(LISTED);
+    }
+
+    fn sort(&mut self) {
+        self.damaged.sort_by_key(|range| range.start);
+        self.unreadable.sort_by_key(|range| range.start);
     }
 
     pub(crate) fn damage(&mut self, range: Range<u64>) {
         self.damaged_blocks += range.end - range.start;
-        let room = self.damaged.len() < LISTED;
-        match self.damaged.last_mut() {
-            Some(last) if last.end == range.start => last.end = range.end,
-            _ if room => self.damaged.push(range),
-            _ => {}
-        }
+        list(&mut self.damaged, range);
+    }
+}
+
+fn list(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
+    let room = ranges.len() < LISTED;
+    match ranges.last_mut() {
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ if room => ranges.push(range),
+        _ => {}
     }
 }
 
@@ -86,7 +102,7 @@ impl Check {
             return Err(Core::stopped());
         }
         let mut report = visit.report.into_inner();
-        report.damaged.sort_by_key(|range| range.start);
+        report.sort();
         Ok(report)
     }
 
@@ -135,20 +151,19 @@ impl Visitor for Visit<'_> {
         u64::MAX
     }
 
-    /// What fails altogether is read again block by block, so that only the damaged ones are named.
+    /// What fails altogether is read again block by block, so that only those are named that do.
     async fn work(&self, stretch: Range<u64>) -> Result<()> {
         let present = match self.open(stretch.clone()).await {
             Ok(present) => present,
-            Err(error) if error.kind() != Kind::Corrupt => return Err(error),
             Err(_) => {
+                let mut present = 0;
                 for logical in stretch.clone() {
                     match self.open(logical..logical + 1).await {
-                        Ok(_) => {}
-                        Err(error) if error.kind() != Kind::Corrupt => return Err(error),
-                        Err(_) => self.report.borrow_mut().damage(logical..logical + 1),
+                        Ok(opened) => present += opened,
+                        Err(error) => self.bad(logical, error)?,
                     }
                 }
-                stretch.end - stretch.start
+                present
             }
         };
         self.report.borrow_mut().blocks += present;
@@ -174,6 +189,20 @@ impl Visitor for Visit<'_> {
 }
 
 impl Visit<'_> {
+    /// Notes a block that is damaged, or cannot be read. When there are very many of these, it is the store that has failed.
+    fn bad(&self, logical: u64, error: Error) -> Result<()> {
+        let mut report = self.report.borrow_mut();
+        match error.kind() {
+            Kind::Corrupt => report.damage(logical..logical + 1),
+            Kind::Io if report.unreadable_blocks < LISTED as u64 => {
+                report.unreadable_blocks += 1;
+                list(&mut report.unreadable, logical..logical + 1);
+            }
+            _ => return Err(error),
+        }
+        Ok(())
+    }
+
     /// Reads and opens a stretch of at most a leaf, and notes the blocks that do not open; how many there are.
     async fn open(&self, stretch: Range<u64>) -> Result<u64> {
         let core = &self.check.core;

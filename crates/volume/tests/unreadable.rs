@@ -2,6 +2,10 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use common::medium::image;
 use common::worn::{Unreadable, wear};
 use common::{Bench, credential, options, options_at};
 use seal::SecretBytes;
@@ -9,7 +13,7 @@ use seal::slot::{Argon2Params, Credential};
 use volume::format::protections::Freshness;
 use volume::geometry::Shape;
 use volume::policy::Policy;
-use volume::{CreateOptions, KeyChange, Kind, Result, change_keys};
+use volume::{CheckReport, CreateOptions, KeyChange, Kind, Result, attach_read_only, change_keys};
 
 /// Of the header's copies A and B, and of the superblocks.
 const HEADERS: std::ops::Range<u64> = 0..4;
@@ -142,4 +146,35 @@ fn without_freshness_every_copy_must_be_readable() {
     }
     case.wear_out([]);
     case.use_it().expect("readable");
+}
+
+#[test]
+fn a_check_goes_on_behind_blocks_that_cannot_be_read_and_names_them() {
+    let case = Case::new(Freshness::Strict);
+    let start = case.bench.options.geometry(16_384).expect("it fits").data_start();
+    let image = image(&*case.bench.environment.store);
+    let written = |block: &[u8]| block.iter().any(|byte| *byte != 0);
+    let places = (0_u64..).zip(&image).filter(|(place, block)| *place >= start && written(block));
+    let check = || -> Result<CheckReport> {
+        let (environment, policy) = (case.bench.environment.clone(), case.policy.clone());
+        let volume = attach_read_only(environment, policy, credential(), case.bench.attach)?.block()?;
+        volume.check(0, 1, Arc::default())?.block()
+    };
+    let (mut named, mut nodes) = (BTreeSet::new(), 0);
+    for (place, _) in places {
+        case.wear_out([place]);
+        match check() {
+            // It holds nothing any more.
+            Ok(report) if report.unreadable_blocks == 0 => assert_eq!(report.blocks, 64),
+            Ok(report) => {
+                assert_eq!((report.unreadable_blocks, report.blocks, report.damaged_blocks), (1, 63, 0));
+                named.insert(report.unreadable[0].start);
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), Kind::Io, "{error}");
+                nodes += 1;
+            }
+        }
+    }
+    assert!(named == (0..64).collect() && nodes > 0, "{named:?}, {nodes} nodes");
 }

@@ -1,5 +1,6 @@
 //! `cvmio volume check`: every block that the map reaches is read and opened.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -77,6 +78,17 @@ pub struct Report {
     pub damaged_blocks: u64,
     /// The first stretches of them: first block, and how many.
     pub damaged: Vec<(u64, u64)>,
+    /// Logical blocks that the store could not read.
+    pub unreadable_blocks: u64,
+    /// The first stretches of them.
+    pub unreadable: Vec<(u64, u64)>,
+}
+
+impl Report {
+    /// Logical blocks that nobody gets back from here, whatever the reason.
+    pub fn lost(&self) -> u64 {
+        self.damaged_blocks + self.unreadable_blocks
+    }
 }
 
 /// Checks a volume with as many threads as there are processors. `show` is told now and then how many blocks are done.
@@ -100,38 +112,86 @@ pub fn check(volume: &Volume, progress: &Arc<CheckProgress>, show: impl Fn(u64))
     for thread in threads {
         report.merge(thread.join().map_err(|_| Failure::internal("a checking thread ended by a defect"))??);
     }
-    let damaged = report.damaged.iter().map(|range| (range.start, range.end - range.start)).collect();
-    Ok(Report { blocks: report.blocks, damaged_blocks: report.damaged_blocks, damaged })
+    Ok(Report {
+        blocks: report.blocks,
+        damaged_blocks: report.damaged_blocks,
+        damaged: lengths(&report.damaged),
+        unreadable_blocks: report.unreadable_blocks,
+        unreadable: lengths(&report.unreadable),
+    })
+}
+
+/// Stretches by their first block, and how many they are.
+fn lengths(ranges: &[Range<u64>]) -> Vec<(u64, u64)> {
+    ranges.iter().map(|range| (range.start, range.end - range.start)).collect()
 }
 
 fn show(args: &Check, report: &Report) -> Result<(), Failure> {
     if args.offline.json {
-        let damaged: Vec<Value> = report
-            .damaged
-            .iter()
-            .map(|(block, blocks)| json!({ "block": block, "blocks": blocks }))
-            .collect();
+        let stretches = |list: &[(u64, u64)]| -> Vec<Value> {
+            list.iter().map(|(block, blocks)| json!({ "block": block, "blocks": blocks })).collect()
+        };
         output::print_json(&json!({
-            "blocks": report.blocks, "damaged-blocks": report.damaged_blocks, "damaged": damaged,
+            "blocks": report.blocks,
+            "damaged-blocks": report.damaged_blocks, "damaged": stretches(&report.damaged),
+            "unreadable-blocks": report.unreadable_blocks, "unreadable": stretches(&report.unreadable),
         }))?;
-    } else if report.damaged_blocks == 0 {
-        output::print(&format!("{} blocks checked, all whole", output::count(report.blocks)));
     } else {
-        let list =
-            report.damaged.iter().map(|(block, blocks)| format!("\n  {blocks} blocks from {block} on"));
-        output::print(&format!(
-            "{} blocks whole, {} damaged:{}",
-            output::count(report.blocks),
-            output::count(report.damaged_blocks),
-            list.collect::<String>()
-        ));
+        output::print(&text(report));
     }
-    if report.damaged_blocks == 0 {
-        return Ok(());
+    match (report.damaged_blocks, report.unreadable_blocks) {
+        (0, 0) => Ok(()),
+        (0, unreadable) => Err(Failure::io(format!(
+            "{} blocks cannot be read; restore what lies on them from a backup, and replace the disk",
+            output::count(unreadable)
+        ))),
+        (damaged, _) => {
+            let message = format!(
+                "{} blocks are not what was written there; restore what lies on them from a backup, and suspect the host",
+                output::count(damaged)
+            );
+            Err(volume::Error::new(Kind::Corrupt, message).into())
+        }
     }
-    let message = format!(
-        "{} blocks are not what was written there; restore what lies on them from a backup, and suspect the host",
-        output::count(report.damaged_blocks)
-    );
-    Err(volume::Error::new(Kind::Corrupt, message).into())
+}
+
+fn text(report: &Report) -> String {
+    let checked = output::count(report.blocks);
+    if report.damaged_blocks == 0 && report.unreadable_blocks == 0 {
+        return format!("{checked} blocks checked, all whole");
+    }
+    let list = |blocks: u64, what: &str, list: &[(u64, u64)]| match blocks {
+        0 => String::new(),
+        blocks => {
+            let lines = list.iter().map(|(block, blocks)| format!("\n  {blocks} blocks from {block} on"));
+            format!(", {} {what}:{}", output::count(blocks), lines.collect::<String>())
+        }
+    };
+    let damaged = list(report.damaged_blocks, "damaged", &report.damaged);
+    let unreadable = list(report.unreadable_blocks, "that cannot be read", &report.unreadable);
+    format!("{checked} blocks checked{damaged}{unreadable}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_tells_what_is_damaged_from_what_cannot_be_read() {
+        let mut report = Report {
+            blocks: 1024,
+            damaged_blocks: 0,
+            damaged: Vec::new(),
+            unreadable_blocks: 0,
+            unreadable: Vec::new(),
+        };
+        assert_eq!(text(&report), "1,024 blocks checked, all whole");
+        (report.unreadable_blocks, report.unreadable) = (2, vec![(7, 1), (9, 1)]);
+        let unreadable = ", 2 that cannot be read:\n  1 blocks from 7 on\n  1 blocks from 9 on";
+        assert_eq!(text(&report), format!("1,024 blocks checked{unreadable}"));
+        (report.damaged_blocks, report.damaged) = (3, vec![(20, 3)]);
+        let damaged = ", 3 damaged:\n  3 blocks from 20 on";
+        assert_eq!(text(&report), format!("1,024 blocks checked{damaged}{unreadable}"));
+        assert_eq!(report.lost(), 5);
+    }
 }

@@ -36,12 +36,12 @@ pub fn run(args: &Reanchor) -> Result<(), Failure> {
             survey.chosen
         )));
     }
-    if damage.damaged_blocks > 0 && !args.accept_damage {
+    if damage.lost() > 0 && !args.accept_damage {
         return Err(volume::Error::new(
             Kind::Corrupt,
             format!(
-                "{} blocks of this state are not what was written there; nothing was changed. Choose another state, or take it as it is with --accept-damage",
-                output::count(damage.damaged_blocks)
+                "{} blocks of this state are not what was written there, or cannot be read; nothing was changed. Choose another state, or take it as it is with --accept-damage",
+                output::count(damage.lost())
             ),
         )
         .into());
@@ -139,7 +139,8 @@ fn show(
             "store": args.offline.store, "reanchored": done.is_some(), "chosen": survey.chosen.to_string(),
             "anchor": policy.anchor, "anchored": anchored_json(survey), "histories": histories_json(survey),
             "header-is-anchored": survey.header_is_anchored,
-            "damaged-blocks": damage.damaged_blocks, "blocks": damage.blocks,
+            "damaged-blocks": damage.damaged_blocks, "unreadable-blocks": damage.unreadable_blocks,
+            "blocks": damage.blocks,
         }));
     }
     if let Some(path) = done {
@@ -186,20 +187,21 @@ fn text(args: &Reanchor, survey: &Survey, damage: &Report) -> String {
         ));
     }
     lines.push(format!("chosen: {}{}", survey.chosen, distance(survey)));
-    lines.push(match damage.damaged_blocks {
+    let first = damage.damaged.iter().chain(&damage.unreadable).map(|(block, _)| *block).min();
+    lines.push(match damage.lost() {
         0 => format!("  {} blocks checked, all whole", output::count(damage.blocks)),
-        damaged => format!(
-            "  {} blocks whole, {} DAMAGED (from block {} on); it is accepted with --accept-damage only",
+        lost => format!(
+            "  {} blocks checked, {} DAMAGED or unreadable (from block {} on); it is accepted with --accept-damage only",
             output::count(damage.blocks),
-            output::count(damaged),
-            damage.damaged.first().map_or(0, |(block, _)| *block)
+            output::count(lost),
+            first.unwrap_or(0)
         ),
     });
     lines.push(format!(
         "Nothing was changed. If this is the state that you expect, and no machine has the volume attached, do it again with --to {} --confirm {}{}",
         survey.chosen,
         survey.chosen,
-        if damage.damaged_blocks > 0 { " --accept-damage" } else { "" }
+        if damage.lost() > 0 { " --accept-damage" } else { "" }
     ));
     if args.anchor.is_none() && survey.anchor.as_ref().is_some_and(|found| found.standing == "moved") {
         lines.push("The volume has moved away from this anchor: name the new one with --anchor.".into());

@@ -124,6 +124,12 @@ pub fn damage_found(blocks: u64, first: Option<u64>) {
     send(Level::Error, &message, Some(Sign::Corrupt), first.as_slice());
 }
 
+/// Tells of blocks that a check could not read. That is no sign of tampering: disks wear out.
+pub fn unreadable_found(blocks: u64, first: Option<u64>) {
+    let message = format!("a check found {blocks} blocks that the disk cannot read; replace it");
+    send(Level::Error, &message, None, first.as_slice());
+}
+
 /// Counts signs of tampering, told of or not.
 pub fn note(tamper: Sign, times: u64) {
     SEEN[tamper as usize].fetch_add(times, Ordering::Relaxed);

@@ -5,6 +5,7 @@
 //! 2. Over any stretch of time it reads at most what the rate allows, and [`BURST`] more.
 //! 3. It ends when it is told to, and before the volume is put away.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -15,6 +16,7 @@ use store::BLOCK_SIZE;
 use volume::{CheckProgress, CheckReport, Kind, Volume};
 
 use super::beside::Beside;
+use super::events;
 use super::tamper::Tamper;
 use crate::failure::Failure;
 use crate::system::SystemClock;
@@ -54,6 +56,10 @@ pub struct Standing {
     pub damaged_blocks: u64,
     /// The first stretches of them: first block, and how many.
     pub damaged: Vec<(u64, u64)>,
+    /// Logical blocks that the store could not read, in the same parts.
+    pub unreadable_blocks: u64,
+    /// The first stretches of them.
+    pub unreadable: Vec<(u64, u64)>,
     /// Why it failed.
     pub failure: Option<String>,
 }
@@ -116,14 +122,18 @@ impl Scrub {
     /// What a status shows.
     pub fn standing(&self) -> Standing {
         let found = self.shared.found();
-        let damaged = found.report.damaged.iter().take(LISTED);
+        let lengths = |ranges: &[Range<u64>]| -> Vec<(u64, u64)> {
+            ranges.iter().take(LISTED).map(|range| (range.start, range.end - range.start)).collect()
+        };
         Standing {
             stage: found.stage,
             rate: self.shared.rate,
             blocks: self.shared.progress.blocks.load(Ordering::Relaxed),
             of: self.shared.of,
             damaged_blocks: found.report.damaged_blocks,
-            damaged: damaged.map(|range| (range.start, range.end - range.start)).collect(),
+            damaged: lengths(&found.report.damaged),
+            unreadable_blocks: found.report.unreadable_blocks,
+            unreadable: lengths(&found.report.unreadable),
             failure: found.failure.clone(),
         }
     }
@@ -145,6 +155,10 @@ impl Shared {
             if report.damaged_blocks > 0 {
                 let message = format!("{} blocks are not what was written there", report.damaged_blocks);
                 tamper.note("scrub", &volume::Error::new(Kind::Corrupt, message));
+            }
+            if report.unreadable_blocks > 0 {
+                let first = report.unreadable.first().map(|range| range.start);
+                events::unreadable_found(report.unreadable_blocks, first);
             }
             self.found().report.merge(report);
         };

@@ -152,6 +152,10 @@ impl Service {
             let message = format!("{} blocks are not what was written there", report.damaged_blocks);
             self.tamper.note("check", &volume::Error::new(Kind::Corrupt, message));
         }
+        if report.unreadable_blocks > 0 {
+            let first = report.unreadable.first().map(|(block, _)| *block);
+            events::unreadable_found(report.unreadable_blocks, first);
+        }
         Ok(report)
     }
 

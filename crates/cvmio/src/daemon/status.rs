@@ -157,17 +157,20 @@ fn scrub_text(scrub: &scrub::Standing) -> String {
         (Stage::Stopped, _) => format!("stopped at {}", percent(scrub.blocks.min(scrub.of), scrub.of)),
         (Stage::Failed, why) => format!("FAILED: {}", why.as_deref().unwrap_or("see the log")),
     };
-    let first: Vec<String> =
-        scrub.damaged.iter().take(5).map(|(block, blocks)| format!("{blocks} from {block} on")).collect();
-    match scrub.damaged_blocks {
-        0 => format!("{stage}; {} blocks, none damaged", count(scrub.blocks)),
-        damaged => format!(
-            "{stage}; {} blocks, {} DAMAGED: {}",
-            count(scrub.blocks),
-            count(damaged),
-            first.join(", ")
-        ),
-    }
+    let bad = |blocks: u64, what: &str, list: &[(u64, u64)]| match blocks {
+        0 => String::new(),
+        blocks => {
+            let first: Vec<String> =
+                list.iter().take(5).map(|(block, blocks)| format!("{blocks} from {block} on")).collect();
+            format!(", {} {what}: {}", count(blocks), first.join(", "))
+        }
+    };
+    let damaged = match scrub.damaged_blocks {
+        0 => ", none damaged".into(),
+        blocks => bad(blocks, "DAMAGED", &scrub.damaged),
+    };
+    let unreadable = bad(scrub.unreadable_blocks, "UNREADABLE", &scrub.unreadable);
+    format!("{stage}; {} blocks{damaged}{unreadable}", count(scrub.blocks))
 }
 
 fn rekey_text(rekey: &rekey::Standing) -> String {

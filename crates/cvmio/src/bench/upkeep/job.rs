@@ -90,7 +90,7 @@ impl<'a> Running<'a> {
             Job::Scrub => {
                 let mut damaged = 0;
                 scrub::drive(self.volume, u64::MAX, &self.checked, &self.stop, |report| {
-                    damaged += report.damaged_blocks;
+                    damaged += report.damaged_blocks + report.unreadable_blocks;
                 })?;
                 damaged
             }
