@@ -104,8 +104,11 @@ impl Simulation {
             self.coverage.rekeys_ended += 1;
             return self.old_keys_open_nothing();
         }
-        let damaged = report.damage.damaged_blocks > 0;
-        if stopping || (damaged && self.excused.contains(&Kind::Corrupt)) {
+        let damage = &report.damage;
+        let excused = |blocks: u64, kind: Kind| blocks == 0 || self.excused.contains(&kind);
+        let explained =
+            excused(damage.damaged_blocks, Kind::Corrupt) && excused(damage.unreadable_blocks, Kind::Io);
+        if stopping || (damage.lost() > 0 && explained) {
             return Ok(());
         }
         Err(Failure(format!("the re-sealing gives up for no reason: {report:?}")))

@@ -55,6 +55,12 @@ impl CheckReport {
         self.unreadable.truncate(LISTED);
     }
 
+    /// Logical blocks that nobody gets back from here, whatever the reason.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.damaged_blocks + self.unreadable_blocks
+    }
+
     fn sort(&mut self) {
         self.damaged.sort_by_key(|range| range.start);
         self.unreadable.sort_by_key(|range| range.start);
@@ -63,6 +69,22 @@ impl CheckReport {
     pub(crate) fn damage(&mut self, range: Range<u64>) {
         self.damaged_blocks += range.end - range.start;
         list(&mut self.damaged, range);
+    }
+
+    /// Notes a block that is damaged, or cannot be read. When there are very many of these, it is the store that has failed.
+    ///
+    /// # Errors
+    /// Then, and for an error of another kind.
+    pub(crate) fn bad(&mut self, logical: u64, error: Error) -> Result<()> {
+        match error.kind() {
+            Kind::Corrupt => self.damage(logical..logical + 1),
+            Kind::Io if self.unreadable_blocks < LISTED as u64 => {
+                self.unreadable_blocks += 1;
+                list(&mut self.unreadable, logical..logical + 1);
+            }
+            _ => return Err(error),
+        }
+        Ok(())
     }
 }
 
@@ -160,7 +182,7 @@ impl Visitor for Visit<'_> {
                 for logical in stretch.clone() {
                     match self.open(logical..logical + 1).await {
                         Ok(opened) => present += opened,
-                        Err(error) => self.bad(logical, error)?,
+                        Err(error) => self.report.borrow_mut().bad(logical, error)?,
                     }
                 }
                 present
@@ -189,20 +211,6 @@ impl Visitor for Visit<'_> {
 }
 
 impl Visit<'_> {
-    /// Notes a block that is damaged, or cannot be read. When there are very many of these, it is the store that has failed.
-    fn bad(&self, logical: u64, error: Error) -> Result<()> {
-        let mut report = self.report.borrow_mut();
-        match error.kind() {
-            Kind::Corrupt => report.damage(logical..logical + 1),
-            Kind::Io if report.unreadable_blocks < LISTED as u64 => {
-                report.unreadable_blocks += 1;
-                list(&mut report.unreadable, logical..logical + 1);
-            }
-            _ => return Err(error),
-        }
-        Ok(())
-    }
-
     /// Reads and opens a stretch of at most a leaf, and notes the blocks that do not open; how many there are.
     async fn open(&self, stretch: Range<u64>) -> Result<u64> {
         let core = &self.check.core;

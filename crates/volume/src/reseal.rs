@@ -49,7 +49,7 @@ pub struct ResealReport {
     pub ended: bool,
     /// Data blocks that were sealed anew.
     pub resealed: u64,
-    /// What could not be opened: it keeps the old key needed until it is overwritten or discarded.
+    /// What could not be opened, or read: it keeps the old key needed until it is overwritten or discarded.
     pub damage: CheckReport,
 }
 
@@ -89,7 +89,7 @@ impl Reseal {
             self.progress.walks.fetch_add(1, Ordering::Relaxed);
             let (found, resealed, damage) = walk.end();
             report.resealed += resealed;
-            let stuck = resealed == 0 && damage.damaged_blocks > 0;
+            let stuck = resealed == 0 && damage.lost() > 0;
             report.damage = damage;
             if stuck {
                 return Ok(report);
@@ -161,7 +161,7 @@ impl<'a> Walk<'a> {
         let _promise = core.admit(self.io, blocks as u64).await?;
         let (mut places, placing) = core.allocate(self.io, &self.runs, first, blocks as u64).await?;
         let read = self.read(first, blocks).await;
-        let OldBlocks { thaws, old, mut plaintext, damaged } = match read {
+        let OldBlocks { thaws, old, mut plaintext, bad } = match read {
             Ok(read) => read,
             Err(error) => {
                 self.runs.borrow_mut().put_back(core, places);
@@ -198,7 +198,8 @@ impl<'a> Walk<'a> {
         core.nudge();
         let ended = kept == old.len() as u64 || core.overlay.thaws() == thaws;
         if ended {
-            damaged.iter().for_each(|logical| self.damage.borrow_mut().damage(*logical..*logical + 1));
+            let mut damage = self.damage.borrow_mut();
+            bad.into_iter().try_for_each(|(logical, error)| damage.bad(logical, error))?;
         }
         Ok(ended)
     }
@@ -215,8 +216,8 @@ impl<'a> Walk<'a> {
         }
         let mut plaintext = self.buffers.take(blocks);
         let target = plaintext.pages(blocks)?;
-        let damaged = self.core.read_entries(self.io, first, &entries, target).await?;
-        for logical in &damaged {
+        let bad = self.open(first, &entries, target).await?;
+        for (logical, _) in &bad {
             entries[usize::try_from(*logical - first).unwrap_or(0)] = Entry::ABSENT;
         }
         let mut old = Vec::with_capacity(blocks);
@@ -227,7 +228,28 @@ impl<'a> Walk<'a> {
             }
             old.push((first + index as u64, entry));
         }
-        Ok(OldBlocks { thaws, old, plaintext, damaged })
+        Ok(OldBlocks { thaws, old, plaintext, bad })
+    }
+
+    /// Reads and opens what entries name; the blocks that do not open or cannot be read. One of these must not keep all others under the
+    /// old key.
+    async fn open(&self, first: u64, entries: &[Entry], target: &mut [u8]) -> Result<Vec<(u64, Error)>> {
+        let corrupt = |logical: &u64| (*logical, Error::corrupt_block(*logical));
+        match self.core.read_entries(self.io, first, entries, target).await {
+            Ok(damaged) => return Ok(damaged.iter().map(corrupt).collect()),
+            Err(error) if error.kind() != Kind::Io => return Err(error),
+            Err(_) => {}
+        }
+        let mut bad = Vec::new();
+        for (index, page) in target.chunks_exact_mut(BLOCK_SIZE).enumerate() {
+            let logical = first + index as u64;
+            match self.core.read_entries(self.io, logical, &entries[index..=index], page).await {
+                Ok(damaged) => bad.extend(damaged.iter().map(corrupt)),
+                Err(error) if error.kind() == Kind::Io => bad.push((logical, error)),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(bad)
     }
 }
 
@@ -299,8 +321,8 @@ struct OldBlocks<'a> {
     old: Vec<(u64, Entry)>,
     /// What they hold, one after the other.
     plaintext: Lent<'a>,
-    /// Those that do not open; they are in no other list.
-    damaged: Vec<u64>,
+    /// Those that do not open or cannot be read, and why; they are in no other list.
+    bad: Vec<(u64, Error)>,
 }
 
 impl Drop for Walk<'_> {

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use common::medium::image;
+use common::rekeying::reseal;
 use common::worn::{Unreadable, wear};
 use common::{Bench, credential, options, options_at};
 use seal::SecretBytes;
@@ -13,7 +14,10 @@ use seal::slot::{Argon2Params, Credential};
 use volume::format::protections::Freshness;
 use volume::geometry::Shape;
 use volume::policy::Policy;
-use volume::{CheckReport, CreateOptions, KeyChange, Kind, Result, attach_read_only, change_keys};
+use volume::{
+    CheckReport, CreateOptions, KeyChange, Kind, RekeyOrder, Result, attach_read_only, begin_rekey,
+    change_keys,
+};
 
 /// Of the header's copies A and B, and of the superblocks.
 const HEADERS: std::ops::Range<u64> = 0..4;
@@ -177,4 +181,33 @@ fn a_check_goes_on_behind_blocks_that_cannot_be_read_and_names_them() {
         }
     }
     assert!(named == (0..64).collect() && nodes > 0, "{named:?}, {nodes} nodes");
+}
+
+#[test]
+fn a_block_that_cannot_be_read_keeps_no_other_under_the_old_key() {
+    let case = Case::new(Freshness::Strict);
+    let environment = || case.bench.environment.clone();
+    let (order, options) = (RekeyOrder::default(), case.bench.attach);
+    let begun =
+        begin_rekey(environment(), case.policy.clone(), credential(), order, options).expect("a queue");
+    begun.block().expect("begun");
+    // The one of all places that block 9 is read from.
+    let is_of_it = |place: &u64| {
+        case.wear_out([*place]);
+        let Ok(mut session) = case.bench.attach_reading(&case.policy) else { return false };
+        session.read(9, 1).is_err_and(|error| error.kind() == Kind::Io) && session.read(8, 1).is_ok()
+    };
+    let start = case.bench.options.geometry(16_384).expect("it fits").data_start();
+    let image = image(&*case.bench.environment.store);
+    let written = |place: &u64| image[usize::try_from(*place).expect("small")].iter().any(|byte| *byte != 0);
+    let place = (start..16_384).filter(written).find(is_of_it).expect("it lies somewhere");
+    case.wear_out([place]);
+    let mut session = case.bench.attach(&case.policy).expect("attached");
+    let report = reseal(&mut session);
+    assert!(!report.ended && report.resealed == 63, "{report:?}");
+    assert_eq!((report.damage.unreadable_blocks, report.damage.unreadable[0].clone()), (1, 9..10));
+    // As the error advises.
+    session.write(9, 1, 8).expect("written");
+    assert!(reseal(&mut session).ended);
+    session.detach().expect("detached");
 }

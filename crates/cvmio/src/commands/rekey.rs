@@ -114,7 +114,7 @@ fn change(args: &Rekey) -> Result<(), Failure> {
         reseal(volume, &interrupt)?;
         return done(args, Some(&begun), report.resealed);
     }
-    if report.damage.damaged_blocks > 0 {
+    if report.damage.lost() > 0 {
         return Err(damaged(&report).into());
     }
     Err(Failure::io(format!(

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use seal::slot::SlotInfo;
 use serde::{Deserialize, Serialize};
 use store::BLOCK_SIZE;
-use volume::{Kind, Rekeyed, ResealProgress, ResealReport, Volume};
+use volume::{CheckReport, Kind, Rekeyed, ResealProgress, ResealReport, Volume};
 
 use super::beside::Beside;
 use super::scrub::Stage;
@@ -76,6 +76,8 @@ pub struct Standing {
     pub seconds_left: Option<u64>,
     /// Blocks that do not open: until they are overwritten or discarded, the old key is needed.
     pub damaged_blocks: u64,
+    /// The same of those that cannot be read.
+    pub unreadable_blocks: u64,
     /// Why it failed.
     pub failure: Option<String>,
 }
@@ -95,7 +97,7 @@ struct Shared {
 
 struct Found {
     stage: Stage,
-    damaged_blocks: u64,
+    damage: CheckReport,
     failure: Option<String>,
 }
 
@@ -109,7 +111,7 @@ impl Rekey {
             of: volume.status().mapped_blocks,
             begun: Instant::now(),
             progress: Arc::default(),
-            found: Mutex::new(Found { stage: Stage::Running, damaged_blocks: 0, failure: None }),
+            found: Mutex::new(Found { stage: Stage::Running, damage: CheckReport::default(), failure: None }),
         });
         let ours = Arc::clone(&shared);
         let thread =
@@ -146,13 +148,13 @@ impl Shared {
         let mut found = self.found();
         match ended {
             Ok(report) if report.ended => found.stage = Stage::Done,
-            Ok(report) if report.damage.damaged_blocks == 0 => found.stage = Stage::Stopped,
+            Ok(report) if report.damage.lost() == 0 => found.stage = Stage::Stopped,
             Ok(report) => {
                 let failure = damaged(&report);
                 tamper.note("rekey", &failure);
                 found.stage = Stage::Failed;
-                found.damaged_blocks = report.damage.damaged_blocks;
                 found.failure = Some(failure.to_string());
+                found.damage = report.damage;
             }
             Err(error) => (found.stage, found.failure) = (Stage::Failed, Some(error.to_string())),
         }
@@ -173,7 +175,8 @@ impl Shared {
             resealed_blocks: self.progress.resealed.load(Ordering::Relaxed),
             rate: if running { rate } else { 0 },
             seconds_left: seconds_left.filter(|_| running),
-            damaged_blocks: found.damaged_blocks,
+            damaged_blocks: found.damage.damaged_blocks,
+            unreadable_blocks: found.damage.unreadable_blocks,
             failure: found.failure.clone(),
         }
     }
@@ -181,18 +184,22 @@ impl Shared {
 
 /// What keeps the old key.
 pub fn damaged(report: &ResealReport) -> volume::Error {
-    let first: Vec<String> = report
-        .damage
-        .damaged
+    let CheckReport { damaged, damaged_blocks, unreadable, .. } = &report.damage;
+    let (kind, what) = match damaged_blocks {
+        0 => (Kind::Io, "cannot be read"),
+        _ => (Kind::Corrupt, "are not what was written there, or cannot be read"),
+    };
+    let first: Vec<String> = damaged
         .iter()
+        .chain(unreadable)
         .take(5)
         .map(|range| format!("{} from {} on", range.end - range.start, range.start))
         .collect();
     volume::Error::new(
-        Kind::Corrupt,
+        kind,
         format!(
-            "{} blocks are not what was written there ({}), so the old key cannot be given up; overwrite or discard them, and run `cvmio volume rekey` again",
-            report.damage.damaged_blocks,
+            "{} blocks {what} ({}), so the old key cannot be given up; overwrite or discard them, and run `cvmio volume rekey` again",
+            report.damage.lost(),
             first.join(", ")
         ),
     )

@@ -90,14 +90,14 @@ impl<'a> Running<'a> {
             Job::Scrub => {
                 let mut damaged = 0;
                 scrub::drive(self.volume, u64::MAX, &self.checked, &self.stop, |report| {
-                    damaged += report.damaged_blocks + report.unreadable_blocks;
+                    damaged += report.lost();
                 })?;
                 damaged
             }
             Job::Rekey => {
                 // What would stop it also stops the volume.
                 let never = AtomicBool::new(false);
-                rekey::drive(self.volume, &self.resealed, &never, || ())?.damage.damaged_blocks
+                rekey::drive(self.volume, &self.resealed, &never, || ())?.damage.lost()
             }
         };
         match damaged {
