@@ -1,4 +1,4 @@
-//! `cvmio bench nbd` with the real servers and clients, and what it leaves behind; `cvmio bench upkeep`.
+//! `cvmio bench volume` in all its cases; `cvmio bench nbd` with the real servers and clients, and what it leaves behind; `cvmio bench upkeep`.
 
 mod common;
 
@@ -129,4 +129,47 @@ fn the_long_jobs_are_measured_alone_and_beside_users() {
     }
     let here = desk.path("").display().to_string();
     assert!(!sh(&format!("ls -a {here}")).contains("cvmio-bench-"), "its files are gone");
+}
+
+/// The names are promised to whoever reads them with a program.
+#[test]
+fn a_volume_beside_its_store_gives_a_row_for_each_case() {
+    let desk = Desk::new();
+    let cases = [
+        "seqread-128k-q128",
+        "seqwrite-128k-q128",
+        "randread-4k-q32",
+        "randwrite-4k-q32",
+        "randrw-4k-q32",
+        "randread-4k-q1",
+        "randwrite-4k-q1",
+        "write-fsync-4k-q1",
+    ];
+    let options = [("file", 50, "--dir . --threads 2 --fsync-every 4"), ("memory", 80, "--fill 80 --aged")];
+    for (medium, fill, more) in options {
+        let said = desk.done(&format!(
+            "bench volume --medium {medium} {more} --size 32 --turns 2 --seconds 0.05 --json"
+        ));
+        let rows: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let found: Vec<_> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
+        assert_eq!(found, cases);
+        for row in &rows {
+            assert!(row["medium"] == medium && row["fill"] == fill, "{row}");
+            let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+            let sequential = row["case"].as_str().unwrap().starts_with("seq");
+            let by_time = row["case"].as_str().unwrap().ends_with("q1");
+            let unit = row["unit"].as_str().unwrap();
+            assert_eq!(unit, if sequential { "MiB/s" } else { unit }, "{row}");
+            assert!(by_time || ["MiB/s", "iops"].contains(&unit), "{row}");
+            assert!(number("raw") > 0.0 && number("protected") > 0.0, "{row}");
+            assert!(
+                number("ratio-low") <= number("ratio") && number("ratio") <= number("ratio-high"),
+                "{row}"
+            );
+        }
+    }
+    assert!(
+        !sh(&format!("ls -a {}", desk.path("").display())).contains("cvmio-bench-"),
+        "its files are gone"
+    );
 }

@@ -195,6 +195,7 @@ impl Drop for Load {
     }
 }
 
+/// SIGTERM is flush, commit, stop.
 #[test]
 fn a_signal_puts_the_volume_away() {
     skip_without_devices!();
@@ -213,10 +214,14 @@ fn a_signal_puts_the_volume_away() {
         } else {
             let volume = Attached::new(&desk);
             let process = volume.process;
-            fs::write(&volume.device, content(4, 8192)).unwrap();
             std::mem::forget(volume);
             (None, process)
         };
+        // Written, and not flushed: a minute's window, and less than makes a commit by itself.
+        let seed = if foreground { 4 } else { 5 };
+        let file = fs::OpenOptions::new().write(true).open(desk.path("run/disk/disk")).unwrap();
+        file.write_all_at(&content(seed, 1 << 20), 0).unwrap();
+        drop(file);
         sh(&format!("kill {process}"));
         match &mut child {
             Some(child) => assert!(child.wait().unwrap().success()),
@@ -228,6 +233,12 @@ fn a_signal_puts_the_volume_away() {
         );
         let dump: Value = serde_json::from_str(&desk.done("volume dump disk.img --json")).unwrap();
         assert_eq!(dump["stamp"]["state"], "released");
+        let volume = Attached::named(&desk, "disk", ATTACH);
+        assert!(
+            fs::read(&volume.device).unwrap()[..1 << 20] == content(seed, 1 << 20),
+            "foreground: {foreground}"
+        );
+        volume.detach();
     }
 }
 

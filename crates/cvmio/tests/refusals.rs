@@ -2,8 +2,11 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 
 use common::{Desk, snapshot};
 
@@ -87,6 +90,13 @@ const CASES: &[Case] = &[
     case("cut inside the header", |desk| desk.write("disk.img", &desk.read("disk.img")[..4096]), ATTACH, 3),
     case("cut to a part of a block", |desk| resize(desk, -1), ATTACH, 2),
     case("unknown version", |desk| poke_both(desk, 8, &[9]), ATTACH, 4),
+    case(
+        "unknown version, checked",
+        |desk| poke_both(desk, 8, &[9]),
+        "volume check disk.img --key-file key",
+        4,
+    ),
+    case("unknown version, keys listed", |desk| poke_both(desk, 8, &[9]), "volume key list disk.img", 4),
     case("changed reserved byte", |desk| poke_both(desk, 200, &[1]), ATTACH, 4),
     case("changed key slot", |desk| poke_both(desk, 4096 + 30, &[1, 2, 3]), ATTACH, 5),
     case("superblocks gone", |desk| poke(desk, "disk.img", 4 * 4096, &[0; 4 * 4096]), ATTACH, 4),
@@ -122,6 +132,31 @@ const CASES: &[Case] = &[
         11,
     ),
     case("policy of another version", |desk| policy(desk, "version = 1", "version = 2"), ATTACH, 11),
+    case(
+        "policy of another volume",
+        |desk| {
+            other_volume(desk);
+            fs::copy(desk.path("other.img.policy.toml"), desk.path("disk.img.policy.toml")).map(drop).unwrap()
+        },
+        ATTACH,
+        11,
+    ),
+    case(
+        "policy is a directory",
+        |desk| {
+            fs::remove_file(desk.path("disk.img.policy.toml")).unwrap();
+            fs::create_dir(desk.path("disk.img.policy.toml")).unwrap()
+        },
+        ATTACH,
+        11,
+    ),
+    Case {
+        name: "policy with confidentiality, header without",
+        create: "--no-confidentiality",
+        spoil: |desk| policy(desk, "confidentiality = false", "confidentiality = true"),
+        command: ATTACH,
+        code: 11,
+    },
     case("policy with another size", |desk| policy(desk, "size = 16777216", "size = 33554432"), ATTACH, 11),
     case("policy with another cipher", |desk| policy(desk, "aes-256-gcm", "aegis-128x2"), ATTACH, 11),
     case("policy with more freshness", |desk| policy(desk, "strict", "write"), ATTACH, 11),
@@ -152,6 +187,32 @@ const CASES: &[Case] = &[
             poke(desk, "disk.img", 1080, b"\x53\xef")
         },
         "volume create disk.img --size 16M --key-file key --freshness off --policy p",
+        2,
+    ),
+    case(
+        "create over a partition table",
+        |desk| {
+            fill(desk, 0);
+            // One entry of type Linux, and the signature.
+            poke(desk, "disk.img", 446, &[0, 0, 2, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 8, 0, 0]);
+            poke(desk, "disk.img", 510, &[0x55, 0xaa])
+        },
+        "volume create disk.img --size 16M --key-file key --freshness off --policy p",
+        2,
+    ),
+    case(
+        "create over a partition table of type GPT",
+        |desk| {
+            fill(desk, 0);
+            poke(desk, "disk.img", 512, b"EFI PART")
+        },
+        "volume create disk.img --size 16M --key-file key --freshness off --policy p",
+        2,
+    ),
+    case(
+        "create on an empty file",
+        |desk| desk.write("n", b""),
+        "volume create n --size 16M --key-file key --freshness off",
         2,
     ),
     case(
@@ -227,6 +288,32 @@ const CASES: &[Case] = &[
     case("detach what is not attached", nothing, "volume detach nowhere", 2),
 ];
 
+/// A text in which the ids of volumes, which are drawn, are called that.
+fn without_ids(text: &str) -> String {
+    let is_id = |word: &str| word.len() == 32 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let words = text.split_inclusive(|one: char| !one.is_ascii_alphanumeric());
+    words
+        .map(|word| {
+            let end = word.trim_end_matches(|one: char| !one.is_ascii_alphanumeric()).len();
+            if is_id(&word[..end]) { format!("[ID]{}", &word[end..]) } else { word.into() }
+        })
+        .collect()
+}
+
+/// All files of a desk, and a digest of what is in them.
+fn everything(desk: &Desk) -> BTreeMap<PathBuf, u64> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(desk.path("")).unwrap().map(Result::unwrap) {
+        let mut hasher = DefaultHasher::new();
+        // A directory has no content of its own, and the runtime directory is looked at elsewhere.
+        fs::read(entry.path()).ok().hash(&mut hasher);
+        if entry.file_name() != "run" {
+            files.insert(entry.path(), hasher.finish());
+        }
+    }
+    files
+}
+
 #[test]
 fn refusals_say_why_and_change_nothing() {
     let mut all = String::new();
@@ -234,14 +321,17 @@ fn refusals_say_why_and_change_nothing() {
         let desk = Desk::new();
         desk.create(create);
         spoil(&desk);
-        let before = desk.read("disk.img");
+        let before = everything(&desk);
         let here = desk.path("").to_str().unwrap().trim_end_matches('/').to_string();
         // Without a session of its own it would ask on the terminal of whoever runs the tests.
         let said = desk.run_without_terminal(&command.replace("[DIR]", &here));
-        assert!(desk.read("disk.img") == before, "{name}: the store was changed");
-        assert!(!desk.path("n.img").exists(), "{name}: a store was left");
+        let after = everything(&desk);
+        let names = |files: &BTreeMap<PathBuf, u64>| files.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(names(&after), names(&before), "{name}: something was left, or is gone");
+        assert!(after == before, "{name}: store, anchor, policy or key was changed");
         assert!(said.error.contains("cvmio: error: ") && said.out.is_empty(), "{name}: {said:?}");
-        all += &format!("{name}: {}\n  {}\n", said.code, said.error.trim_end().replace('\n', "\n  "));
+        let error = without_ids(said.error.trim_end()).replace('\n', "\n  ");
+        all += &format!("{name}: {}\n  {error}\n", said.code);
         assert_eq!(said.code, *code, "{name}: {}", said.error);
         let left = fs::read_dir(desk.path("run")).map_or(0, Iterator::count);
         assert_eq!(left, 0, "{name}: something is left in the runtime directory");

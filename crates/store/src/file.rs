@@ -294,7 +294,8 @@ fn whole_blocks(size: u64, name: &str) -> Result<u64, Error> {
         return Err(Error::new(ErrorKind::UnevenSize, "open", name, message));
     }
     if blocks == 0 {
-        let message = "it is empty; create it with a size";
+        let message =
+            "it is empty: it needs the length that the store is to have, or must not be there, to be made";
         return Err(Error::new(ErrorKind::TooSmall, "open", name, message));
     }
     Ok(blocks)

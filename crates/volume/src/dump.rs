@@ -319,6 +319,16 @@ fn superblock_dump(slot: u8, superblock: &Superblock) -> SuperblockDump {
 }
 
 impl Dump {
+    /// What is wrong with the header, if neither copy of it is well-formed.
+    fn no_header(&self) -> Option<&str> {
+        let mut why = self.copies.iter().map(|copy| match &copy.header {
+            Read::Ok(_) => None,
+            Read::Malformed(why) => Some(why.as_str()),
+        });
+        let first = why.next().flatten()?;
+        why.all(|why| why.is_some()).then_some(first)
+    }
+
     /// The key slots in force: of the copy that the anchor vouches for, or else of the newest that is well-formed.
     ///
     /// # Errors
@@ -331,6 +341,13 @@ impl Dump {
         });
         match newest.max_by_key(|(generation, _)| *generation) {
             Some((_, slots)) => Ok(slots),
+            None if let Some(message) = self.no_header() => Err(Error::new(
+                Kind::Corrupt,
+                format!(
+                    "{}: {message}; use the program that made it, or restore it from a backup",
+                    self.store
+                ),
+            )),
             None if self.stamp.is_some() && self.copies.iter().all(|copy| copy.anchored == Some(false)) => {
                 Err(Error::new(
                     Kind::Stale,

@@ -87,7 +87,13 @@ impl From<store::Error> for Error {
 
 impl From<crate::format::Malformed> for Error {
     fn from(error: crate::format::Malformed) -> Self {
-        Self::new(Kind::Corrupt, error.to_string())
+        let advice = match error.field {
+            "version" => {
+                "use the program that made it; if that is this one, it was changed: restore it from a backup"
+            }
+            _ => "it was changed, or the disk has spoilt it: restore it from a backup",
+        };
+        Self::new(Kind::Corrupt, format!("{error}; {advice}"))
     }
 }
 

@@ -172,7 +172,10 @@ impl FileAnchor {
         let (slots, _) = bytes.as_chunks::<SLOT_SIZE>();
         let read = [Record::decode(&slots[0], 0), Record::decode(&slots[1], 1)];
         if read.iter().all(|slot| *slot == Err(SlotError::Foreign)) {
-            return Err(unusable(&self.path, "this is not an anchor, or one whose creation was cut short"));
+            return Err(unusable(
+                &self.path,
+                "this is not an anchor, or one whose creation was cut short: name the right file, or restore it from a backup; without one see `cvmio volume reanchor`",
+            ));
         }
         if length != FILE_SIZE {
             return Err(unusable(&self.path, &format!("an anchor has {FILE_SIZE} bytes, not {length}")));

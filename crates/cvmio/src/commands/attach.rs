@@ -53,7 +53,10 @@ fn order(args: &Attach) -> Result<Order, Failure> {
     let policy_path = input::default_policy(&args.store, args.policy.as_deref())?;
     // Looked at first, so that a wrong path is not taken for a lost policy.
     std::fs::metadata(&args.store).map_err(|error| {
-        Failure::usage(format!("the store {} cannot be opened: {error}", args.store.display()))
+        Failure::usage(format!(
+            "the store {} cannot be opened: {error}; name the file or device that holds the volume",
+            args.store.display()
+        ))
     })?;
     let policy = input::read_policy(&policy_path)?;
     let show = show(args, &policy)?;

@@ -71,8 +71,9 @@ pub fn load(args: &CredentialArgs, origin: Origin) -> Result<Credential, Failure
 }
 
 fn read_file(path: &Path, limit: usize, what: &str) -> Result<SecretBytes, Failure> {
-    let fail =
-        |error: io::Error| Failure::usage(format!("the {what} {} cannot be read: {error}", path.display()));
+    let fail = |error: io::Error| {
+        Failure::usage(format!("the {what} {} cannot be read: {error}; name the right one", path.display()))
+    };
     if path == Path::new("-") {
         return SecretBytes::read_from(&mut io::stdin().lock(), limit).map_err(fail);
     }

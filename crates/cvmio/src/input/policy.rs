@@ -49,14 +49,25 @@ pub fn read_policy(path: &Path) -> Result<Policy, Failure> {
             "there is no attach policy at {}; name it with --policy. Without it nothing says what the disk must be",
             path.display()
         )),
-        _ => Failure::policy(format!("the policy {} cannot be read: {error}", path.display())),
+        _ => Failure::policy(format!(
+            "the policy {} cannot be read: {error}; name the right file with --policy",
+            path.display()
+        )),
     };
     let mut bytes = Vec::new();
     let limit = MAX_SIZE as u64 + 1;
     File::open(path).map_err(fail)?.take(limit).read_to_end(&mut bytes).map_err(fail)?;
-    let text = String::from_utf8(bytes)
-        .map_err(|_| Failure::policy(format!("{} is not a policy: it is not text", path.display())))?;
-    Policy::parse(&text).map_err(|error| Failure::policy(format!("{}: {error}", path.display())))
+    let text = String::from_utf8(bytes).map_err(|_| {
+        Failure::policy(format!(
+            "{} is not a policy: it is not text; name the right file with --policy",
+            path.display()
+        ))
+    })?;
+    Policy::parse(&text).map_err(|error| {
+        let message =
+            format!("{}: {error}; name the right file with --policy, or restore it", path.display());
+        Failure::policy(message)
+    })
 }
 
 /// Writes a new policy file and makes it durable, with its directory. An older one is replaced as a whole, and only if `force` is set.

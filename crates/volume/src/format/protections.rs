@@ -159,15 +159,17 @@ pub fn check_protections(
     }
     let unauthenticated = confidentiality && !integrity;
     if unauthenticated != (suite == SuiteCode::Aes256Xts) {
-        let must = if unauthenticated { "must be" } else { "cannot be" };
-        return Err((
-            "suite",
-            format!(
-                "it is {suite}, and {must} aes-256-xts with confidentiality {} and integrity {}",
+        let message = match unauthenticated {
+            true => format!(
+                "with confidentiality and without integrity it must be aes-256-xts, and it is {suite}"
+            ),
+            false => format!(
+                "{suite} is for confidentiality without integrity; with confidentiality {} and integrity {} choose aes-256-gcm or an AEGIS suite",
                 on_off(confidentiality),
                 on_off(integrity)
             ),
-        ));
+        };
+        return Err(("suite", message));
     }
     if integrity && !confidentiality && suite != SuiteCode::Aes256Gcm {
         return Err(("suite", format!("it is {suite}, and must be aes-256-gcm with confidentiality off")));
