@@ -9,6 +9,7 @@ use simulator::mutants::{Hunt, Mutation, hunt};
 const OPERATIONS: u64 = 200;
 
 /// Hunts the mutant of this name, or all; a failure if one gets away.
+#[expect(clippy::disallowed_methods, reason = "the threads of the front end: each run has one")]
 pub(crate) fn all(only: Option<&str>, seeds: u64, jobs: usize) -> ExitCode {
     let chosen: Vec<Mutation> = Mutation::ALL
         .iter()

@@ -84,6 +84,10 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
         }
         M::ClaimBeforeSuperblock => plan.cut_creations > 0 && anchored,
         M::BothCopiesFirst => (mischief.keys || mischief.rekey || plan.growths > 0) && anchored,
+        // Only many large requests at once fill a journal.
+        M::InFlightNotCounted => {
+            honest && plan.longest == 160 && volume.logical_blocks.is_none_or(|blocks| blocks >= 256)
+        }
         M::RootNotLifted | M::PlacesAreData | M::PolicyBeforeHeader => honest && plan.growths > 0,
         M::GrowthForgotten => mischief.rollback && !anchored && plan.growths > 0,
         M::OldKeyGoesOn | M::RekeyEndsEarly | M::RekeyDropsOverwrite => honest && mischief.rekey,

@@ -16,6 +16,7 @@ fn check(seed: u64) -> Coverage {
 }
 
 #[test]
+#[expect(clippy::disallowed_methods, reason = "the threads of the test: each run has one")]
 fn seeds_hold_and_reach_what_they_should() {
     let halves = std::thread::scope(|scope| {
         let half = |odd: u64| {

@@ -1,6 +1,7 @@
 //! A map many times larger than the cache, on a sparse file; memory stays within what was allowed.
 //!
 //! One test in a binary of its own: it looks at the memory of the whole process.
+#![expect(clippy::disallowed_methods, reason = "this test plays the front end, on a real file")]
 
 mod common;
 
@@ -85,7 +86,6 @@ fn a_map_many_times_larger_than_the_cache_stays_within_its_memory() {
         let maintenance = scope.spawn(|| volume.maintenance().expect("a queue").block());
         scope.spawn(|| {
             while !stopped.load(Ordering::Relaxed) {
-                #[expect(clippy::disallowed_methods, reason = "this test plays the front end")]
                 std::thread::sleep(Duration::from_millis(50));
                 volume.tick();
             }

@@ -15,7 +15,7 @@ use volume::format::ad::Tree;
 use volume::format::protections::Freshness;
 use volume::format::record::blocks_for;
 use volume::geometry::{Geometry, Shape};
-use volume::{CreateOptions, Request, Status};
+use volume::{AttachOptions, CreateOptions, Request, Status};
 
 /// Nodes of one level, of `nodes`, that `changes` random changes touch.
 fn touched(nodes: u64, changes: u64) -> f64 {
@@ -23,9 +23,14 @@ fn touched(nodes: u64, changes: u64) -> f64 {
     nodes * (1.0 - (1.0 - 1.0 / nodes).powf(changes))
 }
 
-/// Nodes of a tree that `changes` random changes touch, all levels together.
-fn touched_tree(geometry: &Geometry, tree: Tree, changes: u64) -> f64 {
-    (0..geometry.levels(tree)).map(|level| touched(geometry.nodes(tree, level), changes)).sum()
+/// Nodes of a tree that `changes` random changes touch, all levels together, when they fall into its first `part`.
+fn touched_tree(geometry: &Geometry, tree: Tree, changes: u64, part: f64) -> f64 {
+    (0..geometry.levels(tree)).map(|level| touched(first(geometry.nodes(tree, level), part), changes)).sum()
+}
+
+/// So many of `nodes` belong to the first `part` of what they cover.
+fn first(nodes: u64, part: f64) -> u64 {
+    (nodes as f64 * part).ceil() as u64
 }
 
 /// Nodes of a tree that a stretch of `items` items from the first on touches, all levels together.
@@ -40,21 +45,26 @@ fn stretch(geometry: &Geometry, tree: Tree, items: u64) -> f64 {
     sum as f64
 }
 
-/// Nodes that a checkpoint writes after `changes` random overwrites: the map's, and the bitmap's for the places that became free (of data and
-/// nodes, anywhere) and for those that were taken (one behind the other).
-fn checkpoint_nodes(geometry: &Geometry, changes: u64) -> (f64, f64) {
-    let map = touched_tree(geometry, Tree::Map, changes);
+/// Nodes that a checkpoint writes after `changes` random overwrites in the first `part` of a volume of which that is mapped: the map's, and the
+/// bitmap's for the places that became free (of data and nodes, anywhere among them) and for those that were taken (one behind the other).
+fn checkpoint_nodes(geometry: &Geometry, changes: u64, part: f64) -> (f64, f64) {
+    let map = touched_tree(geometry, Tree::Map, changes, part);
     let places = changes + map as u64;
     let leaves = geometry.nodes(Tree::Bitmap, 0) as f64;
     let taken = (places as f64 / f64::from(1u32 << geometry.bitmap_bits)).min(leaves);
     let mut bitmap = 0.0;
     for level in 0..geometry.levels(Tree::Bitmap) {
-        let nodes = geometry.nodes(Tree::Bitmap, level) as f64;
-        let freed = touched(geometry.nodes(Tree::Bitmap, level), places);
+        let nodes = first(geometry.nodes(Tree::Bitmap, level), part);
+        let freed = touched(nodes, places);
         // The stretch of taken places is mostly among nodes that are touched anyway.
-        bitmap += (freed + taken.min(nodes) * (1.0 - freed / nodes)).min(nodes);
+        bitmap += (freed + taken.min(nodes as f64) * (1.0 - freed / nodes as f64)).min(nodes as f64);
     }
     (map, bitmap)
+}
+
+/// Overwrites after which a checkpoint begins by itself, with so many bytes of memory.
+fn overwrites_for_a_checkpoint(geometry: &Geometry, memory: u64) -> u64 {
+    geometry.pinned_limit().min(memory / 896)
 }
 
 /// The same numbers in each run, spread evenly.
@@ -77,9 +87,14 @@ fn bench(blocks: u64, shape: Shape, freshness: Freshness) -> (Bench, Geometry) {
 
 /// A volume that is written from end to end, and checkpointed.
 fn full(bench: &Bench, geometry: &Geometry) -> Session {
+    mapped(bench, geometry.logical_blocks)
+}
+
+/// A volume whose first blocks are written, and checkpointed.
+fn mapped(bench: &Bench, blocks: u64) -> Session {
     let policy = bench.create();
     let mut session = bench.attach(&policy).expect("attached");
-    for block in (0..geometry.logical_blocks).step_by(16) {
+    for block in (0..blocks).step_by(16) {
         session.write(block, 16, 1).expect("written");
     }
     come_to_rest(&mut session);
@@ -134,7 +149,7 @@ fn random_overwrites_write_the_nodes_that_the_model_says() {
             assert!(after.commits - before.commits >= changes / 10);
             measured += nodes_of(&before, &after) / f64::from(rounds);
         }
-        let (map, bitmap) = checkpoint_nodes(&geometry, changes);
+        let (map, bitmap) = checkpoint_nodes(&geometry, changes, 1.0);
         let ratio = measured / (map + bitmap);
         // In the tiny shape most of what becomes free are nodes, and those stand together where the last checkpoint put them.
         let tolerance = if shape == Shape::TINY { 0.2 } else { 0.05 };
@@ -142,6 +157,74 @@ fn random_overwrites_write_the_nodes_that_the_model_says() {
             (ratio - 1.0).abs() < tolerance,
             "{blocks} blocks: {measured} nodes, the model says {map} + {bitmap}"
         );
+    }
+}
+
+#[test]
+fn what_is_not_mapped_costs_no_nodes() {
+    let (blocks, changes, rounds) = (65_536u64, 400, 4);
+    let mut all = Vec::new();
+    for part in [0.25, 0.5, 0.8, 0.95] {
+        let (bench, geometry) = bench(blocks, Shape::STANDARD, Freshness::Strict);
+        let end = (blocks as f64 * part) as u64 / 128 * 128;
+        let mut session = mapped(&bench, end);
+        let mut dice = Dice(5);
+        let mut measured = 0.0;
+        for _ in 0..rounds {
+            let list: Vec<u64> = (0..changes).map(|_| dice.below(end)).collect();
+            let (before, after) = round(&mut session, &list, 10);
+            measured += nodes_of(&before, &after) / f64::from(rounds);
+        }
+        let (map, bitmap) = checkpoint_nodes(&geometry, changes, part);
+        let ratio = measured / (map + bitmap);
+        assert!((ratio - 1.0).abs() < 0.05, "{part}: {measured} nodes, the model says {map} + {bitmap}");
+        all.push(measured);
+    }
+    assert!(all.is_sorted() && all[3] > 1.5 * all[0], "what is mapped makes no difference: {all:?}");
+}
+
+/// Nobody asks for a checkpoint here: when one begins, what the whole costs, and how much waits in memory meanwhile.
+#[test]
+fn random_overwrites_that_nobody_interrupts_cost_what_the_model_says() {
+    let cases = [(4_096u64, 64u64 << 20), (16_384, 64 << 20), (65_536, 64 << 20), (65_536, 1 << 20)];
+    for (blocks, memory) in cases {
+        for freshness in [Freshness::Strict, Freshness::Interval, Freshness::Off] {
+            let (mut bench, geometry) = bench(blocks, Shape::STANDARD, freshness);
+            bench.attach.memory = memory;
+            let mut session = full(&bench, &geometry);
+            let mut dice = Dice(11);
+            let mut most = 0;
+            let before = session.volume.status();
+            let each = overwrites_for_a_checkpoint(&geometry, memory);
+            for _ in 0..12 * each / 16 {
+                let requests: Vec<_> = (0..16)
+                    .map(|_| Request::Write { block: dice.below(blocks), buffer: filled(1, 6), fua: false })
+                    .collect();
+                session.run(requests).into_iter().for_each(|ended| ended.result.expect("overwritten"));
+                most = most.max(session.volume.status().overlay_changes);
+            }
+            let after = session.volume.status();
+            let case = format!("{blocks} blocks with {memory} bytes of memory, {freshness:?}");
+            let (written, checkpoints) =
+                (after.written_blocks - before.written_blocks, after.checkpoints - before.checkpoints);
+            let measured = written as f64 / checkpoints as f64;
+            assert!(
+                (measured / each as f64 - 1.0).abs() < 0.15,
+                "{case}: {measured} overwrites for a checkpoint, the model says {each}"
+            );
+            let (map, bitmap) = checkpoint_nodes(&geometry, each, 1.0);
+            let model = (map + bitmap + 1.0) / each as f64 + 1.0 / 99.0;
+            let measured = (after.metadata_blocks - before.metadata_blocks) as f64 / written as f64;
+            assert!(
+                (measured / model - 1.0).abs() < 0.15,
+                "{case}: {measured} metadata blocks for a block, the model says {model}"
+            );
+            let limit = (memory / 448).clamp(16, 2 * geometry.pinned_limit()) + 16;
+            assert!(
+                (each / 2..=limit).contains(&most),
+                "{case}: {most} changes in memory, at most {limit} may be"
+            );
+        }
     }
 }
 
@@ -198,6 +281,31 @@ fn the_journal_takes_the_blocks_that_its_items_need() {
             (model..=model + extra).contains(&journal),
             "{batch} items: {journal} blocks, the model says {model}"
         );
+    }
+}
+
+/// One item for each block, and from 64 blocks on one in all.
+#[test]
+fn the_journal_takes_a_long_discard_as_one_item() {
+    let (bench, geometry) = bench(65_536, Shape::STANDARD, Freshness::Strict);
+    let mut session = full(&bench, &geometry);
+    let mut at = 0;
+    for (discards, length, items) in [(1, 1, 1), (1, 63, 63), (2, 63, 126), (1, 64, 1), (120, 70, 120)] {
+        let before = session.volume.status();
+        for _ in 0..discards {
+            session.discard(at, length).expect("discarded");
+            at += length + 1;
+        }
+        session.flush().expect("flushed");
+        let after = session.volume.status();
+        let journal = after.metadata_blocks - before.metadata_blocks;
+        assert_eq!(after.checkpoints, before.checkpoints, "the round writes nothing but the journal");
+        assert_eq!(
+            journal,
+            u64::from(blocks_for(items)),
+            "{discards} discards of {length} blocks are {items} items"
+        );
+        session.checkpoint();
     }
 }
 
@@ -263,28 +371,39 @@ fn keeps_to_the_limits(blocks: u64, shape: Shape, freshness: Freshness) {
     assert!(at_rest >= node_reserve, "{at_rest} free, the nodes' reserve is {node_reserve}");
 }
 
-/// The document's table: metadata blocks for each block that is overwritten at random, and one after the other.
-fn table() -> String {
+/// The document's tables: metadata blocks for each block that is overwritten at random, and one after the other; and how what is mapped counts.
+fn tables() -> [String; 2] {
     let sizes = [("16 MiB", 1u64 << 12), ("1 GiB", 1 << 18), ("1 TiB", 1 << 28), ("64 TiB", 1 << 34)];
-    let mut text = String::from(
+    let parts = [0.1, 0.25, 0.5, 0.8, 0.95, 1.0];
+    let mut nodes = String::from(
         "| logical size | overwrites for each checkpoint | map, random | bitmap, random | map, sequential |\n| --- | ---: | ---: | ---: | ---: |\n",
+    );
+    let mut fills = String::from(
+        "| logical size | 10 % mapped | 25 % | 50 % | 80 % | 95 % | 100 % |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n",
     );
     for (name, blocks) in sizes {
         let geometry = Geometry::for_logical(blocks, Shape::STANDARD).expect("a size");
-        let changes = geometry.pinned_limit() / 2;
-        let (map, bitmap) = checkpoint_nodes(&geometry, changes);
+        let changes = overwrites_for_a_checkpoint(&geometry, AttachOptions::default().memory);
+        let (map, bitmap) = checkpoint_nodes(&geometry, changes, 1.0);
         let per = |nodes: f64| nodes / changes as f64;
         let sequential = per(stretch(&geometry, Tree::Map, changes));
-        writeln!(text, "| {name} | {changes} | {:.3} | {:.3} | {sequential:.3} |", per(map), per(bitmap))
+        writeln!(nodes, "| {name} | {changes} | {:.3} | {:.3} | {sequential:.3} |", per(map), per(bitmap))
             .expect("text");
+        let cells = parts.map(|part| {
+            let (map, bitmap) = checkpoint_nodes(&geometry, changes, part);
+            format!("{:.3}", per(map + bitmap))
+        });
+        writeln!(fills, "| {name} | {} |", cells.join(" | ")).expect("text");
     }
-    text
+    [nodes, fills]
 }
 
 #[test]
-fn the_document_has_the_table() {
+#[expect(clippy::disallowed_methods, reason = "the test reads a document")]
+fn the_document_has_the_tables() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/semantics.md");
     let document = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{path}: {error}"));
-    let table = table();
-    assert!(document.contains(&table), "put this into the document:\n{table}");
+    for table in tables() {
+        assert!(document.contains(&table), "put this into the document:\n{table}");
+    }
 }

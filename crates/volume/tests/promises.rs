@@ -1,4 +1,5 @@
 //! The documents name a test for each promise and each attack; the tests must be there.
+#![expect(clippy::disallowed_methods, reason = "the test reads documents and sources")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
 //! The table in the document is what the code computes.
+#![expect(clippy::disallowed_methods, reason = "the test reads a document")]
 
 #[path = "../examples/sizes.rs"]
 mod sizes;

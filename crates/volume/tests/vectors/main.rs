@@ -20,6 +20,7 @@ use volume::format::{BLOCK_SIZE, salts};
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;
 
+#[expect(clippy::disallowed_methods, reason = "the vectors are files")]
 fn read(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors").join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
