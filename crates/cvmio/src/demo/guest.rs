@@ -35,7 +35,9 @@ pub enum Attach {
 
 /// The guest: what is in its `guest` directory, the host does not see; what is in `host`, the host owns.
 pub struct Guest {
-    directory: TempDir,
+    /// Until everything is put away.
+    directory: Option<TempDir>,
+    root: PathBuf,
     pub interrupt: Interrupt,
     attached: Option<Attached>,
     mounted: bool,
@@ -46,7 +48,8 @@ impl Guest {
         let directory = TempDir::with_prefix_in("cvmio-demo-", parent).map_err(|error| {
             Failure::usage(format!("{}: {error}; choose another with --dir", parent.display()))
         })?;
-        let guest = Self { directory, interrupt, attached: None, mounted: false };
+        let root = directory.path().to_path_buf();
+        let guest = Self { directory: Some(directory), root, interrupt, attached: None, mounted: false };
         for path in [guest.path("host"), guest.path("guest"), guest.mountpoint()] {
             fs::create_dir_all(&path).map_err(|error| io_failure(&path, &error))?;
         }
@@ -54,7 +57,7 @@ impl Guest {
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
+        self.root.join(name)
     }
 
     pub fn mountpoint(&self) -> PathBuf {
@@ -203,13 +206,18 @@ impl Guest {
     }
 
     /// Puts everything away, by force where it must be.
-    fn clean(&mut self) {
+    ///
+    /// # Errors
+    /// When something is left, and what.
+    pub fn put_away(&mut self) -> Result<(), Failure> {
         for attempt in 0..PATIENCE {
             if self.unmount().is_ok() {
                 break;
             }
             if attempt == PATIENCE / 2 {
-                let _ = self.run("umount", &["-l".as_ref(), self.mountpoint().as_ref()]);
+                self.mounted &= self
+                    .run("umount", &["-l".as_ref(), self.mountpoint().as_ref()])
+                    .map_or(true, |output| !output.status.success());
             }
             thread::sleep(GLANCE);
         }
@@ -224,13 +232,31 @@ impl Guest {
                 }
                 thread::sleep(GLANCE);
             }
+            if Path::new("/proc").join(&name).exists() {
+                return Err(Failure::io(format!(
+                    "the daemon {name} does not end; end it, and remove {}",
+                    self.root.display()
+                )));
+            }
+        }
+        if self.mounted {
+            return Err(Failure::io(format!(
+                "{} cannot be unmounted; unmount it, and remove {}",
+                self.mountpoint().display(),
+                self.root.display()
+            )));
+        }
+        match self.directory.take().map(TempDir::close) {
+            Some(Err(error)) => Err(io_failure(&self.root, &error).with("remove it")),
+            _ => Ok(()),
         }
     }
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        self.clean();
+        // Who asked for it has heard what is left; on the way out of a panic there is nobody to tell.
+        let _ = self.put_away();
     }
 }
 

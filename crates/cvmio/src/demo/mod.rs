@@ -53,8 +53,16 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
     let started = Instant::now();
     let mut guest = Guest::new(&args.dir, Interrupt::new()?)?;
     let result = play(args, &mut guest);
-    drop(guest);
-    let attempts = result?;
+    let left = guest.put_away();
+    let attempts = match (result, left) {
+        (Ok(attempts), Ok(())) => attempts,
+        (Err(failure), Ok(())) => return Err(failure),
+        // An interruption says that everything was put away.
+        (Err(failure), Err(left)) if guest.interrupt.check().is_ok() => {
+            return Err(left.with(format!("before that: {failure}")));
+        }
+        (_, Err(left)) => return Err(left),
+    };
     print(&format!("\n{}\n", table::table(&attempts)));
     let through = attempts.iter().filter(|attempt| !attempt.caught).count();
     let seconds = started.elapsed().as_secs();
