@@ -53,33 +53,6 @@ fn flushed_writes_survive_a_session_that_is_dropped() {
 }
 
 #[test]
-fn every_suite_and_protection_reads_back() {
-    let combinations = [
-        (SuiteCode::Aes256Gcm, true, true),
-        (SuiteCode::Aegis128x2, true, true),
-        (SuiteCode::Aegis256x2, true, true),
-        (SuiteCode::Aes256Xts, true, false),
-        (SuiteCode::Aes256Gcm, false, true),
-        (SuiteCode::Aes256Gcm, false, false),
-    ];
-    for (suite, confidentiality, integrity) in combinations {
-        let freshness = if integrity { Freshness::Strict } else { Freshness::Off };
-        let options =
-            CreateOptions { suite, confidentiality, integrity, freshness, ..options(4096, Shape::STANDARD) };
-        let bench = Bench::new(options, 16384);
-        let policy = bench.create();
-        let mut session = bench.attach(&policy).expect("attached");
-        session.write(5, 40, 9).expect("written");
-        session.checkpoint();
-        expect(&mut session, 44, 9);
-        session.detach().expect("detached");
-        let mut session = bench.attach(&policy).expect("attached again");
-        expect(&mut session, 5, 9);
-        session.detach().expect("detached");
-    }
-}
-
-#[test]
 fn a_transaction_is_all_or_nothing() {
     let bench = bench(Freshness::Transaction);
     let policy = bench.create();
