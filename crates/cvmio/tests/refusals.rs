@@ -7,6 +7,8 @@ use std::fs::{self, OpenOptions};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Instant;
 
 use common::{Desk, snapshot};
 
@@ -363,26 +365,52 @@ fn a_runtime_directory_that_others_can_write_is_refused() {
 }
 
 #[test]
-fn an_interrupted_creation_can_be_done_again() {
+fn what_is_refused_before_it_begins_leaves_nothing() {
     let desk = Desk::new();
-    desk.create("");
-    // As if it had ended before the anchor was claimed.
-    desk.done(&format!(
-        "volume create x.img --size 16M --key-file key --anchor file:{}",
-        desk.path("x").display()
-    ));
-    let blank = "volume create y.img --size 16M --key-file short --anchor file:";
     desk.write("short", b"x");
-    assert_eq!(desk.run(&format!("{blank}{}", desk.path("y").display())).code, 2);
-    assert!(
-        !desk.path("y.img").exists() && !desk.path("y").exists() && !desk.path("y.img.policy.toml").exists()
-    );
-    let anchor = desk.path("anchor2");
-    desk.done(&format!(
-        "volume create disk.img --force --size 16M --key-file key --anchor file:{}",
-        anchor.display()
-    ));
-    assert_eq!(desk.run("volume key list disk.img").code, 0);
+    let anchor = desk.path("y");
+    let create =
+        format!("volume create y.img --size 16M --key-file short --anchor file:{}", anchor.display());
+    assert_eq!(desk.run(&create).code, 2);
+    assert!(!desk.path("y.img").exists() && !anchor.exists() && !desk.path("y.img.policy.toml").exists());
+}
+
+/// Killed at moments that cover all of it, from before the first byte to behind the last.
+#[test]
+fn an_interrupted_creation_can_be_done_again() {
+    const MOMENTS: u32 = 40;
+    let begun = Instant::now();
+    Desk::new().create("");
+    let all = begun.elapsed();
+    let (mut again, mut forced, mut whole) = (0, 0, 0);
+    for delay in (0..MOMENTS).map(|moment| all * moment * 5 / (4 * MOMENTS)) {
+        let desk = Desk::new();
+        let anchor = desk.path("anchor");
+        let create =
+            format!("volume create disk.img --size 16M --key-file key --anchor file:{}", anchor.display());
+        let mut child = desk.command(&create).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        std::thread::sleep(delay);
+        child.kill().unwrap();
+        let ended = child.wait().unwrap().success();
+        let said = desk.run(&create);
+        if ended {
+            assert_ne!(said.code, 0, "over a whole volume");
+            whole += 1;
+        } else if said.code == 0 {
+            again += 1;
+        } else {
+            // Something is there already: it says what to do, and that works.
+            assert!(said.error.contains("--force"), "after {delay:?}: {}", said.error);
+            let said = desk.run(&format!("{create} --force"));
+            // The claim of its anchor is the last that a creation does: behind that there is nothing to do again.
+            let claimed = said.code == 8 && said.error.contains("belongs to a volume already");
+            assert!(said.code == 0 || claimed, "after {delay:?}: {}", said.error);
+            *(if claimed { &mut whole } else { &mut forced }) += 1;
+        }
+        desk.done("volume check disk.img --key-file key");
+    }
+    println!("done again {again}, with --force {forced}, whole {whole}");
+    assert!(again > 0 && forced + whole > 0, "done again {again}, with --force {forced}, whole {whole}");
 }
 
 #[test]

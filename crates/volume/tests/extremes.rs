@@ -9,7 +9,7 @@ use std::sync::Arc;
 use common::{Bench, credential, options};
 use volume::format::protections::Provision;
 use volume::geometry::{Geometry, Shape};
-use volume::{CheckProgress, create};
+use volume::{CheckProgress, Kind, create};
 
 const MIB: u64 = 1 << 8;
 const TIB: u64 = 1 << 28;
@@ -74,6 +74,6 @@ fn beyond_the_limits_nothing_is_created() {
             create(bench.environment.clone(), bench.options.clone(), credential(), Box::new(|_| Ok(())))
                 .expect("a queue")
                 .block();
-        assert!(refused.is_err(), "{logical} blocks");
+        assert_eq!(refused.err().map(|error| error.kind()), Some(Kind::Usage), "{logical} blocks");
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{Bench, Session, filled, options, page};
 use store::Buffer;
-use volume::format::protections::{Freshness, Provision, SuiteCode};
+use volume::format::protections::{Freshness, Provision};
 use volume::geometry::Shape;
 use volume::{CreateOptions, Kind, Request};
 
