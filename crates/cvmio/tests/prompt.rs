@@ -84,3 +84,19 @@ fn a_passphrase_is_asked_for_and_never_shown() {
         assert!(!typed.shown.contains("sesam"), "the passphrase is on the screen: {}", typed.shown);
     }
 }
+
+/// Before a benchmark measures anything it writes for minutes, with a large volume.
+#[test]
+fn a_benchmark_shows_what_it_prepares() {
+    let desk = Desk::new();
+    let bench =
+        "bench volume --medium memory --size 256 --turns 1 --seconds 0.1 --aged --cases randread-4k-q1";
+    let Typed { code, shown } = type_in(&desk, bench, &[]);
+    assert_eq!(code, 0, "{shown}");
+    for part in
+        ["making room", "filling the bare store", "filling the volume", "overwriting the volume at random"]
+    {
+        let bar = |line: &str| line.contains(part) && line.contains("B/s, ") && line.contains(" left");
+        assert!(shown.split('\r').any(bar), "{part}: {shown}");
+    }
+}

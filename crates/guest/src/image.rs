@@ -17,6 +17,7 @@ pub struct Guest<'a> {
     files: Vec<(String, PathBuf)>,
     disks: Vec<PathBuf>,
     start: Start,
+    processor: String,
     limit: Duration,
 }
 
@@ -40,6 +41,7 @@ impl<'a> Guest<'a> {
             files: Vec::new(),
             disks: Vec::new(),
             start: Start::Script,
+            processor: machine::PROCESSOR.into(),
             limit: Duration::from_secs(120),
         }
     }
@@ -83,10 +85,18 @@ impl<'a> Guest<'a> {
         self
     }
 
+    /// Boots with this archive and these words for the kernel, instead of an image that is made for the script. The script
     /// is then the system's own, as [`System::script`](crate::System::script) has it, and not the one that [`run`](Self::run) is handed.
     #[must_use]
     pub fn initramfs(mut self, archive: &Path, words: &str) -> Self {
         self.start = Start::Own(archive.into(), words.into());
+        self
+    }
+
+    /// Gives it another processor, as QEMU names it: `Nehalem` is x86-64-v2 and no more.
+    #[must_use]
+    pub fn processor(mut self, name: &str) -> Self {
+        self.processor = name.into();
         self
     }
 
@@ -118,7 +128,8 @@ impl<'a> Guest<'a> {
         };
         let Bed { debian, running, .. } = self.bed;
         let (disks, limit) = (&self.disks, self.limit);
-        let machine = Machine { debian, directory: running, image, words, disks, limit };
+        let processor = &self.processor;
+        let machine = Machine { debian, directory: running, image, words, disks, processor, limit };
         machine::run(&machine)
     }
 

@@ -40,13 +40,16 @@ pub(crate) struct Machine<'a> {
     /// For the kernel, and for what is in the image.
     pub(crate) words: &'a str,
     pub(crate) disks: &'a [PathBuf],
+    /// As QEMU names it.
+    pub(crate) processor: &'a str,
     pub(crate) limit: Duration,
 }
 
 /// Where the script's output and its exit code arrive (see `init.sh`).
 const PORTS: [&str; 2] = ["output", "code"];
-/// Without protection keys and five levels of pages, which only make the emulation slower.
-const HARDWARE: &str = "-M q35 -accel tcg,thread=multi -cpu max,pku=off,la57=off -m 1G -smp 2 -nodefaults -display none -nic none";
+const HARDWARE: &str = "-M q35 -accel tcg,thread=multi -m 1G -smp 2 -nodefaults -display none -nic none";
+/// All that is emulated, but protection keys and five levels of pages, which only make that slower.
+pub(crate) const PROCESSOR: &str = "max,pku=off,la57=off";
 /// How often QEMU is looked at.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -87,7 +90,14 @@ fn command(machine: &Machine<'_>, directory: &Path) -> Command {
         command.arg("-L").arg(debian.path(firmware));
     }
     command.env("QEMU_MODULE_DIR", debian.path("usr/lib/x86_64-linux-gnu/qemu"));
-    command.args(HARDWARE.split(' ')).args(["-no-reboot", "-initrd", "image", "-kernel"]);
+    command.args(HARDWARE.split(' ')).args([
+        "-cpu",
+        machine.processor,
+        "-no-reboot",
+        "-initrd",
+        "image",
+        "-kernel",
+    ]);
     let words = format!("console=ttyS0 quiet oops=panic panic=-1 {}", machine.words);
     command.arg(debian.kernel()).args(["-append", &words]);
     command.args(["-serial", "file:console", "-device", "virtio-serial-pci"]);

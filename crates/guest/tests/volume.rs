@@ -39,3 +39,35 @@ fn day_one_with_fuse_and_a_loop_device() {
     let marker = MARKER.as_bytes();
     assert!(!stored.windows(marker.len()).any(|bytes| bytes == marker), "the disk has plaintext on it");
 }
+
+/// One build runs on any x86-64-v2: here there is neither AES-NI nor AVX, and each cipher has to do without.
+#[test]
+fn a_processor_of_2008_will_do() {
+    let Some(bed) = guest::bed() else { return };
+    let disk = bed.disk("disk", 32 << 20);
+    let guest = bed.guest().processor("Nehalem").modules(&["fuse"]).disk(&disk);
+    let script = "grep -m1 -o sse4_2 /proc/cpuinfo
+         if grep -qwE 'aes|avx' /proc/cpuinfo; then echo 'it has more'; exit 1; fi
+         head -c 32 /dev/urandom > key
+         head -c 3000000 /dev/urandom > content
+         attach() { cvmio volume attach /dev/vda --name v --key-file key --policy $policy; }
+         live() {
+             policy=$1.toml
+             shift
+             cvmio volume create /dev/vda --force --size 16M --key-file key --policy $policy \"$@\"
+             attach
+             dd if=content of=/run/cvmio/v/disk bs=64k conv=notrunc,fsync 2>/dev/null
+             cvmio volume detach v
+             attach
+             head -c 3000000 /run/cvmio/v/disk | cmp - content
+             cvmio volume detach v
+             cvmio volume check /dev/vda --key-file key --policy $policy
+         }
+         for suite in aes-256-gcm aegis-128x2 aegis-256x2; do
+             live $suite --suite $suite --anchor file:/root/$suite
+         done
+         live xts --suite aes-256-xts --no-integrity --freshness off
+         live gmac --no-confidentiality --anchor file:/root/gmac";
+    let said = guest.succeed(script);
+    assert_eq!(said.matches("all whole").count(), 5, "{said}");
+}

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use hdrhistogram::Histogram;
+use indicatif::ProgressBar;
 use rustix::time::{ClockId, clock_gettime};
 use store::Buffer;
 use volume::Result;
@@ -34,8 +35,8 @@ impl Seen {
 pub enum Until<'a> {
     /// After the warm-up, and so much time from when the gate opens.
     Time(Duration, &'a Gate),
-    /// After so many requests.
-    Requests(u64),
+    /// After so many requests; their blocks are shown.
+    Requests(u64, &'a ProgressBar),
 }
 
 /// A load on one queue.
@@ -108,7 +109,14 @@ impl<'a> Running<'a> {
 
     fn run(&mut self, lane: &mut dyn Lane) -> Result<()> {
         match self.load.until {
-            Until::Requests(count) => self.go(lane, |running, _| running.submitted < count)?,
+            Until::Requests(count, bar) => {
+                let before = bar.position();
+                let blocks = u64::try_from(self.load.case.blocks).unwrap_or(1);
+                self.go(lane, |running, _| {
+                    bar.set_position(before + running.submitted * blocks);
+                    running.submitted < count
+                })?;
+            }
             Until::Time(time, gate) => {
                 let end = Instant::now() + WARM_UP;
                 let warm = self.go(lane, |_, now| now < end);

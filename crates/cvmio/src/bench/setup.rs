@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anchor::{Anchor, FileAnchor, MemoryAnchor};
 use clap::Args;
+use indicatif::ProgressBar;
 use seal::slot::{Argon2Params, Credential};
 use seal::{SecretBytes, SystemRandom};
 use store::{BLOCK_SIZE, FileStore, MemoryStore, Options, Store};
@@ -20,6 +21,7 @@ use super::case::Case;
 use super::lane::{Lane, Protected, Raw};
 use super::load::{Load, Until};
 use super::{Protections, Scale};
+use crate::output;
 use crate::session::Session;
 use crate::system::SystemClock;
 
@@ -144,7 +146,11 @@ impl Bench {
 
     /// Gives one contestant its data, in order.
     pub fn fill(&self, side: Side) -> Result<()> {
-        fill(self.lane(side, FILL_DEPTH)?.as_mut(), self.filled)
+        let what = match side {
+            Side::Raw => "filling the bare store",
+            Side::Protected => "filling the volume",
+        };
+        fill(self.lane(side, FILL_DEPTH)?.as_mut(), what, self.filled)
     }
 
     /// Overwrites the data at random, as much as twice the volume.
@@ -152,9 +158,11 @@ impl Bench {
         let case: Case =
             "randwrite-4k-q32".parse().map_err(|error: String| Error::new(Kind::Usage, error))?;
         let mut lane = self.lane(Side::Protected, case.depth)?;
-        let load =
-            Load { case: &case, range: 0..self.filled, until: Until::Requests(2 * self.blocks), seed: 1 };
-        load.run(lane.as_mut()).map(drop)
+        let bar = output::bar("overwriting the volume at random", 2 * self.blocks);
+        let until = Until::Requests(2 * self.blocks, &bar);
+        let done = Load { case: &case, range: 0..self.filled, until, seed: 1 }.run(lane.as_mut());
+        bar.finish_and_clear();
+        done.map(drop)
     }
 }
 
@@ -163,7 +171,14 @@ const FILL_DEPTH: u32 = 32;
 /// Blocks in a request of the fill.
 const FILL_BLOCKS: u64 = 32;
 
-fn fill(lane: &mut dyn Lane, blocks: u64) -> Result<()> {
+fn fill(lane: &mut dyn Lane, what: &'static str, blocks: u64) -> Result<()> {
+    let bar = output::bar(what, blocks);
+    let filled = fill_showing(lane, blocks, &bar);
+    bar.finish_and_clear();
+    filled
+}
+
+fn fill_showing(lane: &mut dyn Lane, blocks: u64, bar: &ProgressBar) -> Result<()> {
     let whole = blocks - blocks % FILL_BLOCKS;
     for (kib, range) in [(128, 0..whole), (4, whole..blocks)] {
         if range.is_empty() {
@@ -173,7 +188,7 @@ fn fill(lane: &mut dyn Lane, blocks: u64) -> Result<()> {
             .parse()
             .map_err(|error: String| Error::new(Kind::Usage, error))?;
         let requests = (range.end - range.start) / (kib / 4);
-        Load { case: &case, range, until: Until::Requests(requests), seed: 1 }.run(lane)?;
+        Load { case: &case, range, until: Until::Requests(requests, bar), seed: 1 }.run(lane)?;
     }
     lane.flush(0);
     let mut ended = Vec::new();
@@ -193,7 +208,7 @@ fn allocated(directory: Option<&Path>, name: &str, blocks: u64) -> Result<Arc<dy
             Arc::new(store)
         }
     };
-    fill(&mut Raw::new(store.as_ref(), FILL_DEPTH)?, blocks)?;
+    fill(&mut Raw::new(store.as_ref(), FILL_DEPTH)?, "making room", blocks)?;
     Ok(store)
 }
 
