@@ -131,7 +131,7 @@ fn damage_is_shown_and_accepted_only_by_name() {
     bytes[place.unwrap() * 4096 + 100] ^= 1;
     desk.write("disk.img", &bytes);
     let said = desk.run(LOOK);
-    assert!(said.code == 0 && said.out.contains("DAMAGED (from block"), "{said:?}");
+    assert!(said.code == 0 && said.out.contains("DAMAGED or unreadable (from block"), "{said:?}");
     let state = chosen(&desk, "");
     let anchor = desk.read("anchor");
     let said = desk.run(&format!("{LOOK} --confirm {state}"));

@@ -8,7 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::{Desk, snapshot};
 
@@ -378,12 +378,14 @@ fn what_is_refused_before_it_begins_leaves_nothing() {
 /// Killed at moments that cover all of it, from before the first byte to behind the last.
 #[test]
 fn an_interrupted_creation_can_be_done_again() {
-    const MOMENTS: u32 = 40;
     let begun = Instant::now();
     Desk::new().create("");
-    let all = begun.elapsed();
+    let step = begun.elapsed() / 32;
     let (mut again, mut forced, mut whole) = (0, 0, 0);
-    for delay in (0..MOMENTS).map(|moment| all * moment * 5 / (4 * MOMENTS)) {
+    let mut delay = Duration::ZERO;
+    // However slow the machine is just now: until some have ended by themselves.
+    while whole < 4 {
+        assert!(delay < Duration::from_secs(20), "no creation ends: {again}, {forced}");
         let desk = Desk::new();
         let anchor = desk.path("anchor");
         let create =
@@ -408,9 +410,10 @@ fn an_interrupted_creation_can_be_done_again() {
             *(if claimed { &mut whole } else { &mut forced }) += 1;
         }
         desk.done("volume check disk.img --key-file key");
+        delay += step;
     }
     println!("done again {again}, with --force {forced}, whole {whole}");
-    assert!(again > 0 && forced + whole > 0, "done again {again}, with --force {forced}, whole {whole}");
+    assert!(again > 0, "none was killed before it had begun");
 }
 
 #[test]
