@@ -175,10 +175,17 @@ impl Running {
         }
         match served {
             Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) if is_end(&error) => Ok(()),
             Ok(Err(error)) => Err(Error::io(format!("serving {}", path.display()), &error)),
             Err(_) => Err(Error::system(format!("serving {}", path.display()), rustix::io::Errno::IO)),
         }
     }
+}
+
+/// Whether this is how a thread hears that the file system was unmounted just when it took a request: fuse_dev_do_read in Linux says
+/// ECONNABORTED then, and ENODEV, which fuser knows, at all other times.
+fn is_end(error: &std::io::Error) -> bool {
+    rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::CONNABORTED)
 }
 
 impl Drop for Mount {
@@ -256,6 +263,13 @@ fn check_size(size: u64) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unmount_that_crosses_a_request_is_an_end() {
+        let of = |errno: rustix::io::Errno| is_end(&errno.into());
+        assert!(of(rustix::io::Errno::CONNABORTED));
+        assert!(!of(rustix::io::Errno::IO) && !of(rustix::io::Errno::PERM));
+    }
 
     #[test]
     fn names_are_those_of_files() {
