@@ -3,6 +3,7 @@
 //! Invariants, besides that of [`key_slots`](crate::key_slots), which takes the anchor where this has it:
 //! 1. One change at a time.
 //! 2. What is changed is the pair that this session knows to be in force, never what stands on the store.
+//! 3. A session that has failed changes nothing: if it failed in such a change, the anchor may vouch for copy B by now.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -64,6 +65,7 @@ impl Core {
         change: impl FnOnce(&mut Header, &mut KeySlots) -> Result<()>,
     ) -> Result<KeySlots> {
         let _turn = self.in_force.turn.lock().await;
+        self.check_alive()?;
         let in_force = self.in_force.get()?;
         if seen.is_some_and(|seen| seen[BLOCK_SIZE..] != in_force[BLOCK_SIZE..]) {
             return Err(Error::new(

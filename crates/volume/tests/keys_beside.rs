@@ -4,6 +4,8 @@ mod common;
 
 use std::sync::atomic::Ordering;
 
+use anchor::Outcome;
+use common::late::keep_moves;
 use common::rekeying::{Case, Job};
 use common::streaming::drive;
 use common::{Bench, Session, credential, options_at};
@@ -23,6 +25,12 @@ fn other() -> Credential {
 fn add() -> KeyChange {
     let argon2 = Argon2Params { memory_kib: 8, passes: 1, lanes: 1 };
     KeyChange::Add { credential: other(), label: "other".into(), argon2 }
+}
+
+fn spare() -> KeyChange {
+    let credential = Credential::KeyFile(SecretBytes::from_slice(&[3; 64]));
+    let argon2 = Argon2Params { memory_kib: 8, passes: 1, lanes: 1 };
+    KeyChange::Add { credential, label: "spare".into(), argon2 }
 }
 
 fn change(session: &mut Session, by: Credential, change: KeyChange) -> Result<Vec<usize>> {
@@ -169,21 +177,53 @@ fn slots_that_were_added_stay_when_a_change_of_key_ends() {
     case.assert_only_new(&old);
 }
 
+/// Who waits for his turn meanwhile must leave the copy alone that the anchor may vouch for by now.
+#[test]
+fn a_change_whose_move_fails_is_the_last_of_its_session() {
+    for (outcome, there) in [(Outcome::FailAfter, vec![0, 1]), (Outcome::FailBefore, vec![0])] {
+        let mut bench = Bench::new(options_at(Freshness::Strict), 16_384);
+        let policy = bench.create();
+        let anchor = keep_moves(&mut bench);
+        anchor.hold(false);
+        let mut session = bench.attach(&policy).unwrap();
+        anchor.hold(true);
+        let mut jobs = [add(), spare()]
+            .map(|change| session.volume.change_keys(credential(), change, SlotLimits::default()).unwrap());
+        let mut ended = [None, None];
+        // It is asked twice before it is given up.
+        let (mut left, mut moves) = (vec![outcome, Outcome::FailBefore], 0);
+        while ended.iter().any(Option::is_none) {
+            session.step();
+            for (job, ended) in jobs.iter_mut().zip(&mut ended) {
+                *ended = ended.take().or_else(|| job.poll());
+            }
+            let image = bench.image();
+            if anchor.pending() > 0 && image[..2] != image[2..4] {
+                anchor.complete_next_with(left.pop().unwrap_or(Outcome::Proceed));
+                moves += 1;
+            }
+            anchor.complete_next();
+        }
+        assert!(ended.iter().flatten().all(|ended| ended.as_ref().is_err()), "{ended:?}");
+        assert_eq!(moves, 2, "the second change asks for none");
+        drop(session);
+        anchor.hold(false);
+        let session = bench.attach(&policy).unwrap_or_else(|error| panic!("{outcome:?}: {error}"));
+        let found = session.volume.key_slots().unwrap();
+        assert_eq!(found.iter().map(|slot| slot.index).collect::<Vec<_>>(), there, "{outcome:?}");
+        session.detach().unwrap();
+    }
+}
+
 /// Of two at once the one that comes second is told; none undoes the other.
 #[test]
 fn two_changes_at_once_are_both_there_or_one_is_refused() {
     let bench = Bench::new(options_at(Freshness::Strict), 16_384);
     let policy = bench.create();
     let mut session = bench.attach(&policy).unwrap();
-    let spare = Credential::KeyFile(SecretBytes::from_slice(&[3; 64]));
-    let more = KeyChange::Add {
-        credential: spare,
-        label: "spare".into(),
-        argon2: Argon2Params { memory_kib: 8, passes: 1, lanes: 1 },
-    };
     let limits = SlotLimits::default;
     let mut jobs =
-        [add(), more].map(|change| session.volume.change_keys(credential(), change, limits()).unwrap());
+        [add(), spare()].map(|change| session.volume.change_keys(credential(), change, limits()).unwrap());
     let mut ended = [None, None];
     for _ in 0..100_000 {
         session.step();
