@@ -240,7 +240,7 @@ pub struct Attach {
     /// Name for `detach`, `status` and `commit` [default: STORE's name without its extension]
     #[arg(long, value_parser = parse_name)]
     pub name: Option<String>,
-    /// Memory for changes and for the map's cache
+    /// Memory for changes and for the map's cache; all else takes less than 64M
     #[arg(long, value_parser = parse_size, default_value = "256M")]
     pub memory: u64,
     /// Threads that seal and open blocks

@@ -9,7 +9,6 @@ mod ground;
 pub mod holders;
 pub mod latency;
 pub mod metrics;
-mod pool;
 pub mod rekey;
 pub mod scrub;
 mod service;
@@ -110,6 +109,7 @@ pub fn run(
     errors: Errors,
     announce: impl FnOnce(&Ready) -> std::io::Result<()>,
 ) -> Result<(), Failure> {
+    export::use_one_heap();
     order.show.prepare()?;
     let mut warnings = Vec::from_iter(system::protect()?);
     events::begin(&order.name, order.policy.volume);

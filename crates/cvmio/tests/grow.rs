@@ -3,7 +3,7 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -50,6 +50,24 @@ fn a_file_becomes_longer_and_the_policy_follows() {
     desk.done("volume header backup disk.img new.header --key-file key");
     desk.done("volume header restore disk.img new.header --key-file key");
     desk.done("volume reanchor disk.img --key-file key");
+}
+
+/// By whom, does not matter: the header says how much of it is the volume's.
+#[test]
+fn a_file_that_was_made_longer_holds_the_same_volume() {
+    skip_without_devices!();
+    let desk = Rc::new(Desk::new());
+    desk.create("");
+    let (mut image, more) = (desk.read("disk.img"), content(1, 1 << 20));
+    let end = image.len();
+    image.extend(&more);
+    desk.write("disk.img", &image);
+    assert!(desk.done("volume check disk.img --key-file key").contains("all whole"));
+    let session = Session::attach(&desk, false);
+    assert_eq!(fs::metadata(&session.file).unwrap().len(), 16 * MIB);
+    fs::OpenOptions::new().write(true).open(&session.file).unwrap().write_all_at(&more[..8192], 0).unwrap();
+    session.detach();
+    assert!(desk.read("disk.img")[end..] == more, "what is behind the volume is not its own");
 }
 
 #[test]

@@ -65,6 +65,52 @@ impl Drop for Attached<'_> {
     }
 }
 
+/// A loop device with a file system that is mounted. It goes with this.
+struct Mounted<'a> {
+    desk: &'a Desk,
+    device: String,
+}
+
+impl<'a> Mounted<'a> {
+    fn new(desk: &'a Desk) -> Self {
+        let (image, at) = (desk.path("fs.img"), desk.path("at"));
+        sh(&format!("truncate -s 64M {0} && mkfs.ext4 -q {0}", image.display()));
+        fs::create_dir(&at).unwrap();
+        let device = sh(&format!("losetup --show -f {}", image.display())).trim().to_owned();
+        let this = Self { desk, device };
+        sh(&format!("mount {} {}", this.device, at.display()));
+        this
+    }
+
+    fn unmount(&self) {
+        sh(&format!("umount {}", self.desk.path("at").display()));
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        quietly(&format!("umount -l {}", self.desk.path("at").display()));
+        quietly(&format!("losetup -d {}", self.device));
+    }
+}
+
+#[test]
+fn a_disk_that_somebody_uses_is_left_alone() {
+    skip_without_devices!();
+    let desk = Desk::new();
+    let disk = Mounted::new(&desk);
+    let create =
+        format!("volume create {} --key-file key --freshness off --policy policy --force", disk.device);
+    let refused = desk.run(&create);
+    assert_eq!(refused.code, 2, "{}", refused.error);
+    assert!(refused.error.contains("it is mounted, or another program has it open"), "{}", refused.error);
+    assert!(!desk.path("policy").exists());
+    disk.unmount();
+    sh(&format!("fsck.ext4 -fn {}", disk.device));
+    desk.done(&create);
+    desk.done(&format!("volume check {} --key-file key --policy policy", disk.device));
+}
+
 #[test]
 fn a_file_system_lives_through_detach_and_attach() {
     skip_without_devices!();

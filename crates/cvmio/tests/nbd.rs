@@ -232,12 +232,16 @@ fn a_volume_in_use_is_not_put_away_and_a_signal_leaves_time() {
         fs::read_to_string(desk.path("run/disk/log")).is_ok_and(|log| log.contains(&who))
     });
     assert!(!has_ended(volume.process), "it waits for the client");
-    drop(client.stdin.take());
+    writeln!(client.stdin.take().unwrap(), "write -P 7 0 64k\nflush").unwrap();
     client.wait().unwrap();
     let begun = Instant::now();
     wait_for("the daemon's end", || has_ended(volume.process));
     assert!(begun.elapsed() < Duration::from_secs(5), "it waits no longer than it must");
     assert!(!desk.path("run/disk").exists());
+    let volume = Attached::new(&desk, "");
+    let read = sh(&format!("qemu-io -f raw -r -c 'read -P 7 0 64k' '{}'", volume.uri));
+    assert!(read.contains("read 65536/65536") && !read.contains("failed"), "what it did meanwhile: {read}");
+    volume.detach();
 }
 
 #[test]

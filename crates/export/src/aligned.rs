@@ -1,7 +1,8 @@
 //! Requests of any offset and length, on a device that knows whole blocks only.
 
-use crate::device::{BLOCK_SIZE, Device, Done, Found, Request};
+use crate::device::{BLOCK_SIZE, Device, Done, Found, Memory, Request};
 use crate::range_lock::{Guard, Mode, RangeLock};
+use bytes::Bytes;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,6 +26,11 @@ impl Aligned {
         self.device.size()
     }
 
+    /// As [`Device::memory`].
+    pub(crate) fn memory(&self, bytes: usize) -> Memory {
+        self.device.memory(bytes)
+    }
+
     /// As [`Device::allocated`]: for whole blocks only, since that is what is allocated.
     pub(crate) fn allocated(&self, offset: u64, length: u64, found: Found) {
         self.device.allocated(offset, length, found);
@@ -41,7 +47,7 @@ impl Aligned {
             _ => return done(Err(Errno::NOSPC)),
         }
         if length == 0 {
-            return done(Ok(Vec::new()));
+            return done(Ok(Bytes::new()));
         }
         let blocks = offset / BLOCK_SIZE..=(offset + length - 1) / BLOCK_SIZE;
         let whole = offset.is_multiple_of(BLOCK_SIZE) && length.is_multiple_of(BLOCK_SIZE);
@@ -86,13 +92,11 @@ fn read_part(device: &dyn Device, offset: u64, length: u32, done: Done) {
     else {
         return done(Err(Errno::INVAL));
     };
-    let cut = move |mut data: Vec<u8>| {
+    let cut = move |data: Bytes| {
         if data.len() < skip + wanted {
             return Err(Errno::IO);
         }
-        data.truncate(skip + wanted);
-        data.drain(..skip);
-        Ok(data)
+        Ok(data.slice(skip..skip + wanted))
     };
     device.submit(
         Request::Read { offset: start, length: whole },
@@ -104,7 +108,7 @@ fn read_part(device: &dyn Device, offset: u64, length: u32, done: Done) {
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
     Whole(Request),
-    Patch { block: u64, from: usize, bytes: Vec<u8>, fua: bool },
+    Patch { block: u64, from: usize, bytes: Bytes, fua: bool },
 }
 
 /// Cuts a write, discard or zeroing into a part of a block, whole blocks, and a part of a block.
@@ -128,24 +132,20 @@ fn split(request: Request) -> VecDeque<Step> {
 /// The bytes of `request` from `offset` on, `length` of them: whole blocks, or a part of one.
 fn piece(request: &Request, offset: u64, length: u64) -> Step {
     let within = offset % BLOCK_SIZE;
-    let patch = |bytes: Vec<u8>, fua: bool| Step::Patch {
-        block: offset - within,
-        from: to_usize(within),
-        bytes,
-        fua,
-    };
+    let patch =
+        |bytes: Bytes, fua: bool| Step::Patch { block: offset - within, from: to_usize(within), bytes, fua };
     let partial = within > 0 || length < BLOCK_SIZE;
     match request {
         Request::Write { offset: start, data, fua } => {
             let from = to_usize(offset - start);
-            let bytes = data[from..from + to_usize(length)].to_vec();
+            let bytes = data.slice(from..from + to_usize(length));
             if partial {
                 patch(bytes, *fua)
             } else {
                 Step::Whole(Request::Write { offset, data: bytes, fua: *fua })
             }
         }
-        _ if partial => patch(vec![0; to_usize(length)], false),
+        _ if partial => patch(vec![0; to_usize(length)].into(), false),
         Request::Discard { .. } => Step::Whole(Request::Discard { offset, length }),
         _ => Step::Whole(Request::WriteZeroes { offset, length }),
     }
@@ -168,14 +168,15 @@ impl Chain {
     fn run(mut self) {
         let device = Arc::clone(&self.device);
         match self.steps.pop_front() {
-            None => self.end(Ok(Vec::new())),
+            None => self.end(Ok(Bytes::new())),
             Some(Step::Whole(request)) => device.submit(request, Box::new(move |result| self.go_on(result))),
             Some(Step::Patch { block, from, bytes, fua }) => {
                 let read = Request::Read { offset: block, length: 4096 };
-                let patch = move |result: Result<Vec<u8>, Errno>| match result {
-                    Ok(mut data) if data.len() == BLOCK => {
+                let patch = move |result: Result<Bytes, Errno>| match result {
+                    Ok(data) if data.len() == BLOCK => {
+                        let mut data = Vec::from(data);
                         data[from..from + bytes.len()].copy_from_slice(&bytes);
-                        let write = Request::Write { offset: block, data, fua };
+                        let write = Request::Write { offset: block, data: data.into(), fua };
                         let device = Arc::clone(&self.device);
                         device.submit(write, Box::new(move |result| self.go_on(result)));
                     }
@@ -187,14 +188,14 @@ impl Chain {
         }
     }
 
-    fn go_on(self, result: Result<Vec<u8>, Errno>) {
+    fn go_on(self, result: Result<Bytes, Errno>) {
         match result {
             Ok(_) => self.run(),
             Err(errno) => self.end(Err(errno)),
         }
     }
 
-    fn end(self, result: Result<Vec<u8>, Errno>) {
+    fn end(self, result: Result<Bytes, Errno>) {
         let Chain { guard, done, .. } = self;
         drop(guard);
         done(result);

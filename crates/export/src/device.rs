@@ -1,5 +1,6 @@
 //! What front ends need of a volume.
 
+use bytes::Bytes;
 use rustix::io::Errno;
 
 /// Bytes in a block: the unit of every offset and length that a [`Device`] sees.
@@ -24,7 +25,7 @@ pub enum Request {
         /// First byte.
         offset: u64,
         /// What to store, at most [`MAX_TRANSFER`].
-        data: Vec<u8>,
+        data: Bytes,
         /// Complete only when the data is durable (force unit access).
         fua: bool,
     },
@@ -46,9 +47,42 @@ pub enum Request {
     },
 }
 
+/// Memory for the data of a write, which a device lends: the device gets it back when nobody needs the data any more.
+pub struct Memory(Box<dyn Lent>);
+
+/// What [`Memory`] can be made of: always the same bytes, whoever asks.
+pub trait Lent: AsRef<[u8]> + AsMut<[u8]> + Send + 'static {}
+
+impl<T: AsRef<[u8]> + AsMut<[u8]> + Send + 'static> Lent for T {}
+
+impl Memory {
+    /// Memory of as many bytes as `lent` has, with any content.
+    pub fn new(lent: impl Lent) -> Self {
+        Self(Box::new(lent))
+    }
+
+    /// What is in it, for good.
+    #[must_use]
+    pub fn freeze(self) -> Bytes {
+        Bytes::from_owner(self)
+    }
+}
+
+impl AsRef<[u8]> for Memory {
+    fn as_ref(&self) -> &[u8] {
+        (*self.0).as_ref()
+    }
+}
+
+impl AsMut<[u8]> for Memory {
+    fn as_mut(&mut self) -> &mut [u8] {
+        (*self.0).as_mut()
+    }
+}
+
 /// Ends a request: with the bytes of a read, with nothing for the others, or with an error. It may be called on
 /// any thread, also inside `submit`. A request whose `Done` is dropped fails with `EIO`.
-pub type Done = Box<dyn FnOnce(Result<Vec<u8>, Errno>) + Send>;
+pub type Done = Box<dyn FnOnce(Result<Bytes, Errno>) + Send>;
 
 /// A stretch of a device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +100,10 @@ pub type Found = Box<dyn FnOnce(Result<Vec<Extent>, Errno>) + Send>;
 pub trait Device: Send + Sync + 'static {
     /// Bytes. A whole number of blocks, and always the same.
     fn size(&self) -> u64;
+    /// Memory for so many bytes that are to be written. Any other memory will do, too; this is the device's to plan with.
+    fn memory(&self, bytes: usize) -> Memory {
+        Memory::new(vec![0; bytes])
+    }
     /// Accepts a request, without waiting for its end. Any number may be in flight; between two that overlap
     /// any order is right, as long as it is an order.
     fn submit(&self, request: Request, done: Done);

@@ -45,7 +45,7 @@ enum Command {
         #[arg(long)]
         only: Option<String>,
         /// Most seeds for each, from 0.
-        #[arg(long, default_value_t = 30_000)]
+        #[arg(long, default_value_t = 60_000)]
         seeds: u64,
         /// Mutants at a time.
         #[arg(long, default_value_t = 2)]
@@ -155,4 +155,20 @@ fn summarize(tally: &Tally, elapsed: Duration) -> ExitCode {
     println!("{} seeds in {seconds:.1} s, {rate:.0} a minute; {} failed", tally.runs, tally.failures.len());
     println!("{}", tally.coverage);
     if tally.failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_that_is_printed_replays_that_run() {
+        for operations in [200, 50] {
+            let printed = command(1234, operations);
+            let words = printed.split_whitespace().skip_while(|word| *word != "--").skip(1);
+            let parsed = Command::try_parse_from(std::iter::once("simulator").chain(words));
+            let same = matches!(parsed, Ok(Command::Replay { seed: 1234, ops }) if ops == operations);
+            assert!(same, "{printed}");
+        }
+    }
 }

@@ -454,12 +454,11 @@ fn request_of(asked: Asked) -> Request {
             Request::Read { block, buffer: Buffer::private_zeroed(usize::try_from(blocks).unwrap_or(1)) }
         }
         Asked::Write { block, blocks, fua, first_version } => {
-            let mut buffer = Buffer::private_zeroed(usize::try_from(blocks).unwrap_or(1));
-            let pages = buffer.private_mut().unwrap_or_default().chunks_exact_mut(BLOCK_SIZE);
-            for (offset, page) in (0u64..).zip(pages) {
+            let mut data = vec![0; usize::try_from(blocks).unwrap_or(1) * BLOCK_SIZE];
+            for (offset, page) in (0u64..).zip(data.chunks_exact_mut(BLOCK_SIZE)) {
                 stamp(page, block + offset, first_version + offset);
             }
-            Request::Write { block, buffer, fua }
+            Request::Write { block, data: data.into(), fua }
         }
         Asked::Flush => Request::Flush,
         Asked::Discard { block, blocks } => Request::Discard { block, blocks },

@@ -68,6 +68,29 @@ impl Arena {
     }
 }
 
+/// Buffers of private memory to be used again, for content that no store is to get as it is.
+///
+/// Plaintext has its place here and not in a [`Queue`](crate::Queue)'s own buffers: what those hold goes out to the host, and what one of
+/// them held before must not matter. Clones share the pool.
+#[derive(Clone)]
+pub struct Pool(Arc<Arena>);
+
+impl Pool {
+    /// A pool of at least `blocks` blocks, in whole huge pages. Memory is used only where a buffer was.
+    ///
+    /// # Errors
+    /// When the kernel refuses the address space.
+    pub fn new(blocks: usize) -> io::Result<Self> {
+        Arena::new(blocks).map(Self)
+    }
+
+    /// A buffer of `blocks` blocks, with any content; from the global allocator, when the pool is used up.
+    #[must_use]
+    pub fn buffer(&self, blocks: usize) -> Buffer {
+        self.0.buffer(blocks)
+    }
+}
+
 /// The size class of a piece, or nothing if there is none so large.
 fn order_of(blocks: usize) -> Option<usize> {
     let order = usize::try_from(blocks.checked_next_power_of_two()?.trailing_zeros()).ok()?;
@@ -146,6 +169,17 @@ mod tests {
         std::thread::spawn(move || drop(all)).join().unwrap();
         assert!(inside(&arena.buffer(LARGEST)), "all merged again");
         assert!(!inside(&arena.buffer(LARGEST + 1)), "too large for the pool");
+    }
+
+    #[test]
+    fn a_pool_that_is_used_up_still_gives_private_memory() {
+        let pool = Pool::new(1).unwrap();
+        let first = pool.buffer(LARGEST);
+        let more = pool.clone().buffer(1);
+        assert!(first.private().is_some() && more.private().is_some());
+        let address = first.as_ptr();
+        drop(first);
+        assert_eq!(pool.buffer(1).as_ptr(), address, "it is used again");
     }
 
     #[test]

@@ -35,6 +35,9 @@ enum Owner {
 // cares which thread gives memory back, and a foreign owner is Send.
 unsafe impl Send for Buffer {}
 
+// SAFETY: through `&Buffer` its memory is only read, and its owner is not reached at all.
+unsafe impl Sync for Buffer {}
+
 impl Buffer {
     /// Private memory of `blocks` blocks from the global allocator, all zero.
     #[must_use]

@@ -15,6 +15,7 @@ mod memory;
 mod signal;
 mod uring;
 
+pub use arena::Pool;
 pub use buffer::Buffer;
 pub use error::{Error, ErrorKind};
 pub use file::{FileStore, Options};

@@ -136,11 +136,10 @@ impl Core {
     /// Tells the maintenance job when it may have something to do.
     pub(crate) fn nudge(&self) {
         let unpublished = self.overlay.active() + self.overlay.superseded();
-        let journal = self.journal_is_due();
-        if journal {
-            self.journal_due.notify(usize::MAX);
-        }
-        if unpublished >= self.limits.overlay / 2 || journal || unpublished >= self.limits.pinned {
+        if unpublished >= self.limits.overlay / 2
+            || self.overlay.pending() >= self.limits.pending / 2
+            || unpublished >= self.limits.pinned
+        {
             self.work.notify(usize::MAX);
         }
     }

@@ -5,12 +5,9 @@
 //! 2. A superblock covers an anchored generation (a durable one at level `off`), and what it reaches is durable before it is written.
 //! 3. Journal segments, bitmap places and old blocks are let go only after the superblock that does without them is durable.
 
-use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
-
-use futures::future::{Either, select};
 
 use crate::cache::NodeKey;
 use crate::commit::{Committed, Want};
@@ -136,7 +133,7 @@ impl Core {
     }
 
     /// Whether so many changes wait for the journal that writers will soon wait, too.
-    pub(crate) fn journal_is_due(&self) -> bool {
+    fn journal_is_due(&self) -> bool {
         !self.is_transactional() && self.overlay.pending() >= self.limits.pending / 2
     }
 
@@ -286,39 +283,11 @@ impl Core {
                 },
             )
             .await?;
-        let rest = async {
-            let pin = self.merge(io).await?;
-            if !mutated(Mutation::NodesNotFlushed) {
-                io.flush().await?;
-            }
-            self.finish(io, &cut, [pin]).await
-        };
-        self.commit_beside(io, rest).await
-    }
-
-    /// Does a part of a checkpoint, and meanwhile commits what comes to wait for the journal. Writers that had to see to that themselves would
-    /// all stand still from when no more may wait to the end of a commit.
-    async fn commit_beside(&self, io: &Io, part: impl Future<Output = Result<()>>) -> Result<()> {
-        let mut part = pin!(part);
-        loop {
-            let listener = self.journal_due.listen();
-            if self.journal_is_tight() {
-                // Only the end of this makes room.
-                return part.await;
-            }
-            if !self.journal_is_due() {
-                match select(part.as_mut(), listener).await {
-                    Either::Left((ended, _)) => return ended,
-                    Either::Right(_) => continue,
-                }
-            }
-            let commit = pin!(self.commit(io, Want { data: true, urgent: true, ..Want::default() }));
-            match select(part.as_mut(), commit).await {
-                // A commit that is given up ends the session.
-                Either::Left((ended, commit)) => return commit.await.and(ended),
-                Either::Right((committed, _)) => _ = committed?,
-            }
+        let pin = self.merge(io).await?;
+        if !mutated(Mutation::NodesNotFlushed) {
+            io.flush().await?;
         }
+        self.finish(io, &cut, [pin]).await
     }
 
     /// Puts all of the journal that was replayed into the trees, so that its segments are free again. For an attach: nothing has been

@@ -193,8 +193,6 @@ pub(crate) struct Core {
     pub(crate) publications: AtomicU64,
     /// For the maintenance job: something may be wanted of it.
     pub(crate) work: Event,
-    /// For the same job in the middle of a checkpoint: so many changes wait for the journal that writers will soon wait, too.
-    pub(crate) journal_due: Event,
     /// For everybody else: space, journal or overlay may have room again, or the session has failed.
     pub(crate) progress: Arc<Event>,
 }

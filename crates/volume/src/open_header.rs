@@ -1,6 +1,6 @@
 //! Opening the header: from four blocks that the host offers to a volume key, with every field checked on the way.
 
-use anchor::{Stamp, State};
+use anchor::{Anchor, Stamp, State};
 use seal::slot::{Credential, KeySlots};
 use seal::{MacKey, Suite, VolumeKey};
 use store::BLOCK_SIZE;
@@ -145,7 +145,7 @@ pub(crate) async fn read_stamp(environment: &Environment, policy: &Policy) -> Re
     let stamp = anchor.read().await?.ok_or_else(|| {
         Error::new(Kind::Anchor, format!("the anchor {} was never claimed; either this is the wrong anchor, or the volume was never created to the end", anchor.address()))
     })?;
-    check_stamp(&stamp, policy)?;
+    check_stamp(&stamp, policy, anchor.as_ref())?;
     Ok(Some(stamp))
 }
 
@@ -235,8 +235,8 @@ pub(crate) fn check_stamp_mac(stamp: &Stamp, key: &MacKey) -> Result<()> {
     ))
 }
 
-fn check_stamp(stamp: &Stamp, policy: &Policy) -> Result<()> {
-    check_stamp_volume(stamp, policy)?;
+fn check_stamp(stamp: &Stamp, policy: &Policy, anchor: &dyn Anchor) -> Result<()> {
+    check_stamp_volume(stamp, policy, anchor)?;
     if stamp.state == State::Terminal {
         // Whoever can write to an anchor can write this, too: it is told, and not opened.
         let hint = stamp.moved_to().map_or(String::new(), |end| format!(" (its address ends in `{end}`)"));
@@ -249,13 +249,16 @@ fn check_stamp(stamp: &Stamp, policy: &Policy) -> Result<()> {
 }
 
 /// Whether the stamp is this volume's, as far as it says.
-pub(crate) fn check_stamp_volume(stamp: &Stamp, policy: &Policy) -> Result<()> {
+pub(crate) fn check_stamp_volume(stamp: &Stamp, policy: &Policy, anchor: &dyn Anchor) -> Result<()> {
     if stamp.volume == policy.volume {
         return Ok(());
     }
     Err(Error::new(
         Kind::Anchor,
-        "the anchor belongs to another volume; check the anchor's address in the policy",
+        format!(
+            "the anchor {} belongs to another volume; check the anchor's address in the policy",
+            anchor.address()
+        ),
     ))
 }
 

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::StreamExt;
 use futures::future::LocalBoxFuture;
 use futures::stream::FuturesUnordered;
@@ -29,12 +30,12 @@ pub enum Request {
         /// As long as what is to be read.
         buffer: Buffer,
     },
-    /// Write all of `buffer` (private memory) to the blocks from `block` on; no more than [`Volume::largest_change`](crate::Volume::largest_change).
+    /// Write all of `data` to the blocks from `block` on; no more than [`Volume::largest_change`](crate::Volume::largest_change).
     Write {
         /// First block.
         block: u64,
-        /// The new content.
-        buffer: Buffer,
+        /// The new content, in whole blocks. It is let go of as soon as it is sealed.
+        data: Bytes,
         /// Complete only when it is as durable as after a flush.
         fua: bool,
     },
@@ -63,7 +64,7 @@ pub enum Request {
 pub struct Completion {
     /// The number that the submitter gave.
     pub token: u64,
-    /// The request's buffer. After a failed read its content is undefined, but never plaintext of other blocks.
+    /// A read's buffer. After a failed read its content is undefined, but never plaintext of other blocks.
     pub buffer: Option<Buffer>,
     /// What [`Request::Allocation`] asked for: all of its blocks, in order. Empty for other requests.
     pub extents: Vec<Extent>,
@@ -106,9 +107,10 @@ impl Queue {
         let task = async move {
             let mut extents = Vec::new();
             let told = Cell::new(false);
-            let early = |buffer| {
+            let early = || {
                 told.set(true);
-                ended.borrow_mut().push(Completion { token, buffer, extents: Vec::new(), result: Ok(()) });
+                let extents = Vec::new();
+                ended.borrow_mut().push(Completion { token, buffer: None, extents, result: Ok(()) });
             };
             let (buffer, result) = core.serve(&io, &runs, request, &mut extents, &early).await;
             if !told.get() {

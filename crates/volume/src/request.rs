@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 
+use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::join_all;
 use store::{BLOCK_SIZE, Buffer};
@@ -32,24 +33,22 @@ use crate::queue::{Request, Runs};
 use crate::tree::child_slot;
 
 impl Core {
-    /// Runs a request to its end. `early` is told of a write that completes before that, once, with its buffer.
+    /// Runs a request to its end. `early` is told of a write that completes before that, once.
     pub(crate) async fn serve(
         &self,
         io: &Io,
         runs: &RefCell<Runs>,
         request: Request,
         extents: &mut Vec<Extent>,
-        early: &dyn Fn(Option<Buffer>),
+        early: &dyn Fn(),
     ) -> (Option<Buffer>, Result<()>) {
         match request {
             Request::Read { block, mut buffer } => {
                 let result = self.read(io, block, &mut buffer).await;
                 (Some(buffer), result)
             }
-            Request::Write { block, buffer, fua } => {
-                let mut buffer = Some(buffer);
-                let result = self.write(io, runs, block, &mut buffer, fua, early).await;
-                (buffer, result)
+            Request::Write { block, data, fua } => {
+                (None, self.write(io, runs, block, data, fua, early).await)
             }
             Request::Flush => (None, self.flush(io).await),
             Request::Discard { block, blocks } => (None, self.discard(io, runs, block, blocks).await),
@@ -189,13 +188,16 @@ impl Core {
         io: &Io,
         runs: &RefCell<Runs>,
         block: u64,
-        buffer: &mut Option<Buffer>,
+        data: Bytes,
         fua: bool,
-        early: &dyn Fn(Option<Buffer>),
+        early: &dyn Fn(),
     ) -> Result<()> {
         let before = self.asked();
-        let plaintext = buffer.as_ref().map_or(Ok(&[][..]), private)?;
-        let blocks = (plaintext.len() / BLOCK_SIZE) as u64;
+        if !data.len().is_multiple_of(BLOCK_SIZE) {
+            let length = data.len();
+            return Err(Error::new(Kind::Usage, format!("{length} bytes are not in blocks of {BLOCK_SIZE}")));
+        }
+        let blocks = (data.len() / BLOCK_SIZE) as u64;
         self.check_range(block, blocks)?;
         let promise = self.admit(io, blocks).await?;
         let (places, placing) = self.allocate(io, runs, block, blocks).await?;
@@ -203,14 +205,15 @@ impl Core {
             runs.borrow_mut().put_back(self, places.clone());
             Err(error)
         };
-        let (entries, transfers) = match self.seal(io, |index| block + index as u64, plaintext, &places) {
+        let (entries, transfers) = match self.seal(io, |index| block + index as u64, &data, &places) {
             Ok(sealed) => sealed,
             Err(error) => return give_up(error),
         };
+        drop(data);
         let mut stored = pin!(stored(transfers));
         let (behind, ended) = self.acknowledge(block..block + blocks, fua, stored.as_mut()).await;
         if behind.is_some() {
-            early(buffer.take());
+            early();
         }
         let mut ended = match ended {
             Some(ended) => ended,
@@ -393,14 +396,8 @@ fn physical_runs(entries: &[Entry]) -> Vec<Range<usize>> {
     runs
 }
 
-fn private(buffer: &Buffer) -> Result<&[u8]> {
-    buffer.private().ok_or_else(not_private)
-}
-
 pub(crate) fn private_mut(buffer: &mut Buffer) -> Result<&mut [u8]> {
-    buffer.private_mut().ok_or_else(not_private)
-}
-
-fn not_private() -> Error {
-    Error::new(Kind::Usage, "plaintext belongs in private memory; this buffer is shared with the host")
+    buffer.private_mut().ok_or_else(|| {
+        Error::new(Kind::Usage, "plaintext belongs in private memory; this buffer is shared with the host")
+    })
 }

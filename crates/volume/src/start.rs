@@ -105,7 +105,6 @@ impl Attaching {
             resealing: Resealing::default(),
             publications: AtomicU64::new(0),
             work: Event::new(),
-            journal_due: Event::new(),
             progress,
         })
     }

@@ -231,7 +231,7 @@ impl Looking {
         let Some(anchor) = &self.attaching.environment.anchor else { return Ok(None) };
         let stamp = anchor.read().await?;
         if let Some(stamp) = &stamp {
-            check_stamp_volume(stamp, &self.attaching.policy)?;
+            check_stamp_volume(stamp, &self.attaching.policy, anchor.as_ref())?;
         }
         Ok(stamp)
     }

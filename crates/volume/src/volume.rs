@@ -113,6 +113,13 @@ pub struct Status {
     pub failure: Option<String>,
 }
 
+/// Store operations of the maintenance job in flight. Its queue's buffers stay resident for the whole session, 128 KiB for each; more
+/// makes no checkpoint faster.
+const MAINTENANCE_DEPTH: u32 = 32;
+
+/// The same of a part of a check, of which several run side by side.
+const CHECK_DEPTH: u32 = 32;
+
 impl Volume {
     pub(crate) fn new(core: Arc<Core>) -> Self {
         Self(core)
@@ -137,7 +144,9 @@ impl Volume {
     /// When the store refuses another queue.
     pub fn maintenance(&self) -> Result<Driven<Result<()>>> {
         let core = Arc::clone(&self.0);
-        Driven::new(self.0.environment.store.as_ref(), 128, move |io| core.maintain(io).boxed_local())
+        Driven::new(self.0.environment.store.as_ref(), MAINTENANCE_DEPTH, move |io| {
+            core.maintain(io).boxed_local()
+        })
     }
 
     /// Ends the session cleanly: no more requests are taken; the maintenance job makes a last checkpoint and releases the anchor.
@@ -163,7 +172,7 @@ impl Volume {
         progress: Arc<CheckProgress>,
     ) -> Result<Driven<Result<CheckReport>>> {
         let check = Check { core: Arc::clone(&self.0), part, parts: parts.max(1), progress };
-        Driven::new(self.0.environment.store.as_ref(), 128, move |io| check.run(io).boxed_local())
+        Driven::new(self.0.environment.store.as_ref(), CHECK_DEPTH, move |io| check.run(io).boxed_local())
     }
 
     /// Seals anew what is under the volume's old key, and gives that key up in the end: the rest of a change of key that

@@ -138,11 +138,11 @@ impl Case {
 }
 
 fn write(block: u64, blocks: usize, fill: u8) -> Request {
-    Request::Write { block, buffer: filled(blocks, fill), fua: false }
+    Request::Write { block, data: filled(blocks, fill), fua: false }
 }
 
 fn read(block: u64) -> Request {
-    Request::Read { block, buffer: filled(1, 0) }
+    Request::Read { block, buffer: Buffer::private_zeroed(1) }
 }
 
 #[test]
@@ -182,7 +182,7 @@ fn the_last_of_several_writes_of_a_block_counts_and_discards_keep_their_place() 
 
 #[test]
 fn flush_fua_and_commit_wait_for_what_was_acknowledged_before_them() {
-    let fua = Request::Write { block: 30, buffer: filled(1, 3), fua: true };
+    let fua = Request::Write { block: 30, data: filled(1, 3), fua: true };
     let waiters = [
         (Freshness::Strict, Request::Flush),
         (Freshness::Off, Request::Flush),
@@ -209,7 +209,7 @@ fn no_more_is_acknowledged_early_than_the_limit_says_and_nothing_that_was_asked_
     let mut case = case(Freshness::Strict, 4);
     case.store(HELD);
     assert_eq!(case.submit([write(0, 3, 2), write(10, 2, 2), write(20, 1, 2), write(30, 1, 2)]), [0, 2]);
-    let fua = Request::Write { block: 40, buffer: filled(1, 2), fua: true };
+    let fua = Request::Write { block: 40, data: filled(1, 2), fua: true };
     assert_eq!(case.submit([fua]), []);
     case.store(AS_IT_COMES);
     let ended = case.ended();

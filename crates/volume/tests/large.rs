@@ -91,7 +91,7 @@ fn a_map_many_times_larger_than_the_cache_stays_within_its_memory() {
             }
         });
         let mut queue = volume.queue(64).expect("a queue");
-        let write = |step| Request::Write { block: place(step), buffer: filled(1, fill(step)), fua: false };
+        let write = |step| Request::Write { block: place(step), data: filled(1, fill(step)), fua: false };
         drive(&mut queue, WRITES, write, |_, _| ());
         let read = |step| Request::Read { block: place(step), buffer: Buffer::private_zeroed(1) };
         drive(&mut queue, WRITES, read, |step, buffer| {

@@ -77,7 +77,7 @@ fn commit(session: &mut Session) -> Result<()> {
 }
 
 fn write_with_fua(session: &mut Session, fill: u8) -> Result<()> {
-    session.one(Request::Write { block: 0, buffer: filled(1, fill), fua: true }).result
+    session.one(Request::Write { block: 0, data: filled(1, fill), fua: true }).result
 }
 
 /// How an attach to this store is refused.

@@ -101,7 +101,7 @@ fn a_transaction_with_much_under_way_is_spilt_and_admits_again() {
         for (at, queue) in (0..).zip(&mut busy) {
             // A queue turns to the store when it has 128 blocks for it.
             for block in at * 100..(at + 1) * 100 {
-                queue.submit(block, Request::Write { block: 1000 + block, buffer: filled(1, 2), fua: false });
+                queue.submit(block, Request::Write { block: 1000 + block, data: filled(1, 2), fua: false });
             }
             queue.poll(&mut ended);
         }
@@ -196,8 +196,8 @@ fn any_number_of_large_writes_at_once_is_no_more_than_the_journal_takes() {
     let most = session.volume.largest_change();
     let at_once = |blocks: u64| -> Vec<Request> {
         let write = |at: u8| {
-            let buffer = filled(usize::try_from(blocks).expect("small"), at);
-            Request::Write { block: u64::from(at), buffer, fua: at.is_multiple_of(8) }
+            let data = filled(usize::try_from(blocks).expect("small"), at);
+            Request::Write { block: u64::from(at), data, fua: at.is_multiple_of(8) }
         };
         (1..60).map(write).collect()
     };
@@ -206,6 +206,15 @@ fn any_number_of_large_writes_at_once_is_no_more_than_the_journal_takes() {
     }
     for completion in session.run(at_once(most + 1)) {
         assert_eq!(completion.result.expect_err("too large").kind(), Kind::Usage);
+    }
+    for bytes in [0, 1, 4095, 4097] {
+        let request = Request::Write { block: 0, data: vec![1; bytes].into(), fua: false };
+        let result = session.one(request).result;
+        assert_eq!(
+            result.err().map(|error| error.kind()),
+            (bytes > 0).then_some(Kind::Usage),
+            "{bytes} bytes"
+        );
     }
     session.write(0, 1, 0xee).expect("the session goes on");
     session.detach().expect("detached");

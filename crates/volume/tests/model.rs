@@ -198,7 +198,7 @@ fn random_overwrites_that_nobody_interrupts_cost_what_the_model_says() {
             let each = overwrites_for_a_checkpoint(&geometry, memory);
             for _ in 0..12 * each / 16 {
                 let requests: Vec<_> = (0..16)
-                    .map(|_| Request::Write { block: dice.below(blocks), buffer: filled(1, 6), fua: false })
+                    .map(|_| Request::Write { block: dice.below(blocks), data: filled(1, 6), fua: false })
                     .collect();
                 session.run(requests).into_iter().for_each(|ended| ended.result.expect("overwritten"));
                 most = most.max(session.volume.status().overlay_changes);
@@ -264,7 +264,7 @@ fn the_journal_takes_the_blocks_that_its_items_need() {
         let before = session.volume.status();
         for _ in 0..commits {
             let requests: Vec<_> = (0..batch)
-                .map(|_| Request::Write { block: dice.below(65_536), buffer: filled(1, 3), fua: false })
+                .map(|_| Request::Write { block: dice.below(65_536), data: filled(1, 3), fua: false })
                 .collect();
             session.run(requests).into_iter().for_each(|ended| ended.result.expect("written"));
             session.flush().expect("flushed");
@@ -351,7 +351,7 @@ fn keeps_to_the_limits(blocks: u64, shape: Shape, freshness: Freshness) {
     let (mut most_pinned, mut least_free) = (0, u64::MAX);
     for step in 0..2 * blocks / 16 {
         let requests: Vec<_> = (0..16)
-            .map(|_| Request::Write { block: dice.below(blocks), buffer: filled(1, 6), fua: step % 7 == 0 })
+            .map(|_| Request::Write { block: dice.below(blocks), data: filled(1, 6), fua: step % 7 == 0 })
             .collect();
         session.run(requests).into_iter().for_each(|ended| ended.result.expect("overwritten"));
         let status = session.volume.status();

@@ -26,7 +26,7 @@ fn run(session: &mut Session) -> ([u64; 2], Vec<u64>) {
         let reads = number % 8 == 0;
         let request = match reads {
             true => Request::Read { block, buffer: Buffer::private_zeroed(1) },
-            false => Request::Write { block, buffer: filled(1, 3), fua: false },
+            false => Request::Write { block, data: filled(1, 3), fua: false },
         };
         session.queue.submit(number, request);
         let (submitted, mut tries) = (steps, 0);
@@ -80,7 +80,7 @@ fn who_waits_for_room_stands_in_line_and_only_the_first_looks() {
     let policy = bench.create();
     let mut session = bench.attach(&policy).expect("attached");
     for number in 0..WRITES {
-        session.queue.submit(number, Request::Write { block: number, buffer: filled(1, 3), fua: false });
+        session.queue.submit(number, Request::Write { block: number, data: filled(1, 3), fua: false });
     }
     let (mut ended, mut steps) = (Vec::new(), 0);
     while session.queue.pending() > 0 {
@@ -112,7 +112,7 @@ fn who_comes_later_does_not_get_room_before_those_in_line() {
     while session.queue.pending() > 0 || submitted < WRITES {
         while submitted < WRITES && (session.queue.pending() as u64) < DEPTH {
             let block = submitted.wrapping_mul(0x9e37_79b9_7f4a_7c15) % blocks;
-            session.queue.submit(submitted, Request::Write { block, buffer: filled(1, 3), fua: false });
+            session.queue.submit(submitted, Request::Write { block, data: filled(1, 3), fua: false });
             submitted += 1;
         }
         // The writers are as fast as they may be.
@@ -141,7 +141,7 @@ fn who_waits_is_told_when_the_maintenance_job_is_given_up() {
     let mut session = bench.attach(&policy).expect("attached");
     session.step();
     for number in 0..WRITES {
-        session.queue.submit(number, Request::Write { block: number, buffer: filled(1, 3), fua: false });
+        session.queue.submit(number, Request::Write { block: number, data: filled(1, 3), fua: false });
     }
     let mut ended = Vec::new();
     for _ in 0..WRITES {

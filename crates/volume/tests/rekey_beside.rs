@@ -63,8 +63,8 @@ fn writes_and_discards_that_come_in_between_win() {
             let block = (near + dice.below(1200)).min(BLOCKS - 80);
             match dice.below(8) {
                 0 | 1 if round < 3000 => {
-                    let buffer = filled(1, pattern(block, round));
-                    job.beside(&mut session, Request::Write { block, buffer, fua: false });
+                    let data = filled(1, pattern(block, round));
+                    job.beside(&mut session, Request::Write { block, data, fua: false });
                     model.set(block..block + 1, Some(round));
                 }
                 2 if round < 3000 => {

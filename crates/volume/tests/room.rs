@@ -20,9 +20,9 @@ impl Writer {
         let mut ended = Vec::new();
         while self.queue.pending() < at_once {
             let block = (self.written * every + number) * 977 % (BLOCKS - self.largest);
-            let buffer = filled(usize::try_from(self.largest).unwrap(), pattern(block, number));
+            let data = filled(usize::try_from(self.largest).unwrap(), pattern(block, number));
             self.queue
-                .submit(self.written, Request::Write { block, buffer, fua: self.written.is_multiple_of(3) });
+                .submit(self.written, Request::Write { block, data, fua: self.written.is_multiple_of(3) });
             self.written += 1;
         }
         self.queue.poll(&mut ended);

@@ -90,7 +90,7 @@ fn write_all(volume: &Volume) -> Vec<Vec<Span>> {
         spans.resize_with(checkpoints + 1, Vec::new);
         let block = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) % BLOCKS;
         under_way.insert(number, (Instant::now(), queued.so_far()));
-        queue.submit(number, Request::Write { block, buffer: filled(1, 3), fua: false });
+        queue.submit(number, Request::Write { block, data: filled(1, 3), fua: false });
         queue.poll(&mut ended);
         while ended.is_empty() && under_way.len() >= DEPTH as usize {
             queue.poll(&mut ended);

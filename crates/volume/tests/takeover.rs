@@ -9,6 +9,7 @@ use std::time::Duration;
 use anchor::{Anchor, AnchorFuture, Stamp};
 use common::{Bench, Session, credential, filled, options};
 use futures::FutureExt;
+use store::Buffer;
 use volume::format::protections::Freshness;
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;
@@ -67,7 +68,7 @@ fn a_late_commit_right_behind_a_checkpoint_spoils_no_record() {
             second.commit().expect("anchored");
         }
         // It learns that it is fenced when it moves the anchor: behind its first record in another segment.
-        let write = || Request::Write { block: 100, buffer: filled(1, 1), fua: false };
+        let write = || Request::Write { block: 100, data: filled(1, 1), fua: false };
         let mut done = |request| alone(&mut first, 1 << 40, request).expect("it has room").result;
         assert!((0..4).any(|_| done(write()).and_then(|()| done(Request::Flush)).is_err()));
         drop((first, second));
@@ -93,7 +94,7 @@ fn a_late_commit_that_is_long_spoils_no_record() {
     first.write(1, 1, 1).expect("written");
     first.flush().expect("flushed");
     // One request: more of them would wait for a commit in between.
-    let write = Request::Write { block: 0, buffer: filled(60_000, 2), fua: false };
+    let write = Request::Write { block: 0, data: filled(60_000, 2), fua: false };
     alone(&mut first, 1 << 40, write).expect("it has room").result.expect("written");
     let mut second = bench.attach(&policy).expect("taken over");
     for step in 0..8 {
@@ -134,7 +135,7 @@ fn a_session_that_pauses_behind_its_claim_spoils_nothing() {
     if let Ok(volume) = paused.block() {
         let mut first = Session::new(volume);
         for block in 0..64 {
-            let request = Request::Write { block: 100 + block, buffer: filled(1, 9), fua: false };
+            let request = Request::Write { block: 100 + block, data: filled(1, 9), fua: false };
             let _ = alone(&mut first, 1 << 40 | block, request);
         }
     }
@@ -175,7 +176,7 @@ fn a_session_that_pauses_in_a_checkpoint_spoils_no_node() {
         first.step();
     }
     for block in 0..3000 {
-        let request = Request::Write { block: 100_000 + block, buffer: filled(1, 9), fua: false };
+        let request = Request::Write { block: 100_000 + block, data: filled(1, 9), fua: false };
         let _ = alone(&mut first, 1 << 40 | block, request);
     }
     for block in 0..20u64 {
@@ -237,7 +238,7 @@ fn the_window_holds_for_commits_that_wait_for_each_other() {
     let mut ended = Vec::new();
     for round in 0..200 {
         for (block, queue) in (0..).zip(&mut queues) {
-            queue.submit(round, Request::Write { block, buffer: filled(1, 1), fua: true });
+            queue.submit(round, Request::Write { block, data: filled(1, 1), fua: true });
         }
         for _ in 0..40 {
             for queue in &mut queues {
@@ -267,13 +268,13 @@ fn writers_that_wait_for_a_reader_go_on_when_it_ends() {
         session.volume.checkpoint_soon();
         (0..moment).for_each(|_| session.step());
         // It stays in flight until its queue is polled again, and holds what the checkpoint frees.
-        reader.submit(moment, Request::Read { block: 0, buffer: filled(1, 0) });
+        reader.submit(moment, Request::Read { block: 0, buffer: Buffer::private_zeroed(1) });
         reader.poll(&mut read);
         for _ in 0..200 {
             session.step();
         }
         for block in 0..20 {
-            session.queue.submit(1 << 32 | block, Request::Write { block, buffer: filled(1, 2), fua: false });
+            session.queue.submit(1 << 32 | block, Request::Write { block, data: filled(1, 2), fua: false });
         }
         for round in 0..400 {
             session.queue.poll(&mut written);
@@ -326,7 +327,7 @@ fn a_checkpoint_between_reading_and_claiming_spoils_no_node() {
         }
         let mut second = Session::new(attaching.block().expect("taken over"));
         for block in 0..3000 {
-            let request = Request::Write { block: 100_000 + block, buffer: filled(1, 9), fua: false };
+            let request = Request::Write { block: 100_000 + block, data: filled(1, 9), fua: false };
             let _ = alone(&mut first, 1 << 40 | block, request);
         }
         for block in 0..20u64 {

@@ -174,7 +174,7 @@ impl FileAnchor {
         if read.iter().all(|slot| *slot == Err(SlotError::Foreign)) {
             return Err(unusable(
                 &self.path,
-                "this is not an anchor, or one whose creation was cut short: name the right file, or restore it from a backup; without one see `cvmio volume reanchor`",
+                "this is not an anchor, or one whose creation was cut short: check the path; if the anchor is lost, only the volume's owner can set a new one (reanchor)",
             ));
         }
         if length != FILE_SIZE {

@@ -1,5 +1,8 @@
 //! One thread's way to what is measured: the bare store, or the volume on it. The load can't tell which.
 
+use std::sync::Arc;
+
+use bytes::Bytes;
 use store::{BLOCK_SIZE, Buffer, Operation};
 use volume::{Error, Request, Result};
 
@@ -68,11 +71,26 @@ impl Lane for Raw {
 pub struct Protected {
     queue: volume::Queue,
     completions: Vec<volume::Completion>,
+    /// What is being written, by token (a load numbers its slots from 0): the volume lets go of it before the write ends.
+    writing: Vec<Option<Arc<Buffer>>>,
+}
+
+/// A buffer as the volume has it for a write.
+struct Lent(Arc<Buffer>);
+
+fn slot(token: u64) -> usize {
+    usize::try_from(token).unwrap_or(usize::MAX)
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        self.0.private().unwrap_or_default()
+    }
 }
 
 impl Protected {
     pub fn new(volume: &volume::Volume, depth: u32) -> Result<Self> {
-        Ok(Self { queue: volume.queue(depth)?, completions: Vec::new() })
+        Ok(Self { queue: volume.queue(depth)?, completions: Vec::new(), writing: Vec::new() })
     }
 }
 
@@ -86,7 +104,14 @@ impl Lane for Protected {
     }
 
     fn write(&mut self, token: u64, block: u64, buffer: Buffer) {
-        self.queue.submit(token, Request::Write { block, buffer, fua: false });
+        let buffer = Arc::new(buffer);
+        let data = Bytes::from_owner(Lent(Arc::clone(&buffer)));
+        let slot = slot(token);
+        if slot >= self.writing.len() {
+            self.writing.resize(slot + 1, None);
+        }
+        self.writing[slot] = Some(buffer);
+        self.queue.submit(token, Request::Write { block, data, fua: false });
     }
 
     fn flush(&mut self, token: u64) {
@@ -97,11 +122,11 @@ impl Lane for Protected {
         while self.completions.is_empty() {
             self.queue.wait(None, &mut self.completions);
         }
-        ended.extend(self.completions.drain(..).map(|completion| Ended {
-            token: completion.token,
-            buffer: completion.buffer,
-            result: completion.result,
-        }));
+        for completion in self.completions.drain(..) {
+            let written = self.writing.get_mut(slot(completion.token)).and_then(Option::take);
+            let buffer = completion.buffer.or_else(|| written.and_then(Arc::into_inner));
+            ended.push(Ended { token: completion.token, buffer, result: completion.result });
+        }
     }
 
     fn settle(&mut self) {

@@ -18,6 +18,9 @@ use crate::{input, output};
 /// How often it is seen how far a check has come.
 const GLANCE: Duration = Duration::from_millis(20);
 
+/// Most threads of a check that has the machine to itself.
+pub const THREADS: usize = 16;
+
 pub fn run(args: &Check) -> Result<(), Failure> {
     let report = match attached(args)? {
         Some(place) => by_daemon(&place)?,
@@ -63,7 +66,7 @@ fn offline(args: &Check) -> Result<Report, Failure> {
     let volume = volume::attach_read_only(environment, policy, credential, options)?.block()?;
     drop(spinner);
     let bar = output::bar("checking", volume.status().mapped_blocks);
-    let report = check(&volume, &Arc::default(), |blocks| bar.set_position(blocks))?;
+    let report = check(&volume, &Arc::default(), THREADS, |blocks| bar.set_position(blocks))?;
     bar.finish_and_clear();
     Ok(report)
 }
@@ -91,12 +94,18 @@ impl Report {
     }
 }
 
-/// Checks a volume with as many threads as there are processors. `show` is told now and then how many blocks are done.
+/// Checks a volume with as many threads as there are processors, but no more than `most`: each takes 4 MiB of buffers. `show` is told now
+/// and then how many blocks are done.
 ///
 /// # Errors
 /// When the store fails, or the system refuses a thread.
-pub fn check(volume: &Volume, progress: &Arc<CheckProgress>, show: impl Fn(u64)) -> Result<Report, Failure> {
-    let parts = std::thread::available_parallelism().map_or(1, usize::from).min(16) as u64;
+pub fn check(
+    volume: &Volume,
+    progress: &Arc<CheckProgress>,
+    most: usize,
+    show: impl Fn(u64),
+) -> Result<Report, Failure> {
+    let parts = std::thread::available_parallelism().map_or(1, usize::from).min(most) as u64;
     let start = |part| {
         let (volume, progress) = (volume.clone(), Arc::clone(progress));
         let job = move || -> volume::Result<CheckReport> { volume.check(part, parts, progress)?.block() };

@@ -82,7 +82,7 @@ fn look(
 
 fn check_state(volume: &Volume) -> Result<Report, Failure> {
     let bar = output::bar("checking", volume.status().mapped_blocks);
-    let report = check::check(volume, &Arc::default(), |blocks| bar.set_position(blocks))?;
+    let report = check::check(volume, &Arc::default(), check::THREADS, |blocks| bar.set_position(blocks))?;
     bar.finish_and_clear();
     Ok(report)
 }

@@ -4,6 +4,7 @@
 //! with the new one; what was asked for meanwhile waits.
 
 use std::cell::Cell;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,22 +12,28 @@ use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use export::{Device, Done, Found};
+use bytes::Bytes;
+use export::{Device, Done, Found, Memory};
 use rustix::io::Errno;
 use slab::Slab;
-use store::BLOCK_SIZE;
+use store::{BLOCK_SIZE, Buffer, Pool};
 use volume::format::protections::Freshness;
 use volume::{Clock, Completion, Queue, Volume};
 
 use super::events::{self, Sign};
 use super::latency::{Kind, Latency};
-use super::pool::Pool;
 use super::tamper::Tamper;
 use crate::failure::Failure;
 use crate::system::SystemClock;
 
-/// Store operations that a queue may have in flight.
-const DEPTH: u32 = 256;
+/// Store operations that all queues together may have in flight, and how many each of them has at the least and at the most. Each has a
+/// buffer of 128 KiB, in memory that stays resident (see docs/decisions/0028-memory-of-a-daemon.md).
+const OPERATIONS: u32 = 128;
+const DEPTHS: RangeInclusive<u32> = 16..=64;
+
+/// Blocks that the memory for plaintext has address space for: 32 MiB. It takes as much memory as was ever in flight.
+const POOL_BLOCKS: usize = 8192;
+
 /// How long a queue thread sleeps at most: a backstop, since every submission wakes it.
 const NAP: Duration = Duration::from_secs(1);
 
@@ -38,6 +45,7 @@ pub struct Disk {
     transactions: bool,
     clock: SystemClock,
     lanes: Arc<[Arc<Lane>]>,
+    pool: Pool,
 }
 
 /// The way to one queue thread.
@@ -135,13 +143,16 @@ impl Disk {
         clock: SystemClock,
         tamper: &Arc<Tamper>,
     ) -> Result<(Self, Threads), Failure> {
+        let pool = Pool::new(POOL_BLOCKS);
+        let pool = pool.map_err(|error| Failure::io(format!("no memory for requests: {error}")))?;
+        let depth = (OPERATIONS / u32::from(count.max(1))).clamp(*DEPTHS.start(), *DEPTHS.end());
         let mut lanes = Vec::new();
         let mut threads = Threads(Vec::new());
         for number in 0..count {
             let (sender, receiver) = channel();
             let volume = volume.clone();
-            let tamper = Arc::clone(tamper);
-            let serve = move || serve(&volume, &sender, clock, tamper);
+            let (tamper, pool) = (Arc::clone(tamper), pool.clone());
+            let serve = move || serve(&volume, depth, &sender, clock, tamper, pool);
             let thread = std::thread::Builder::new().name(format!("queue-{number}")).spawn(serve);
             let thread = thread.map_err(|error| Failure::io(format!("no thread can be started: {error}")))?;
             threads.0.push(thread);
@@ -151,7 +162,7 @@ impl Disk {
         }
         let size = volume.blocks() * BLOCK_SIZE as u64;
         let transactions = volume.status().freshness == Freshness::Transaction.to_string();
-        Ok((Self { size, transactions, clock, lanes: lanes.into() }, threads))
+        Ok((Self { size, transactions, clock, lanes: lanes.into(), pool }, threads))
     }
 
     /// Whether the next session has all that was flushed in this one, however this one ends.
@@ -234,6 +245,10 @@ impl Device for Disk {
         self.size
     }
 
+    fn memory(&self, bytes: usize) -> Memory {
+        Memory::new(Plain { buffer: self.pool.buffer(bytes.div_ceil(BLOCK_SIZE)), bytes })
+    }
+
     fn submit(&self, request: export::Request, done: Done) {
         self.push(Work::Device(request), Ending::Bytes(done));
     }
@@ -275,11 +290,13 @@ fn lane_of_this_thread() -> usize {
 /// A queue thread.
 fn serve(
     volume: &Volume,
+    depth: u32,
     started: &Sender<Result<Arc<Lane>, Failure>>,
     clock: SystemClock,
     tamper: Arc<Tamper>,
+    pool: Pool,
 ) {
-    let queue = match volume.queue(DEPTH) {
+    let queue = match volume.queue(depth) {
         Ok(queue) => queue,
         Err(error) => return drop(started.send(Err(error.into()))),
     };
@@ -288,7 +305,7 @@ fn serve(
         Arc::new(Lane { inbox: Mutex::new(inbox), latency: Latency::new(), failed: AtomicU64::new(0) });
     let _closing = Closing(Arc::clone(&lane));
     let _ = started.send(Ok(Arc::clone(&lane)));
-    let mut server = Server { queue, lane, clock, tamper, waiting: Slab::new(), pool: Pool::default() };
+    let mut server = Server { queue, depth, lane, clock, tamper, waiting: Slab::new(), pool };
     while let Some(change) = server.run() {
         match server.change(change) {
             Some(next) => server = next,
@@ -314,6 +331,7 @@ impl Drop for Closing {
 
 struct Server {
     queue: Queue,
+    depth: u32,
     lane: Arc<Lane>,
     clock: SystemClock,
     tamper: Arc<Tamper>,
@@ -354,14 +372,14 @@ impl Server {
 
     /// Lets go of the session, and goes on with the next one, if there is one.
     fn change(self, Change { done, next }: Change) -> Option<Self> {
-        let Self { queue, lane, clock, tamper, waiting, pool } = self;
+        let Self { queue, depth, lane, clock, tamper, waiting, pool } = self;
         drop(queue);
         let _ = done.send(Ok(()));
-        match next.recv().ok()?.queue(DEPTH) {
+        match next.recv().ok()?.queue(depth) {
             Ok(queue) => {
                 lane.inbox().waker = queue.waker();
                 let _ = done.send(Ok(()));
-                Some(Self { queue, lane, clock, tamper, waiting, pool })
+                Some(Self { queue, depth, lane, clock, tamper, waiting, pool })
             }
             Err(error) => {
                 let _ = done.send(Err(error.into()));
@@ -394,15 +412,12 @@ impl Server {
         self.tamper.admit(&request)?;
         Ok(match request {
             export::Request::Read { offset, length } => {
-                let buffer =
-                    self.pool.take(usize::try_from(blocks(u64::from(length))?).map_err(|_| Errno::INVAL)?);
+                let count = usize::try_from(blocks(u64::from(length))?).map_err(|_| Errno::INVAL)?;
+                let buffer = self.pool.buffer(count);
                 (Kind::Read, volume::Request::Read { block: blocks(offset)?, buffer })
             }
             export::Request::Write { offset, data, fua } => {
-                let count = usize::try_from(blocks(data.len() as u64)?).map_err(|_| Errno::INVAL)?;
-                let mut buffer = self.pool.take(count);
-                buffer.copy_from(0, &data);
-                (Kind::Write, volume::Request::Write { block: blocks(offset)?, buffer, fua })
+                (Kind::Write, volume::Request::Write { block: blocks(offset)?, data, fua })
             }
             export::Request::Flush => (Kind::Flush, volume::Request::Flush),
             // An absent block reads as zeros; its space comes from the same reserve again when it is written.
@@ -439,16 +454,32 @@ impl Server {
                 return found(completion.result.map(|()| extents).map_err(|error| errno(&error)));
             }
         };
-        let bytes = match (&completion.result, kind, &completion.buffer) {
-            (Err(error), ..) => Err(errno(error)),
-            (Ok(()), Kind::Read, Some(buffer)) => buffer.private().map(<[u8]>::to_vec).ok_or(Errno::IO),
+        done(match (completion.result, kind, completion.buffer) {
+            (Err(error), ..) => Err(errno(&error)),
+            (Ok(()), Kind::Read, Some(buffer)) => {
+                Ok(Bytes::from_owner(Plain { bytes: buffer.len(), buffer }))
+            }
             (Ok(()), Kind::Read, None) => Err(Errno::IO),
-            (Ok(()), ..) => Ok(Vec::new()),
-        };
-        if let Some(buffer) = completion.buffer {
-            self.pool.put(buffer);
-        }
-        done(bytes);
+            (Ok(()), ..) => Ok(Bytes::new()),
+        });
+    }
+}
+
+/// The first bytes of a pool's buffer. A pool's memory is private.
+struct Plain {
+    buffer: Buffer,
+    bytes: usize,
+}
+
+impl AsRef<[u8]> for Plain {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer.private().unwrap_or_default()[..self.bytes]
+    }
+}
+
+impl AsMut<[u8]> for Plain {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer.private_mut().unwrap_or_default()[..self.bytes]
     }
 }
 
@@ -489,17 +520,17 @@ pub(super) mod tests {
         Disk::start(volume, 2, SystemClock::new(), &tamper).unwrap()
     }
 
-    pub(in crate::daemon) fn ask(disk: &Disk, request: export::Request) -> Receiver<Result<Vec<u8>, Errno>> {
+    pub(in crate::daemon) fn ask(disk: &Disk, request: export::Request) -> Receiver<Result<Bytes, Errno>> {
         let (sender, receiver) = channel();
         disk.submit(request, Box::new(move |result| drop(sender.send(result))));
         receiver
     }
 
     pub(in crate::daemon) fn write(block: u64, byte: u8) -> export::Request {
-        export::Request::Write { offset: block * BLOCK, data: vec![byte; BLOCK_SIZE], fua: false }
+        export::Request::Write { offset: block * BLOCK, data: vec![byte; BLOCK_SIZE].into(), fua: false }
     }
 
-    fn read(disk: &Disk, block: u64) -> Vec<u8> {
+    fn read(disk: &Disk, block: u64) -> Bytes {
         let request = export::Request::Read { offset: block * BLOCK, length: 4096 };
         ask(disk, request).recv().unwrap().unwrap()
     }
@@ -558,6 +589,26 @@ pub(super) mod tests {
             threads.join().unwrap();
             session.end().unwrap();
         }
+    }
+
+    #[test]
+    fn data_goes_through_the_pool_and_back() {
+        let bench = Bench::new();
+        let session = Session::begin(bench.attach()).unwrap();
+        let (disk, threads) = start(&session.volume);
+        let mut memory = disk.memory(2 * BLOCK_SIZE);
+        memory.as_mut().fill(7);
+        let address = memory.as_ref().as_ptr();
+        let request = export::Request::Write { offset: 0, data: memory.freeze(), fua: false };
+        ask(&disk, request).recv().unwrap().unwrap();
+        let found = ask(&disk, export::Request::Read { offset: 0, length: 8192 }).recv().unwrap().unwrap();
+        assert!(found == vec![7; 2 * BLOCK_SIZE]);
+        assert_eq!(found.as_ptr(), address, "what the write had was free again");
+        assert_ne!(disk.memory(BLOCK_SIZE).as_ref().as_ptr(), address, "the reader has it still");
+        assert_eq!(disk.memory(100).as_ref().len(), 100);
+        disk.close();
+        threads.join().unwrap();
+        session.end().unwrap();
     }
 
     #[test]

@@ -215,7 +215,6 @@ fn wait(rate: u64, read: u64, elapsed: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use store::Buffer;
     use volume::Request;
 
     use super::super::beside::NAP;
@@ -228,7 +227,10 @@ mod tests {
         let (mut queue, mut ended) = (volume.queue(32).unwrap(), Vec::new());
         for round in 0..4 {
             for block in (0..volume.blocks()).step_by(32) {
-                queue.submit(round, Request::Write { block, buffer: Buffer::private_zeroed(32), fua: false });
+                queue.submit(
+                    round,
+                    Request::Write { block, data: vec![0; 32 * BLOCK_SIZE].into(), fua: false },
+                );
             }
             queue.submit(round, Request::Flush);
             while queue.pending() > 0 {

@@ -21,6 +21,9 @@ use crate::failure::Failure;
 use crate::input;
 use crate::system::SystemClock;
 
+/// Most threads of a check beside users.
+const CHECK_THREADS: usize = 4;
+
 /// An attached volume with its threads.
 pub struct Service {
     /// Gone when it was put away: as long as it is there, nobody else can have the store.
@@ -146,7 +149,7 @@ impl Service {
             *checking = Arc::downgrade(&progress);
             self.volume()?
         };
-        let report = check::check(&volume, &progress, |_| ())?;
+        let report = check::check(&volume, &progress, CHECK_THREADS, |_| ())?;
         if report.damaged_blocks > 0 {
             events::damage_found(report.damaged_blocks, report.damaged.first().map(|(block, _)| *block));
             let message = format!("{} blocks are not what was written there", report.damaged_blocks);

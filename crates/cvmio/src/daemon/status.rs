@@ -277,7 +277,124 @@ pub fn duration(time: Duration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
+    use super::super::latency::Kind;
     use super::*;
+    use crate::session::Session;
+    use crate::testing::Bench;
+    use serde_json::json;
+    use volume::format::protections::Freshness;
+
+    /// A volume's word, with a number of its own in each field that is shown.
+    fn status() -> Status {
+        let bench = Bench::with(Freshness::Strict);
+        let session = Session::begin(bench.attach()).unwrap();
+        let status = session.volume.status();
+        session.end().unwrap();
+        let (size, block) = (status.size, 4096);
+        Status {
+            anchor: Some("file:/anchor".into()),
+            generation: 1234,
+            anchored_generation: Some(1200),
+            claims: 7,
+            mapped_blocks: size / block / 4,
+            free_blocks: 256,
+            pinned_blocks: 512,
+            overlay_changes: 77,
+            cache_bytes: 3 << 20,
+            cache_hits: 3,
+            cache_misses: 1,
+            space_bytes: 5 << 10,
+            read_blocks: 10,
+            written_blocks: 20,
+            discarded_blocks: 30,
+            flushes: 41,
+            write_amplification: Some(1.25),
+            commits: 51,
+            anchor_moves: 52,
+            checkpoints: 53,
+            ..status
+        }
+    }
+
+    fn report() -> Report {
+        let times = Percentiles { kind: Kind::Write, count: 61, p50: 1000, p99: 2000, p999: 3000, max: 4000 };
+        Report {
+            name: "ledger".into(),
+            process: 99,
+            seconds: 5,
+            shown: Shown::Fuse { device: PathBuf::from("/ledger"), loop_device: None },
+            warnings: vec!["beware".into()],
+            leaving: false,
+            failed_requests: 0,
+            tamper: Standing { on_tamper: OnTamper::Continue, caught: 0 },
+            check: None,
+            scrub: None,
+            rekey: None,
+            volume: status(),
+            latency: vec![times],
+            queues: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn people_are_shown_all_that_matters() {
+        let text = report().text();
+        for row in [
+            "ledger: attached 5 s ago, process 99",
+            "  warning      beware",
+            "  store        memory",
+            "  anchor       file:/anchor",
+            "  protection   aes-256-gcm, confidentiality on, integrity on, freshness strict",
+            "  sealing      private, in memory of this process",
+            "25.0 % full as of the last checkpoint; 1 MiB free, 2 MiB waiting to be free",
+            "  freshness    generation 1,234, anchored up to 1,200; claimed 7 times",
+            "  i/o          40 KiB read, 80 KiB written (x1.25 on the store), 120 KiB discarded, 41 flushes",
+            "  journal      51 commits, 52 anchor moves, 53 checkpoints",
+            "  memory       3 MiB of map cache (75.0 % hits), 77 changes since the checkpoint, 5 KiB for free space",
+            "    write                61    1.0 us    2.0 us    3.0 us    4.0 us",
+        ] {
+            assert!(text.contains(row), "no `{row}` in\n{text}");
+        }
+    }
+
+    #[test]
+    fn programs_are_told_the_same() {
+        let told = serde_json::to_value(report()).unwrap();
+        for (pointer, value) in [
+            ("/name", json!("ledger")),
+            ("/process", json!(99)),
+            ("/front-end", json!("fuse")),
+            ("/device", json!("/ledger")),
+            ("/warnings/0", json!("beware")),
+            ("/volume/suite", json!("aes-256-gcm")),
+            ("/volume/confidentiality", json!(true)),
+            ("/volume/integrity", json!(true)),
+            ("/volume/freshness", json!("strict")),
+            ("/volume/sealing", json!("private")),
+            ("/volume/anchor", json!("file:/anchor")),
+            ("/volume/generation", json!(1234)),
+            ("/volume/anchored-generation", json!(1200)),
+            ("/volume/claims", json!(7)),
+            ("/volume/cache-bytes", json!(3 << 20)),
+            ("/volume/cache-hits", json!(3)),
+            ("/volume/overlay-changes", json!(77)),
+            ("/volume/free-blocks", json!(256)),
+            ("/volume/pinned-blocks", json!(512)),
+            ("/volume/read-blocks", json!(10)),
+            ("/volume/written-blocks", json!(20)),
+            ("/volume/flushes", json!(41)),
+            ("/volume/write-amplification", json!(1.25)),
+            ("/volume/commits", json!(51)),
+            ("/volume/anchor-moves", json!(52)),
+            ("/volume/checkpoints", json!(53)),
+            ("/latency/0/kind", json!("write")),
+            ("/latency/0/p999", json!(3000)),
+        ] {
+            assert_eq!(told.pointer(pointer), Some(&value), "{pointer} of {told}");
+        }
+    }
 
     #[test]
     fn times_are_shown_in_their_unit() {

@@ -266,7 +266,7 @@ mod tests {
         [
             Request::Read { offset: 0, length: 4096 },
             Request::Flush,
-            Request::Write { offset: 0, data: vec![0; 4096], fua: false },
+            Request::Write { offset: 0, data: vec![0; 4096].into(), fua: false },
             Request::Discard { offset: 0, length: 4096 },
             Request::WriteZeroes { offset: 0, length: 4096 },
         ]

@@ -221,9 +221,11 @@ impl Guest {
             }
             thread::sleep(GLANCE);
         }
-        if self.detach().is_err()
-            && let Some(process) = self.attached.take().and_then(|attached| attached.process)
-        {
+        if let Err(failure) = self.detach() {
+            // There is nothing to end it by, if it did not say who it is.
+            let Some(process) = self.attached.take().and_then(|attached| attached.process) else {
+                return Err(failure);
+            };
             let name = process.to_string();
             let _ = self.run("kill", &["-TERM".as_ref(), name.as_ref()]);
             for _ in 0..2 * PATIENCE {

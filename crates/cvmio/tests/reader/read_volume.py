@@ -3,7 +3,7 @@
 
 A second implementation: what it reads after a crash must be what the program reads. It opens volumes with aes-256-gcm,
 confidentiality, integrity, an anchor in a file and a key file, at any level but `transaction`, not grown and not in a change of
-key. It needs the package `cryptography` for AES-256-GCM and AES-256-GMAC.
+key. It needs the package `cryptography` for AES-256-GCM.
 
     read_volume.py POLICY IMAGE KEY-FILE CONTENT
 

@@ -35,7 +35,7 @@ impl Blocks {
         let mut inner = self.lock();
         let result = inner.fail.map_or_else(|| Ok(apply(&mut inner.bytes, &request)), Err);
         drop(inner);
-        done(result);
+        done(result.map(Bytes::from));
     }
 }
 
@@ -72,7 +72,7 @@ fn apply(bytes: &mut [u8], request: &Request) -> Vec<u8> {
     Vec::new()
 }
 
-fn submit(device: &Aligned, request: Request) -> std::sync::mpsc::Receiver<Result<Vec<u8>, Errno>> {
+fn submit(device: &Aligned, request: Request) -> std::sync::mpsc::Receiver<Result<Bytes, Errno>> {
     let (sender, receiver) = channel();
     device.submit(request, Box::new(move |result| drop(sender.send(result))));
     receiver
@@ -90,7 +90,7 @@ fn any_request() -> impl Strategy<Value = Request> {
         let (offset, length) = (one.min(other), one.abs_diff(other));
         match kind {
             0 => Request::Read { offset, length: u32::try_from(length).unwrap() },
-            1 => Request::Write { offset, data: vec![fill; to_usize(length)], fua },
+            1 => Request::Write { offset, data: vec![fill; to_usize(length)].into(), fua },
             2 => Request::Discard { offset, length },
             _ => Request::WriteZeroes { offset, length },
         }
@@ -105,7 +105,7 @@ proptest! {
         let device = Aligned::new(blocks.clone());
         for request in requests {
             let expected = apply(&mut model, &request);
-            prop_assert_eq!(submit(&device, request).try_recv(), Ok(Ok(expected)));
+            prop_assert_eq!(submit(&device, request).try_recv(), Ok(Ok(expected.into())));
             prop_assert!(blocks.lock().bytes == model);
         }
     }
@@ -123,7 +123,7 @@ proptest! {
         let writes: Vec<_> = writes.into_iter().map(|(start, length)| start..(start + length).min(8)).collect();
         let ends: Vec<_> = (1_u8..).zip(&writes).map(|(fill, range)| {
             let data = vec![fill; to_usize((range.end - range.start) * UNIT)];
-            submit(&device, Request::Write { offset: range.start * UNIT, data, fua: false })
+            submit(&device, Request::Write { offset: range.start * UNIT, data: data.into(), fua: false })
         }).collect();
         for index in order {
             let waiting = blocks.lock().waiting.len();
@@ -132,7 +132,7 @@ proptest! {
             }
         }
         for end in ends {
-            prop_assert_eq!(end.try_recv(), Ok(Ok(Vec::new())));
+            prop_assert_eq!(end.try_recv(), Ok(Ok(Bytes::new())));
         }
         for (unit, half) in (0_u64..).zip(blocks.lock().bytes.chunks(to_usize(UNIT))) {
             let mut may_be: Vec<u8> =
@@ -149,14 +149,14 @@ proptest! {
 fn a_patch_waits_for_the_whole_write_that_it_overlaps() {
     let blocks = Blocks::new(vec![0; to_usize(SIZE)], false);
     let device = Aligned::new(blocks.clone());
-    let whole = submit(&device, Request::Write { offset: 0, data: vec![1; BLOCK], fua: false });
-    let part = submit(&device, Request::Write { offset: 512, data: vec![2; 512], fua: true });
+    let whole = submit(&device, Request::Write { offset: 0, data: vec![1; BLOCK].into(), fua: false });
+    let part = submit(&device, Request::Write { offset: 512, data: vec![2; 512].into(), fua: true });
     assert_eq!(blocks.lock().seen.len(), 1, "the patch must not read before the write has ended");
     blocks.let_go(0);
-    assert_eq!(whole.try_recv(), Ok(Ok(Vec::new())));
+    assert_eq!(whole.try_recv(), Ok(Ok(Bytes::new())));
     blocks.let_go(0);
     blocks.let_go(0);
-    assert_eq!(part.try_recv(), Ok(Ok(Vec::new())));
+    assert_eq!(part.try_recv(), Ok(Ok(Bytes::new())));
     let inner = blocks.lock();
     assert_eq!(inner.bytes[..2048], [[1; 512], [2; 512], [1; 512], [1; 512]].concat());
     assert!(matches!(inner.seen[2], Request::Write { fua: true, .. }), "the patch keeps FUA");
@@ -167,7 +167,7 @@ fn whole_writes_do_not_wait_for_each_other() {
     let blocks = Blocks::new(vec![0; to_usize(SIZE)], false);
     let device = Aligned::new(blocks.clone());
     for _ in 0..3 {
-        drop(submit(&device, Request::Write { offset: 0, data: vec![1; BLOCK], fua: false }));
+        drop(submit(&device, Request::Write { offset: 0, data: vec![1; BLOCK].into(), fua: false }));
     }
     assert_eq!(blocks.lock().waiting.len(), 3);
 }
@@ -178,7 +178,7 @@ fn what_reaches_beyond_the_end_is_refused() {
     let device = Aligned::new(blocks.clone());
     for request in [
         Request::Read { offset: SIZE - 1, length: 2 },
-        Request::Write { offset: SIZE, data: vec![0], fua: false },
+        Request::Write { offset: SIZE, data: vec![0].into(), fua: false },
         Request::Discard { offset: u64::MAX, length: 1 },
         Request::WriteZeroes { offset: 1, length: u64::MAX },
     ] {
@@ -192,10 +192,10 @@ fn errors_end_the_request_and_release_the_block() {
     let blocks = Blocks::new(vec![0; to_usize(SIZE)], true);
     let device = Aligned::new(blocks.clone());
     blocks.lock().fail = Some(Errno::ROFS);
-    let part = Request::Write { offset: 1, data: vec![7], fua: false };
+    let part = Request::Write { offset: 1, data: vec![7].into(), fua: false };
     assert_eq!(submit(&device, part.clone()).try_recv(), Ok(Err(Errno::ROFS)));
     assert_eq!(submit(&device, Request::Read { offset: 1, length: 1 }).try_recv(), Ok(Err(Errno::ROFS)));
     blocks.lock().fail = None;
-    assert_eq!(submit(&device, part).try_recv(), Ok(Ok(Vec::new())));
+    assert_eq!(submit(&device, part).try_recv(), Ok(Ok(Bytes::new())));
     assert_eq!(blocks.lock().bytes[..3], [0, 7, 0]);
 }

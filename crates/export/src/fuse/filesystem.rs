@@ -2,7 +2,9 @@
 
 use super::Options;
 use crate::aligned::Aligned;
+use crate::budget::{Budget, IN_FLIGHT, Share, weight};
 use crate::{BLOCK_SIZE, Device, MAX_TRANSFER, Request};
+use bytes::Bytes;
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     KernelConfig, LockOwner, OpenAccMode, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty,
@@ -30,6 +32,7 @@ const ASK_AGAIN: Duration = Duration::ZERO;
 /// What the kernel talks to.
 pub(super) struct Disk {
     device: Aligned,
+    share: Arc<Share>,
     name: OsString,
     read_only: bool,
     max_background: u16,
@@ -40,6 +43,7 @@ impl Disk {
     pub(super) fn new(device: Arc<dyn Device>, name: OsString, options: &Options) -> Disk {
         Disk {
             device: Aligned::new(device),
+            share: Budget::of_one(IN_FLIGHT),
             name,
             read_only: options.read_only,
             max_background: options.max_background.max(1),
@@ -93,7 +97,7 @@ impl Disk {
     }
 
     fn submit_empty(&self, request: Request, reply: ReplyEmpty) {
-        let answer = move |result: Result<Vec<u8>, rustix::io::Errno>| match result {
+        let answer = move |result: Result<Bytes, rustix::io::Errno>| match result {
             Ok(_) => reply.ok(),
             Err(errno) => reply.error(to_kernel(errno)),
         };
@@ -209,10 +213,14 @@ impl Filesystem for Disk {
         if length == 0 {
             return reply.data(&[]);
         }
-        let answer = move |result: Result<Vec<u8>, rustix::io::Errno>| match result {
-            Ok(data) if u32::try_from(data.len()) == Ok(length) => reply.data(&data),
-            Ok(_) => reply.error(Errno::EIO),
-            Err(errno) => reply.error(to_kernel(errno)),
+        let permit = self.share.acquire(weight(length));
+        let answer = move |result: Result<Bytes, rustix::io::Errno>| {
+            match result {
+                Ok(data) if u32::try_from(data.len()) == Ok(length) => reply.data(&data),
+                Ok(_) => reply.error(Errno::EIO),
+                Err(errno) => reply.error(to_kernel(errno)),
+            }
+            drop(permit);
         };
         self.device.submit(Request::Read { offset, length }, Box::new(answer));
     }
@@ -239,11 +247,17 @@ impl Filesystem for Disk {
         if data.is_empty() {
             return reply.error(Errno::ENOSPC);
         }
-        let request = Request::Write { offset, data: data.to_vec(), fua: is_synchronous(flags) };
-        let answer = move |result: Result<Vec<u8>, rustix::io::Errno>| match result {
-            Ok(_) => reply.written(length),
-            Err(errno) => reply.error(to_kernel(errno)),
+        let permit = self.share.acquire(weight(length));
+        let mut memory = self.device.memory(data.len());
+        memory.as_mut().copy_from_slice(data);
+        let answer = move |result: Result<Bytes, rustix::io::Errno>| {
+            match result {
+                Ok(_) => reply.written(length),
+                Err(errno) => reply.error(to_kernel(errno)),
+            }
+            drop(permit);
         };
+        let request = Request::Write { offset, data: memory.freeze(), fua: is_synchronous(flags) };
         self.device.submit(request, Box::new(answer));
     }
 

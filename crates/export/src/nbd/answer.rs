@@ -1,9 +1,10 @@
 //! The duty to reply, which ends where requests end: on the device's threads.
 
-use super::budget::Permit;
 use super::outbox::{Outbox, Reply};
 use super::wire;
+use crate::budget::Permit;
 use crate::{Done, Extent, Found};
+use bytes::Bytes;
 use rustix::io::Errno;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -32,7 +33,7 @@ impl Answer {
     }
 
     /// With the data of a read, or with none.
-    pub(super) fn send(mut self, result: Result<Vec<Vec<u8>>, Errno>) {
+    pub(super) fn send(mut self, result: Result<Vec<Bytes>, Errno>) {
         self.reply(result);
     }
 
@@ -51,7 +52,7 @@ impl Answer {
         })
     }
 
-    fn reply(&mut self, result: Result<Vec<Vec<u8>>, Errno>) {
+    fn reply(&mut self, result: Result<Vec<Bytes>, Errno>) {
         let (head, data) = match (self.form, result) {
             (Form::Simple, Err(errno)) => (wire::simple(self.cookie, Err(errno)), Vec::new()),
             (Form::Simple, Ok(data)) => (wire::simple(self.cookie, Ok(())), data),
@@ -64,7 +65,7 @@ impl Answer {
         self.pass_on(head, data);
     }
 
-    fn pass_on(&mut self, head: Vec<u8>, data: Vec<Vec<u8>>) {
+    fn pass_on(&mut self, head: Vec<u8>, data: Vec<Bytes>) {
         if let Some(permit) = self.permit.take() {
             self.outbox.post(Reply::new(head, data, permit));
         }
@@ -79,16 +80,16 @@ impl Drop for Answer {
     }
 }
 
-type End = Box<dyn FnOnce(Result<Vec<Vec<u8>>, Errno>) + Send>;
+type End = Box<dyn FnOnce(Result<Vec<Bytes>, Errno>) + Send>;
 
 /// A request in pieces. It ends when the last piece has ended, or was given up, which is an I/O error.
 pub(super) struct Pieces {
-    results: Mutex<Vec<Result<Vec<u8>, Errno>>>,
+    results: Mutex<Vec<Result<Bytes, Errno>>>,
     end: Mutex<Option<End>>,
 }
 
 impl Pieces {
-    pub(super) fn new(end: impl FnOnce(Result<Vec<Vec<u8>>, Errno>) + Send + 'static) -> Arc<Pieces> {
+    pub(super) fn new(end: impl FnOnce(Result<Vec<Bytes>, Errno>) + Send + 'static) -> Arc<Pieces> {
         Arc::new(Pieces { results: Mutex::default(), end: Mutex::new(Some(Box::new(end))) })
     }
 

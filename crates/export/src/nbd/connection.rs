@@ -1,12 +1,12 @@
 //! One client: its requests go to the device as they come, any number at a time, and its replies come back as they are ready.
 
 use super::answer::{Answer, Form, Pieces};
-use super::budget::Share;
 use super::haggle::Agreed;
 use super::link::Input;
 use super::outbox::Outbox;
 use super::wire::{self, Command, Flags, REQUEST_BYTES};
 use crate::aligned::Aligned;
+use crate::budget::{Share, weight};
 use crate::{BLOCK_SIZE, Request};
 use rustix::io::Errno;
 use std::io::{self, BufReader, Read};
@@ -22,8 +22,8 @@ const PIECE: u32 = 1 << 20;
 const MAX_STATUS: u64 = 64 << 20;
 
 /// What a request without data counts in the budget, and what a question about block status does.
-const SMALL: u64 = 4096;
-const STATUS: u64 = 512 << 10;
+const SMALL: u32 = 4096;
+const STATUS: u32 = 512 << 10;
 
 /// A client that uses the export.
 pub(super) struct Connection {
@@ -92,17 +92,18 @@ impl Connection {
         let wire::Request { command, offset, length, flags, .. } = *request;
         let (bytes, form) = match command {
             Command::Read if self.agreed.structured => {
-                (length.min(MAX_REQUEST).into(), Form::Data { offset, length })
+                (length.min(MAX_REQUEST), Form::Data { offset, length })
             }
-            Command::Read => (length.min(MAX_REQUEST).into(), Form::Simple),
-            Command::Write => (length.into(), Form::Simple),
+            Command::Read => (length.min(MAX_REQUEST), Form::Simple),
+            Command::Write => (length, Form::Simple),
             Command::BlockStatus if self.agreed.structured => {
                 let one = flags.has(Flags::ONE_EXTENT);
                 (STATUS, Form::Status { skip: offset % BLOCK_SIZE, length, one })
             }
             _ => (0, Form::Simple),
         };
-        Answer::new(request.cookie, form, Arc::clone(&self.outbox), self.share.acquire(bytes.max(SMALL)))
+        let permit = self.share.acquire(weight(bytes.max(SMALL)));
+        Answer::new(request.cookie, form, Arc::clone(&self.outbox), permit)
     }
 
     /// What is wrong with a request, in the protocol's words.
@@ -156,11 +157,9 @@ impl Connection {
             // Taken first: who leaves in the middle has not written this.
             let done = pieces.next();
             let wanted = usize::try_from(length).map_err(io::Error::other)?;
-            let mut data = Vec::with_capacity(wanted);
-            if input.take(length.into()).read_to_end(&mut data)? != wanted {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            self.device.submit(Request::Write { offset, data, fua: fua && whole }, done);
+            let mut memory = self.device.memory(wanted);
+            input.read_exact(memory.as_mut())?;
+            self.device.submit(Request::Write { offset, data: memory.freeze(), fua: fua && whole }, done);
         }
         Ok(())
     }
@@ -169,14 +168,15 @@ impl Connection {
     fn write_zeroes(&self, offset: u64, length: u32, fua: bool, answer: Answer) {
         let pieces = self.durable(fua, answer);
         for (offset, length) in cut(offset, length) {
-            let permit = self.share.acquire(length.into());
+            let permit = self.share.acquire(weight(length));
             let done = pieces.next();
-            let data = vec![0; usize::try_from(length).unwrap_or(0)];
+            let mut memory = self.device.memory(usize::try_from(length).unwrap_or(0));
+            memory.as_mut().fill(0);
             let end = move |result| {
                 drop(permit);
                 done(result);
             };
-            self.device.submit(Request::Write { offset, data, fua: false }, Box::new(end));
+            self.device.submit(Request::Write { offset, data: memory.freeze(), fua: false }, Box::new(end));
         }
     }
 

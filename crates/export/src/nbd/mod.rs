@@ -8,7 +8,6 @@
 //! A flush covers every write that has completed, on whichever connection: clients may use several.
 
 mod answer;
-mod budget;
 mod clients;
 mod connection;
 mod haggle;
@@ -18,8 +17,8 @@ mod tls;
 pub mod wire;
 
 use crate::aligned::Aligned;
+use crate::budget::{Budget, IN_FLIGHT, Limits};
 use crate::{Device, Error};
-use budget::{Budget, Limits};
 use clients::{Clients, Seat};
 use connection::{Connection, MAX_REQUEST};
 use haggle::{Offer, haggle};
@@ -42,8 +41,9 @@ pub use tls::Tls;
 /// Clients that may be connected at once. Each takes two threads.
 pub const MAX_CLIENTS: usize = 32;
 
-/// Memory in flight.
-const LIMITS: Limits = Limits { own: MAX_REQUEST as u64, each: 16 << 20, common: 64 << 20 };
+/// Memory in flight: for one client as much as the kernel of this machine gets, and for each further one the largest request.
+const LIMITS: Limits =
+    Limits { own: MAX_REQUEST as u64, each: IN_FLIGHT, common: IN_FLIGHT - MAX_REQUEST as u64 };
 
 /// How long a client may take to say what it wants.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -6,9 +6,10 @@
 //! 2. From when that thread is given something until it has sent all of it, all goes through it: bytes of replies never mix.
 //! 3. A reply that is sent in part goes on where it stopped.
 
-use super::budget::Permit;
 use super::link::{Output, Socket};
+use crate::budget::Permit;
 use crate::together::at_the_end;
+use bytes::{Buf, Bytes};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 use std::collections::VecDeque;
@@ -18,30 +19,30 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A whole reply, ready to be sent.
 pub(super) struct Reply {
-    head: Vec<u8>,
-    data: Vec<Vec<u8>>,
+    head: Bytes,
+    data: Vec<Bytes>,
     /// Room in the budget, until this is sent.
     _permit: Permit,
 }
 
 impl Reply {
-    pub(super) fn new(head: Vec<u8>, data: Vec<Vec<u8>>, permit: Permit) -> Self {
-        Self { head, data, _permit: permit }
+    pub(super) fn new(head: Vec<u8>, data: Vec<Bytes>, permit: Permit) -> Self {
+        Self { head: head.into(), data, _permit: permit }
     }
 
-    fn parts(&self) -> impl Iterator<Item = &Vec<u8>> {
+    fn parts(&self) -> impl Iterator<Item = &Bytes> {
         std::iter::once(&self.head).chain(&self.data)
     }
 
     fn length(&self) -> usize {
-        self.parts().map(Vec::len).sum()
+        self.parts().map(Bytes::len).sum()
     }
 
     /// Forgets the first bytes, which are sent.
     fn skip(&mut self, mut sent: usize) {
         for part in std::iter::once(&mut self.head).chain(&mut self.data) {
             let here = sent.min(part.len());
-            part.drain(..here);
+            part.advance(here);
             sent -= here;
         }
     }

@@ -3,6 +3,7 @@
 //! Source: the kernel's `include/uapi/linux/ublk_cmd.h` and `Documentation/block/ublk.rst`.
 
 use crate::{BLOCK_SIZE, Request};
+use bytes::Bytes;
 
 /// Bytes in a sector: the unit of the kernel's block layer.
 const SECTOR: u64 = 512;
@@ -242,7 +243,7 @@ impl Wanted {
     }
 
     /// The device's request for it, with the data of a write.
-    pub(super) fn request(self, data: Vec<u8>) -> Request {
+    pub(super) fn request(self, data: Bytes) -> Request {
         match self {
             Self::Read { offset, length } => Request::Read { offset, length },
             Self::Write { offset, fua, .. } => Request::Write { offset, data, fua },

@@ -10,7 +10,8 @@ mod log;
 
 pub(super) use log::{Log, Record, is_memory};
 
-use crate::{Device, Done, Error, Request};
+use crate::{Device, Done, Error, Memory, Request};
+use bytes::Bytes;
 use log::{CAPACITY, HEADER};
 use rustix::io::Errno;
 use std::collections::{BTreeSet, VecDeque};
@@ -93,7 +94,7 @@ impl Kept {
         let half_full = state.head - state.tail > CAPACITY / 2;
         drop(state);
         let open = Open { kept: self.clone(), position };
-        let end = move |result: Result<Vec<u8>, Errno>| {
+        let end = move |result: Result<Bytes, Errno>| {
             let result = result.and_then(|data| open.ended().map(|()| data));
             drop(open);
             done(result);
@@ -107,7 +108,7 @@ impl Kept {
     fn flush(&self, done: Done) {
         let covered = self.0.state().covered();
         let kept = self.clone();
-        let end = move |result: Result<Vec<u8>, Errno>| {
+        let end = move |result: Result<Bytes, Errno>| {
             let result = result.and_then(|data| kept.0.release(covered).map(|()| data));
             done(result);
             kept.admit();
@@ -148,6 +149,10 @@ impl Kept {
 impl Device for Kept {
     fn size(&self) -> u64 {
         self.0.device.size()
+    }
+
+    fn memory(&self, bytes: usize) -> Memory {
+        self.0.device.memory(bytes)
     }
 
     fn submit(&self, request: Request, done: Done) {
@@ -230,7 +235,7 @@ impl Drop for Flushing {
 }
 
 /// Has a device do something, and waits for it.
-fn finish(device: &Arc<dyn Device>, request: Request) -> Result<Vec<u8>, Errno> {
+fn finish(device: &Arc<dyn Device>, request: Request) -> Result<Bytes, Errno> {
     let (sender, receiver) = channel();
     device.submit(request, Box::new(move |result| drop(sender.send(result))));
     receiver.recv().unwrap_or(Err(Errno::IO))

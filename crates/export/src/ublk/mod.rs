@@ -16,6 +16,7 @@ mod kept;
 mod mounts;
 mod queue;
 
+use crate::budget::{Budget, IN_FLIGHT};
 use crate::{Device, Error};
 pub use mounts::leave as leave_mounts;
 
@@ -270,14 +271,15 @@ fn serve(
     start: Command,
 ) -> Result<Vec<JoinHandle<()>>, Error> {
     let file = Arc::new(open_character_device(info.number)?);
+    let share = Budget::of_one(IN_FLIGHT);
     let mut threads = Vec::new();
     for number in 0..info.queues {
         let (sender, fetched) = channel();
-        let (file, device) = (Arc::clone(&file), Arc::clone(device));
+        let (file, device, share) = (Arc::clone(&file), Arc::clone(device), Arc::clone(&share));
         let serve = move || {
             // Without the right to do this the device still works; see `set_io_flusher`.
             let _ = crate::set_io_flusher();
-            let mut queue = match Queue::new(number, info.depth, file, device) {
+            let mut queue = match Queue::new(number, info.depth, file, device, share) {
                 Ok(queue) => queue,
                 Err(error) => return drop(sender.send(Err(error))),
             };

@@ -1,7 +1,9 @@
 //! A queue of a device: it takes requests from the kernel, and brings back how they ended.
 
 use super::abi::{self, COMMIT_AND_FETCH, DESCRIPTOR, FETCH, Wanted};
-use crate::{Device, Error};
+use crate::budget::{Share, weight};
+use crate::{Device, Error, Memory};
+use bytes::Bytes;
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
@@ -22,6 +24,7 @@ pub(super) struct Queue {
     number: u16,
     depth: u16,
     device: Arc<dyn Device>,
+    share: Arc<Share>,
     descriptors: Descriptors,
     ended: Arc<Ended>,
     ring: IoUring,
@@ -45,6 +48,7 @@ impl Queue {
         depth: u16,
         file: Arc<File>,
         device: Arc<dyn Device>,
+        share: Arc<Share>,
     ) -> Result<Self, Error> {
         let doing = || format!("setting up queue {number} of a ublk device");
         let fail = |errno| Error::system(doing(), errno);
@@ -53,7 +57,7 @@ impl Queue {
         let ended = Arc::new(Ended { list: Mutex::default(), bell, file });
         let ring = IoUring::builder().setup_clamp().setup_coop_taskrun().build(u32::from(depth) + 1);
         let ring = ring.map_err(|error| Error::io(doing(), &error))?;
-        Ok(Self { number, depth, device, descriptors, ended, ring, live: depth })
+        Ok(Self { number, depth, device, share, descriptors, ended, ring, live: depth })
     }
 
     /// Asks for the first requests. From then on the kernel knows the thread that calls this as the queue's, and waits for it when the device
@@ -131,21 +135,27 @@ impl Queue {
         let Some(wanted) = Wanted::decode(&self.descriptors.read(tag), self.device.size()) else {
             return ended.end(tag, Err(Errno::INVAL));
         };
+        // Those in flight end, and give back what they have, without this thread.
+        let permit = self.share.acquire(weight(wanted.transferred()));
         let ending = Ending { tag, ended: Some(Arc::clone(&ended)) };
         let data = match wanted {
-            Wanted::Write { length, .. } => ended.fetch(number, tag, length),
-            _ => Ok(Vec::new()),
+            Wanted::Write { length, .. } => {
+                let memory = self.device.memory(usize::try_from(length).unwrap_or(0));
+                ended.fetch(number, tag, memory)
+            }
+            _ => Ok(Bytes::new()),
         };
         let data = match data {
             Ok(data) => data,
             Err(errno) => return ending.end(Err(errno)),
         };
-        let done = move |result: Result<Vec<u8>, Errno>| {
+        let done = move |result: Result<Bytes, Errno>| {
             let result = result.and_then(|data| match wanted {
                 Wanted::Read { length, .. } => ended.deliver(number, tag, &data, length),
                 _ => Ok(()),
             });
             ending.end(result.map(|()| wanted.transferred()));
+            drop(permit);
         };
         self.device.submit(wanted.request(data), Box::new(done));
     }
@@ -194,20 +204,18 @@ impl Ended {
     }
 
     /// The data of a write.
-    fn fetch(&self, queue: u16, tag: u16, length: u32) -> Result<Vec<u8>, Errno> {
-        let length = usize::try_from(length).map_err(|_| Errno::INVAL)?;
-        let mut data = Vec::with_capacity(length);
+    fn fetch(&self, queue: u16, tag: u16, mut memory: Memory) -> Result<Bytes, Errno> {
         let at = abi::data_position(queue, tag);
-        while data.len() < length {
-            let position = at + data.len() as u64;
-            match rustix::io::pread(&self.file, rustix::buffer::spare_capacity(&mut data), position) {
+        let (data, mut read) = (memory.as_mut(), 0);
+        while read < data.len() {
+            match rustix::io::pread(&self.file, &mut data[read..], at + read as u64) {
                 Ok(0) => return Err(Errno::IO),
-                Ok(_) => data.truncate(length),
+                Ok(more) => read += more,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
             }
         }
-        Ok(data)
+        Ok(memory.freeze())
     }
 
     /// Brings the data of a read to who wants it.

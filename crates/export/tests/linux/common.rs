@@ -37,6 +37,7 @@ struct State {
     queue: Vec<(Request, Done)>,
     counts: Counts,
     gathering: usize,
+    patience: Duration,
     fail: Option<Errno>,
     /// A block that cannot be read.
     corrupt: Option<usize>,
@@ -97,8 +98,13 @@ impl Memory {
 
     /// Serves nothing until so many requests are in flight, or five seconds have passed.
     pub fn gather(&self, requests: usize) {
+        self.gather_for(requests, Duration::from_secs(5));
+    }
+
+    /// Serves nothing until so many requests are in flight, or so much time has passed.
+    pub fn gather_for(&self, requests: usize, patience: Duration) {
         let mut state = self.shared.lock();
-        state.gathering = requests;
+        (state.gathering, state.patience) = (requests, patience);
         state.counts.most_in_flight = 0;
     }
 }
@@ -164,14 +170,15 @@ impl Shared {
             }
             if state.gathering > 0 {
                 let too_few = |state: &mut State| !state.stop && state.counts.in_flight < state.gathering;
-                state = self.changed.wait_timeout_while(state, Duration::from_secs(5), too_few).unwrap().0;
+                let patience = state.patience;
+                state = self.changed.wait_timeout_while(state, patience, too_few).unwrap().0;
                 state.gathering = 0;
             }
             let Some((request, done)) = state.queue.pop() else { continue };
             let result = state.execute(request);
             state.counts.in_flight -= 1;
             drop(state);
-            done(result);
+            done(result.map(Into::into));
         }
     }
 }

@@ -6,6 +6,7 @@ use export::fuse::{Mount, Options};
 use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
+use std::io::{IoSlice, IoSliceMut};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -130,6 +131,40 @@ fn a_read_only_export_refuses_writers() {
     assert_eq!(errno(open(&rig.file(), OFlags::empty())), Errno::ROFS);
     let file = File::open(rig.file()).unwrap();
     assert_eq!(file.read_at(&mut [1; 16], 0).unwrap(), 16);
+    drop(file);
+    rig.finish();
+}
+
+#[test]
+fn no_more_is_in_flight_than_there_is_memory_for() {
+    let Some(_turn) = turn(false) else { return };
+    const MIB: usize = 1 << 20;
+    let rig = Rig::new(16 * MIB, &Options { threads: 4, ..Options::default() });
+    let file = open(&rig.file(), OFlags::DIRECT).unwrap();
+    for write in [true, false] {
+        rig.device.gather_for(16, Duration::from_secs(1));
+        std::thread::scope(|scope| {
+            for number in 0..16 {
+                let file = &file;
+                scope.spawn(move || {
+                    let at = u64::from(number) * MIB as u64;
+                    let mut pages = vec![Page([if write { number } else { 99 }; 4096]); MIB / 4096];
+                    let done = if write {
+                        let pieces: Vec<_> = pages.iter().map(|page| IoSlice::new(&page.0)).collect();
+                        rustix::io::pwritev(file, &pieces, at)
+                    } else {
+                        let mut pieces: Vec<_> =
+                            pages.iter_mut().map(|page| IoSliceMut::new(&mut page.0)).collect();
+                        rustix::io::preadv(file, &mut pieces, at)
+                    };
+                    assert_eq!(done, Ok(MIB));
+                    assert!(pages.iter().all(|page| page.0 == [number; 4096]));
+                });
+            }
+        });
+        let counts = rig.device.counts();
+        assert_eq!((counts.most_in_flight, counts.largest), (8, MIB), "write: {write}");
+    }
     drop(file);
     rig.finish();
 }

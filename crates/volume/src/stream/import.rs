@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use bytes::Bytes;
 use futures::future::join_all;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
@@ -180,16 +181,14 @@ impl Importing<'_> {
     }
 
     async fn stretch(self, stretch: Range<u64>, bytes: &[u8], blank: bool) -> Result<u64> {
-        let blocks = bytes.len() / BLOCK_SIZE;
         if !blank && self.holds(stretch.clone(), bytes).await? {
             return Ok(stretch.end - stretch.start);
         }
         if !self.writes {
             return Err(differs(&stretch));
         }
-        let mut buffer = Buffer::private_zeroed(blocks);
-        buffer.copy_from(0, bytes);
-        self.ask(Request::Write { block: stretch.start, buffer, fua: false }).await?;
+        let data = Bytes::copy_from_slice(bytes);
+        self.ask(Request::Write { block: stretch.start, data, fua: false }).await?;
         Ok(0)
     }
 
@@ -232,7 +231,7 @@ impl Importing<'_> {
     async fn ask(self, request: Request) -> Result<()> {
         let mut extents = Vec::new();
         let (_, result) =
-            self.core.serve(self.io, self.runs, request, &mut extents, &|_| ()).boxed_local().await;
+            self.core.serve(self.io, self.runs, request, &mut extents, &|| ()).boxed_local().await;
         result
     }
 }

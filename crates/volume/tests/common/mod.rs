@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anchor::{Anchor, MemoryAnchor};
+use bytes::Bytes;
 use seal::slot::{Argon2Params, Credential};
 use seal::{Random, SecretBytes};
 use store::{BLOCK_SIZE, Buffer, MemoryStore};
@@ -212,7 +213,7 @@ impl Session {
     }
 
     pub fn write(&mut self, block: u64, blocks: usize, fill: u8) -> Result<()> {
-        self.one(Request::Write { block, buffer: filled(blocks, fill), fua: false }).result
+        self.one(Request::Write { block, data: filled(blocks, fill), fua: false }).result
     }
 
     pub fn read(&mut self, block: u64, blocks: usize) -> Result<Vec<u8>> {
@@ -309,10 +310,8 @@ impl Session {
     }
 }
 
-pub fn filled(blocks: usize, fill: u8) -> Buffer {
-    let mut buffer = Buffer::private_zeroed(blocks);
-    buffer.private_mut().expect("private").fill(fill);
-    buffer
+pub fn filled(blocks: usize, fill: u8) -> Bytes {
+    vec![fill; blocks * BLOCK_SIZE].into()
 }
 
 pub fn page(fill: u8) -> Vec<u8> {

@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::Receiver;
 
+use bytes::Bytes;
 use rustix::io::Errno;
 use volume::Request;
 use volume::format::protections::Freshness;
@@ -26,7 +27,7 @@ fn wanted() -> Rekeying {
     Rekeying { credential: key(), keep: Vec::new(), remove_others: false }
 }
 
-fn done(service: &Service, request: export::Request) -> Result<Vec<u8>, Errno> {
+fn done(service: &Service, request: export::Request) -> Result<Bytes, Errno> {
     ask(&service.disk(), request).recv().unwrap()
 }
 

@@ -1,10 +1,11 @@
 //! Replies over a socket whose other end is slow, late or gone.
 
-use super::super::budget::{Budget, Limits, Share};
 use super::super::link::Link;
 use super::{Outbox, Reply, Writer, outbox};
+use crate::budget::{Budget, Limits, Share};
 use crate::nbd::link::Socket;
 use crate::together::together;
+use bytes::Bytes;
 use proptest::prelude::*;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -33,7 +34,7 @@ fn reply(share: &Arc<Share>, from: u8, length: usize) -> Reply {
     let mut head = vec![from];
     head.extend(u32::try_from(length).unwrap().to_be_bytes());
     let data = [length / 3, length - length / 3].map(|length| vec![from; length]);
-    Reply::new(head, data.into(), share.acquire(u64::try_from(length).unwrap()))
+    Reply::new(head, data.map(Bytes::from).into(), share.acquire(u64::try_from(length).unwrap()))
 }
 
 /// The next reply: who sent it, and its length.

@@ -179,7 +179,7 @@ impl Log {
             1 if length <= MAX_TRANSFER => {
                 let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
                 self.get(next, &mut data)?;
-                (Request::Write { offset, data, fua: false }, next + length)
+                (Request::Write { offset, data: data.into(), fua: false }, next + length)
             }
             3 => (Request::Discard { offset, length }, next),
             5 => (Request::WriteZeroes { offset, length }, next),

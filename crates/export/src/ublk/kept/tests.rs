@@ -54,7 +54,7 @@ impl Disk {
         let held = std::mem::take(&mut *self.held.lock().unwrap());
         for (request, done) in held {
             self.execute(request);
-            done(Ok(Vec::new()));
+            done(Ok(Bytes::new()));
         }
     }
 }
@@ -73,7 +73,7 @@ impl Device for Disk {
             return done(Err(Errno::NOSPC));
         }
         self.execute(request);
-        done(Ok(Vec::new()));
+        done(Ok(Bytes::new()));
     }
 }
 
@@ -96,8 +96,8 @@ fn go_on(disk: &Arc<Disk>, directory: &tempfile::TempDir) -> Kept {
     Kept::new(Arc::clone(disk) as Arc<dyn Device>, log).unwrap()
 }
 
-fn try_write(kept: &Kept, block: u64, value: u8) -> Result<Vec<u8>, Errno> {
-    let request = Request::Write { offset: block * 4096, data: vec![value; 4096], fua: false };
+fn try_write(kept: &Kept, block: u64, value: u8) -> Result<Bytes, Errno> {
+    let request = Request::Write { offset: block * 4096, data: vec![value; 4096].into(), fua: false };
     finish(&(Arc::new(kept.clone()) as Arc<dyn Device>), request)
 }
 
@@ -137,7 +137,7 @@ fn what_was_flushed_is_not_repeated() {
     write(&kept, 0, 1);
     flush(&kept);
     // Behind our back, to see whether the write comes again.
-    disk.execute(Request::Write { offset: 0, data: vec![7; 4096], fua: false });
+    disk.execute(Request::Write { offset: 0, data: vec![7; 4096].into(), fua: false });
     go_on(&disk, &directory);
     assert_eq!(disk.block(0), 7);
 }
@@ -152,7 +152,7 @@ fn what_was_refused_or_had_not_ended_is_not_repeated() {
     disk.holding.store(true, Ordering::Relaxed);
     for block in [7, 9] {
         kept.submit(
-            Request::Write { offset: block * 4096, data: vec![1; 4096], fua: false },
+            Request::Write { offset: block * 4096, data: vec![1; 4096].into(), fua: false },
             Box::new(|_| ()),
         );
     }
@@ -168,7 +168,7 @@ fn a_write_that_ends_during_a_flush_is_kept() {
     let (disk, directory) = (Disk::new(), directory());
     let kept = begin(&disk, &directory);
     disk.holding.store(true, Ordering::Relaxed);
-    kept.submit(Request::Write { offset: 0, data: vec![4; 4096], fua: false }, Box::new(|_| ()));
+    kept.submit(Request::Write { offset: 0, data: vec![4; 4096].into(), fua: false }, Box::new(|_| ()));
     flush(&kept);
     disk.let_go();
     disk.cut();
@@ -185,11 +185,14 @@ fn more_is_written_than_the_log_holds() {
     let submit = |number: u64| {
         let done = Arc::clone(&done);
         let data = vec![u8::try_from(number % 251).unwrap(); 1 << 20];
-        let end = move |result: Result<Vec<u8>, Errno>| {
+        let end = move |result: Result<Bytes, Errno>| {
             result.unwrap();
             done.fetch_add(1, Ordering::Relaxed);
         };
-        kept.submit(Request::Write { offset: (number % 8) << 20, data, fua: false }, Box::new(end));
+        kept.submit(
+            Request::Write { offset: (number % 8) << 20, data: data.into(), fua: false },
+            Box::new(end),
+        );
     };
     (0..200).for_each(submit);
     assert_eq!(done.load(Ordering::Relaxed), 200);

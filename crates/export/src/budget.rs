@@ -1,24 +1,36 @@
 //! How much may be in flight: bytes that were read from clients, or are on their way to them.
 //!
 //! Each connection has a share of its own, which nobody can take from it, and gets more from a common pool as long as there is some. So a
-//! client that never reads its replies holds up itself only: others keep at least their own shares.
+//! client that never reads its replies holds up itself only: others keep at least their own shares. A front end with one client, the
+//! kernel, has one share.
+//!
+//! Who must wait does so where requests are taken, and never where they end: what ends is what others wait for.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+/// Most bytes of reads and writes that a front end has in flight for one client, such as the kernel of this machine. Who wants more waits:
+/// what is in flight takes memory here, and a disk is busy with a few megabytes.
+pub(crate) const IN_FLIGHT: u64 = 8 << 20;
+
+/// What a read or write of so many bytes counts of that: a device's memory comes in powers of two.
+pub(crate) fn weight(bytes: u32) -> u64 {
+    u64::from(bytes).next_power_of_two()
+}
+
 /// Limits in bytes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
+pub(crate) struct Limits {
     /// What a connection may always have: at least the largest request.
-    pub(super) own: u64,
+    pub(crate) own: u64,
     /// What it may have at most.
-    pub(super) each: u64,
+    pub(crate) each: u64,
     /// What all may have beyond their own shares.
-    pub(super) common: u64,
+    pub(crate) common: u64,
 }
 
 /// The common pool.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(crate) struct Budget {
     limits: Limits,
     state: Mutex<State>,
     changed: Condvar,
@@ -32,7 +44,7 @@ struct State {
 
 /// A connection's share.
 #[derive(Debug)]
-pub(super) struct Share {
+pub(crate) struct Share {
     budget: Arc<Budget>,
     /// Changes only under the budget's lock.
     used: Mutex<u64>,
@@ -40,17 +52,22 @@ pub(super) struct Share {
 
 /// Bytes that are in flight until this is dropped.
 #[derive(Debug)]
-pub(super) struct Permit {
+pub(crate) struct Permit {
     share: Arc<Share>,
     bytes: u64,
 }
 
 impl Budget {
-    pub(super) fn new(limits: Limits) -> Arc<Budget> {
+    pub(crate) fn new(limits: Limits) -> Arc<Budget> {
         Arc::new(Budget { limits, state: Mutex::default(), changed: Condvar::new() })
     }
 
-    pub(super) fn share(self: &Arc<Budget>) -> Arc<Share> {
+    /// The share of a client that has no others beside it.
+    pub(crate) fn of_one(bytes: u64) -> Arc<Share> {
+        Budget::new(Limits { own: bytes, each: bytes, common: 0 }).share()
+    }
+
+    pub(crate) fn share(self: &Arc<Budget>) -> Arc<Share> {
         Arc::new(Share { budget: Arc::clone(self), used: Mutex::new(0) })
     }
 
@@ -61,7 +78,7 @@ impl Budget {
 
 impl Share {
     /// Waits until so many bytes, at most [`Limits::own`], may be in flight.
-    pub(super) fn acquire(self: &Arc<Share>, bytes: u64) -> Permit {
+    pub(crate) fn acquire(self: &Arc<Share>, bytes: u64) -> Permit {
         let limits = self.budget.limits;
         let mut state = self.budget.lock();
         loop {
