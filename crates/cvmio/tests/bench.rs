@@ -131,6 +131,19 @@ fn the_long_jobs_are_measured_alone_and_beside_users() {
     assert!(!sh(&format!("ls -a {here}")).contains("cvmio-bench-"), "its files are gone");
 }
 
+/// How fast a change of key is, nobody knows beforehand.
+#[test]
+fn a_change_of_key_that_is_done_before_the_time_ends_the_turn_of_the_load() {
+    let desk = Desk::new();
+    let said =
+        desk.done("bench upkeep --dir . --size 16 --turns 1 --seconds 2 --cases randread-4k-q1 --json");
+    let row: Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+    assert_eq!((row["case"].as_str(), row["beside"].as_str()), (Some("randread-4k-q1"), Some("rekey")));
+    let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+    assert!(number("beside-p50") > 0.0 && number("beside-p50") <= number("beside-p99"), "{row}");
+    assert!(number("job-speed") > 0.0, "{row}");
+}
+
 /// The names are promised to whoever reads them with a program.
 #[test]
 fn a_volume_beside_its_store_gives_a_row_for_each_case() {

@@ -33,7 +33,7 @@ impl Seen {
 /// When a load ends.
 #[derive(Clone, Copy)]
 pub enum Until<'a> {
-    /// After the warm-up, and so much time from when the gate opens.
+    /// After the warm-up, and so much time from when the gate opens, or when it closes.
     Time(Duration, &'a Gate),
     /// After so many requests; their blocks are shown.
     Requests(u64, &'a ProgressBar),
@@ -124,9 +124,8 @@ impl<'a> Running<'a> {
                 warm?;
                 // The load goes on until the last thread is warm.
                 self.go(lane, |_, _| gate.opened().is_none())?;
-                self.seen = Seen::none();
                 let end = gate.opened().unwrap_or_else(Instant::now) + time;
-                self.go(lane, |_, now| now < end)?;
+                self.go(lane, |_, now| now < end && gate.closed().is_none())?;
                 let seen = std::mem::replace(&mut self.seen, Seen::none());
                 self.drain(lane)?;
                 self.seen = seen;
@@ -136,16 +135,17 @@ impl<'a> Running<'a> {
         self.drain(lane)
     }
 
-    /// Keeps the queue full for as long as `go_on` says.
+    /// Keeps the queue full for as long as `go_on` says. What was sent last is waited for, so that whoever closes the gate while one request
+    /// is under way has it counted.
     fn go(&mut self, lane: &mut dyn Lane, go_on: impl Fn(&Self, Instant) -> bool) -> Result<()> {
         let mut ended = Vec::new();
         loop {
-            let now = Instant::now();
+            let (now, before) = (Instant::now(), self.submitted);
             while go_on(self, now) {
                 let Some((slot, buffer)) = self.idle.pop() else { break };
                 self.start(lane, slot, buffer, now);
             }
-            if !go_on(self, now) {
+            if self.submitted == before && !go_on(self, now) {
                 return Ok(());
             }
             self.step(lane, &mut ended)?;
@@ -179,9 +179,17 @@ impl<'a> Running<'a> {
         self.submitted += 1;
     }
 
+    /// Whether what ends now is counted.
+    fn counts(&self) -> bool {
+        match self.load.until {
+            Until::Time(_, gate) => gate.opened().is_some(),
+            Until::Requests(..) => true,
+        }
+    }
+
     fn step(&mut self, lane: &mut dyn Lane, ended: &mut Vec<Ended>) -> Result<()> {
         lane.wait(ended);
-        let now = Instant::now();
+        let (now, counts) = (Instant::now(), self.counts());
         for end in ended.drain(..) {
             end.result?;
             let index = usize::try_from(end.token).unwrap_or(usize::MAX);
@@ -204,9 +212,11 @@ impl<'a> Running<'a> {
                 self.idle.push((index, buffer));
             }
             self.in_flight -= 1;
-            self.seen.requests += 1;
-            let nanoseconds = u64::try_from((now - slot.started).as_nanos()).unwrap_or(u64::MAX);
-            self.seen.times.saturating_record(nanoseconds);
+            if counts {
+                self.seen.requests += 1;
+                let nanoseconds = u64::try_from((now - slot.started).as_nanos()).unwrap_or(u64::MAX);
+                self.seen.times.saturating_record(nanoseconds);
+            }
         }
         Ok(())
     }
@@ -285,6 +295,56 @@ mod tests {
         fn drop(&mut self) {
             self.served[self.own].store(GONE, Ordering::SeqCst);
         }
+    }
+
+    /// A lane on which a request takes its time; whoever has the gate closes it while the first counted one is under way.
+    struct Closing<'a> {
+        gate: &'a Gate,
+        waiting: Vec<Ended>,
+    }
+
+    impl Lane for Closing<'_> {
+        fn buffer(&mut self, blocks: usize) -> Buffer {
+            Buffer::private_zeroed(blocks)
+        }
+
+        fn read(&mut self, _: u64, _: u64, _: Buffer) {
+            unreachable!("this load only writes");
+        }
+
+        fn write(&mut self, token: u64, _: u64, buffer: Buffer) {
+            if self.gate.opened().is_some() {
+                self.gate.close();
+            }
+            self.waiting.push(Ended { token, buffer: Some(buffer), result: Ok(()) });
+        }
+
+        fn flush(&mut self, _: u64) {
+            unreachable!("nothing asks for a flush");
+        }
+
+        fn wait(&mut self, ended: &mut Vec<Ended>) {
+            thread::sleep(Duration::from_millis(1));
+            ended.append(&mut self.waiting);
+        }
+    }
+
+    #[test]
+    fn a_gate_that_closes_ends_the_load_and_what_was_under_way_is_counted() {
+        let case: Case = "randwrite-4k-q1".parse().unwrap();
+        let (gate, long) = (Gate::default(), Duration::from_secs(3600));
+        let (seen, waited) = thread::scope(|scope| {
+            let load = scope.spawn(|| {
+                let mut lane = Closing { gate: &gate, waiting: Vec::new() };
+                Load { case: &case, range: 0..16, until: Until::Time(long, &gate), seed: 1 }.run(&mut lane)
+            });
+            let opened = gate.open(1);
+            gate.wait_until(opened + long);
+            (load.join().unwrap().unwrap(), opened.elapsed())
+        });
+        // One was under way when it opened, or none; then the one that closed it.
+        assert!((1..=2).contains(&seen.requests) && seen.times.len() == seen.requests);
+        assert!(waited < long / 2);
     }
 
     #[test]

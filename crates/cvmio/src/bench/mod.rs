@@ -11,7 +11,7 @@ mod upkeep;
 
 use std::path::PathBuf;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use hdrhistogram::Histogram;
@@ -169,7 +169,7 @@ fn measure(bench: &Bench, args: &BenchArgs, case: &Case, time: Duration) -> Resu
     for turn in 0..args.setup.scale.turns {
         let take = |side, times: &mut Histogram<u64>| {
             quiesce();
-            Run { bench, case, side, threads: args.threads, time, turn }.turn(times)
+            Run { bench, case, side, threads: args.threads, time, turn }.turn(&Gate::default(), times)
         };
         let raw = take(Side::Raw, &mut times[0])?;
         turns.push((raw, take(Side::Protected, &mut times[1])?));
@@ -196,12 +196,11 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn turn(&self, times: &mut Histogram<u64>) -> Result<Turn> {
-        let gate = Gate::default();
+    /// Runs it; whoever else has the gate sees when it is measured, and may end that early.
+    fn turn(&self, gate: &Gate, times: &mut Histogram<u64>) -> Result<Turn> {
         let (seen, elapsed, processor) = thread::scope(|scope| {
             let threads: Vec<_> = (0..self.threads)
                 .map(|thread| {
-                    let gate = &gate;
                     // Named, so that a profiler tells the contestants apart.
                     let name = format!("{}-{thread}", self.side.name());
                     let builder = thread::Builder::new().name(name);
@@ -212,7 +211,7 @@ impl Run<'_> {
                 .collect();
             let start = gate.open(self.threads);
             let processor = processor_time();
-            thread::sleep((start + self.time).saturating_duration_since(Instant::now()));
+            gate.wait_until(start + self.time);
             let (elapsed, processor) = (start.elapsed(), processor_time() - processor);
             let seen: Vec<Result<Seen>> =
                 threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(died()))).collect();

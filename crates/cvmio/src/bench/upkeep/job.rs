@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use volume::{CheckProgress, Error, Kind, ResealProgress, Result, Volume};
 
 use super::super::died;
+use super::super::gate::Gate;
 use crate::daemon::{rekey, scrub};
 
 /// A long job, which may run beside users.
@@ -37,27 +38,32 @@ impl Job {
         Ok(began.elapsed())
     }
 
-    /// Runs `load` beside it. Also, how many blocks a second it got done meanwhile. A scrub begins again when it has ended; a change of key
-    /// is brought to its end afterwards, when it has the volume to itself.
-    pub fn beside<T>(self, volume: &Volume, load: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
+    /// Runs `load`, whose measured time is `gate`'s, with this beside it from the opening on: the warm-up leaves the job the users that it is
+    /// to have from its beginning. Also, how many blocks a second it got done meanwhile. A scrub begins again when it has ended. A change of
+    /// key can't, and closes the gate: all that is measured was beside it. What is left of it afterwards it does with the volume to itself.
+    pub fn beside<T>(
+        self,
+        volume: &Volume,
+        gate: &Gate,
+        load: impl FnOnce() -> Result<T>,
+    ) -> Result<(T, f64)> {
         let running = Running::new(self, volume);
         thread::scope(|scope| {
             let thread = thread::Builder::new().name(self.name().into());
             let run = || {
-                running.wait_for_users();
-                running.on_and_on()
+                let result = match gate.wait_for_opening(|| running.is_stopped()) {
+                    true => running.on_and_on(),
+                    false => Ok(()),
+                };
+                gate.close();
+                result
             };
             let thread = thread.spawn_scoped(scope, run).expect("a thread can be started");
-            let (began, before) = (Instant::now(), running.blocks());
             let loaded = load();
-            let (blocks, took) = (running.blocks() - before, began.elapsed());
-            let cut_short = self == Self::Rekey && !volume.is_rekeying();
+            let (blocks, end) = (running.blocks(), gate.closed().unwrap_or_else(Instant::now));
             running.stop.store(true, Ordering::SeqCst);
             thread.join().unwrap_or_else(|_| Err(died()))?;
-            if cut_short {
-                let why = "the change of key ended before the load beside it; give it more to do with --size";
-                return Err(Error::new(Kind::Usage, why));
-            }
+            let took = gate.opened().map_or(Duration::ZERO, |opened| end - opened);
             #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
             let speed = blocks as f64 / took.as_secs_f64();
             Ok((loaded?, speed))
@@ -109,18 +115,14 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Waits for the load, so that the job has users from its beginning.
-    fn wait_for_users(&self) {
-        let before = self.volume.uses();
-        while self.volume.uses() == before && !self.stop.load(Ordering::SeqCst) {
-            thread::sleep(Duration::from_millis(1));
-        }
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::SeqCst)
     }
 
     fn on_and_on(&self) -> Result<()> {
         loop {
             self.once()?;
-            if self.job == Job::Rekey || self.stop.load(Ordering::SeqCst) {
+            if self.job == Job::Rekey || self.is_stopped() {
                 return Ok(());
             }
         }

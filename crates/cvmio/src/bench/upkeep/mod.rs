@@ -12,6 +12,7 @@ use store::BLOCK_SIZE;
 use volume::{Error, Kind, Result};
 
 use super::case::Case;
+use super::gate::Gate;
 use super::load::histogram;
 use super::setup::{Bench, Setup, Side};
 use super::{Run, quiesce};
@@ -26,7 +27,8 @@ const STANDARD: &[&str] = &["randread-4k-q1", "randwrite-4k-q1"];
 ///
 /// Each job is first measured alone, in turns with its limit: one thread that reads as much from the bare store and opens it and, for a change
 /// of key, seals it anew and writes it back. Then a load's latency is measured alone, beside a scrub and beside a change of key, in turns.
-/// The jobs are driven as the daemon drives them; the scrub without a rate.
+/// The jobs are driven as the daemon drives them; the scrub without a rate. A change of key that ends before --seconds are over ends the
+/// turn of the load beside it: to measure that for longer, give it more to do with --size.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "\
 Example: on the disk under /srv
@@ -45,7 +47,7 @@ pub struct UpkeepArgs {
 /// Runs the benchmark and prints what came out.
 ///
 /// # Errors
-/// When it cannot be set up, a request or a job fails, or a job ends before the load beside it.
+/// When it cannot be set up, or a request or a job fails.
 pub fn run(args: &UpkeepArgs) -> Result<()> {
     let time = args.setup.scale.time()?;
     let bench = Bench::new(&args.setup)?;
@@ -133,20 +135,22 @@ impl Turns<'_> {
 
     fn beside(&self, job: Job, case: &Case, turn: u32) -> Result<Seen> {
         quiesce();
-        let (seen, speed) = job.beside(&self.bench.session.volume, || self.load_at_once(case, turn))?;
+        let gate = Gate::default();
+        let load = || self.load_at_once(case, turn, &gate);
+        let (seen, speed) = job.beside(&self.bench.session.volume, &gate, load)?;
         Ok(Seen { job: mebibytes(speed), ..seen })
     }
 
     fn load(&self, case: &Case, turn: u32) -> Result<Seen> {
         quiesce();
-        self.load_at_once(case, turn)
+        self.load_at_once(case, turn, &Gate::default())
     }
 
-    fn load_at_once(&self, case: &Case, turn: u32) -> Result<Seen> {
+    fn load_at_once(&self, case: &Case, turn: u32, gate: &Gate) -> Result<Seen> {
         let Self { bench, time, .. } = self;
         let mut times = histogram();
         let run = Run { bench, case, side: Side::Protected, threads: 1, time: *time, turn };
-        run.turn(&mut times)?;
+        run.turn(gate, &mut times)?;
         #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
         let at = |quantile| times.value_at_quantile(quantile) as f64 / 1000.0;
         Ok(Seen { p50: at(0.5), p99: at(0.99), job: 0.0 })
