@@ -27,7 +27,7 @@ use crate::mutation::{Mutation, mutated};
 use crate::open_header::{Opened, check_anchored, open_header, suite_of};
 use crate::policy::Policy;
 use crate::replay::{Replay, Replayed, Standing, standing_error};
-use crate::superblock_io::{Slots, check_growths, read_superblocks};
+use crate::superblock_io::{candidates, read_superblocks};
 use crate::volume::Volume;
 
 /// How far the anchor may lag behind at level `interval`: whatever comes first.
@@ -257,20 +257,13 @@ impl Attaching {
         Ok(anchor.read().await?.as_ref() != stamp)
     }
 
-    /// The superblocks that open and fit the volume, newest first, and why one could not be read.
+    /// The [`candidates`] that the store has now.
     pub(crate) async fn superblocks(
         &self,
         header: &Header,
         keys: &Keyring,
     ) -> Result<(Vec<Superblock>, Option<Error>)> {
-        let Slots { found, unreadable } = read_superblocks(&self.io, keys, header).await?;
-        let mut superblocks: Vec<Superblock> = found.into_iter().map(|found| found.superblock).collect();
-        check_growths(header, &superblocks)?;
-        superblocks.retain(|superblock| superblock.check(&header.geometry).is_ok());
-        superblocks.sort_by_key(|superblock| {
-            std::cmp::Reverse((superblock.generation, superblock.claims, superblock.publication))
-        });
-        Ok((superblocks, unreadable))
+        candidates(header, &read_superblocks(&self.io, keys, header).await?)
     }
 
     /// The state that the stamp vouches for, or the error that says what else this is.
@@ -306,7 +299,8 @@ impl Attaching {
             moved_to: [0; 32],
             mac: [0; 32],
         };
-        Err(standing_error(&failed, stamp.unwrap_or(&nowhere)))
+        let error = standing_error(&failed, stamp.unwrap_or(&nowhere));
+        Err(error.on(&self.environment.store.name()))
     }
 
     /// For a volume that nobody writes through.

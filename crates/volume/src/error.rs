@@ -58,6 +58,12 @@ impl Error {
         Self { kind: Kind::Corrupt, message: message.into(), blocks }
     }
 
+    /// The same, with the name of the store that it is about.
+    pub(crate) fn on(mut self, store: &str) -> Self {
+        self.message = format!("{store}: {}", self.message);
+        self
+    }
+
     /// The kind.
     #[must_use]
     pub fn kind(&self) -> Kind {

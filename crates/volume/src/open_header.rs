@@ -108,7 +108,7 @@ pub(crate) async fn open_pair(
         }
         return Err(match refused {
             Some(error) => blank_or(io, environment, error).await,
-            None => Error::new(Kind::Corrupt, "this store has no header"),
+            None => Error::new(Kind::Corrupt, "there is no header").on(&environment.store.name()),
         });
     }
     check_store(environment, &pairs[0].0)?;
@@ -132,11 +132,12 @@ pub(crate) async fn open_pair(
     if let Some(error) = foreign {
         return Err(error);
     }
-    Err(match (locked, refused) {
+    let error = match (locked, refused) {
         // A copy that was torn while the other one was in force already: what is wrong with that one says more.
         (Some(torn), Some(other)) if torn.kind() == Kind::Corrupt && other.kind() == Kind::Policy => other,
         (locked, _) => locked.unwrap_or_else(|| Error::new(Kind::Locked, "no key slot opens")),
-    })
+    };
+    Err(error.on(&environment.store.name()))
 }
 
 /// The anchor's stamp, if there is an anchor. Whether its MAC holds, only the volume key can say.
@@ -279,15 +280,15 @@ pub(crate) fn check_pair(
     Ok((header, slots))
 }
 
-/// Says it plainly when what is there is no volume at all.
+/// The error, with the store's name; says it plainly when what is there is no volume at all.
 async fn blank_or(io: &Io, environment: &Environment, error: Error) -> Error {
+    let name = environment.store.name();
     let blocks = (PROBE_SIZE / BLOCK_SIZE).min(usize::try_from(environment.store.blocks()).unwrap_or(0));
-    let Ok(buffer) = io.read(0, blocks).await else { return error };
+    let Ok(buffer) = io.read(0, blocks).await else { return error.on(&name) };
     let mut start = vec![0; blocks * BLOCK_SIZE];
     buffer.copy_to(0, &mut start);
-    let name = environment.store.name();
     match Probe::of(&start) {
-        Probe::Volume => error,
+        Probe::Volume => error.on(&name),
         Probe::Blank => Error::new(
             Kind::Usage,
             format!("{name} is blank: there is no volume on it. Create one, or check the path"),

@@ -28,7 +28,7 @@ use crate::keys::{EPOCHS, Keyring};
 use crate::open_header::{Opened, check_anchored, open_header, suite_of};
 use crate::policy::Policy;
 use crate::replay::Replayed;
-use crate::superblock_io::{Slots, read_superblocks};
+use crate::superblock_io::{candidates, read_superblocks};
 
 /// What the owner wants of a change of key.
 #[derive(Debug, Default)]
@@ -187,17 +187,12 @@ impl Beginning {
         keys: &Keyring,
         stamp: Option<&Stamp>,
     ) -> Result<(Replayed, [u8; 32])> {
-        let superblocks = self.attaching.superblocks(header, keys).await?;
-        let replayed = self.attaching.find(header, keys, stamp, superblocks).await?;
-        let Slots { found, .. } = read_superblocks(&self.attaching.io, keys, header).await?;
-        let digest = found.iter().find(|found| found.superblock == replayed.superblock).map(|it| it.digest);
-        match digest {
-            Some(digest) => Ok((replayed, digest)),
-            None => Err(Error::new(
-                Kind::Corrupt,
-                "the superblock changed while it was read; see to it that nobody has the volume attached, and do it again",
-            )),
-        }
+        // Read once: a slot that the store can't read another time would be missing for no reason.
+        let slots = read_superblocks(&self.attaching.io, keys, header).await?;
+        let replayed = self.attaching.find(header, keys, stamp, candidates(header, &slots)?).await?;
+        let leading = slots.found.iter().find(|found| found.superblock == replayed.superblock);
+        let digest = leading.expect("a replay begins at one of those that were read").digest;
+        Ok((replayed, digest))
     }
 
     fn seal_old(

@@ -108,6 +108,17 @@ async fn read_slots(io: &Io, header: &Header) -> Result<(Vec<(u8, [u8; BLOCK_SIZ
     Ok((pages, unreadable))
 }
 
+/// The superblocks that fit the volume, newest first, and why one could not be read.
+pub(crate) fn candidates(header: &Header, slots: &Slots) -> Result<(Vec<Superblock>, Option<Error>)> {
+    let mut superblocks: Vec<Superblock> = slots.found.iter().map(|found| found.superblock.clone()).collect();
+    check_growths(header, &superblocks)?;
+    superblocks.retain(|superblock| superblock.check(&header.geometry).is_ok());
+    superblocks.sort_by_key(|superblock| {
+        std::cmp::Reverse((superblock.generation, superblock.claims, superblock.publication))
+    });
+    Ok((superblocks, slots.unreadable.clone()))
+}
+
 /// Whether the header is as new as all superblocks: one from before a growth would have places taken for free that are not.
 pub(crate) fn check_growths(header: &Header, superblocks: &[Superblock]) -> Result<()> {
     let most = superblocks.iter().map(|superblock| usize::from(superblock.growths)).max().unwrap_or(0);

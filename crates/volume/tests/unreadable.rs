@@ -211,3 +211,30 @@ fn a_block_that_cannot_be_read_keeps_no_other_under_the_old_key() {
     assert!(reseal(&mut session).ended);
     session.detach().expect("detached");
 }
+
+/// What could be read before is not taken for changed.
+#[test]
+fn superblocks_that_cannot_be_read_from_some_moment_on_make_no_change_of_key_cry_wolf() {
+    let (mut begun, mut refused) = (0, 0);
+    for slots in SUPERBLOCKS.map(|slot| slot..slot + 1).chain([SUPERBLOCKS]) {
+        for polls in 0.. {
+            let case = Case::new(Freshness::Strict);
+            let (environment, options) = (case.bench.environment.clone(), case.bench.attach);
+            let order = RekeyOrder::default();
+            let mut job =
+                begin_rekey(environment, case.policy.clone(), credential(), order, options).expect("a queue");
+            if (0..polls).any(|_| job.poll().is_some()) {
+                break;
+            }
+            case.wear_out(slots.clone());
+            match job.block() {
+                Ok(_) => begun += 1,
+                Err(error) => {
+                    assert_eq!(error.kind(), Kind::Io, "{slots:?} after {polls} polls: {error}");
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(begun > 0 && refused > 0, "{begun} have begun, {refused} were refused");
+}
