@@ -35,7 +35,10 @@ umount /mnt
 files > after
 diff before after
 dpkg -i /packages/new.deb
+daemon=$(cvmio volume status ledger --json | sed -n 's/.*"process": *\([0-9]*\).*/\1/p')
 cvmio volume deactivate ledger
+# It runs from a file that has no name any more, and as long as such a file is there, nothing is mounted read-only.
+while grep -qs cvmio /proc/$daemon/cmdline; do sleep 0.1; done
 cat > /etc/cvmiotab <<END
 ledger /dev/vdb /etc/cvmio/ledger.toml key-file:/etc/cvmio/ledger.key fs=ext4,mountpoint=/srv/ledger
 broken /dev/vdc /etc/cvmio/broken.toml key-file:/etc/cvmio/wrong.key fs=ext4,mountpoint=/srv/broken,nofail
