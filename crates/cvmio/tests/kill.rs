@@ -146,7 +146,7 @@ impl Life {
         random: &mut fastrand::Rng,
         tally: &mut Tally,
     ) {
-        let stop = AtomicBool::new(false);
+        let (stop, killed) = (AtomicBool::new(false), AtomicBool::new(false));
         let (seed, fio_seed) = (random.u64(..), random.u32(..));
         let direct = random.bool() && !self.use_loop();
         let journal = if random.bool() { Journal::WriteAhead } else { Journal::Rollback };
@@ -159,13 +159,16 @@ impl Life {
                 Work::File { overwritten, .. } => {
                     (Some(overwritten.overwrite(&session.file, fio_seed)), None)
                 }
-                Work::FileSystem { database } => (None, Some(scope.spawn(|| database.write(journal, &stop)))),
+                Work::FileSystem { database } => {
+                    (None, Some(scope.spawn(|| database.write(journal, &stop, &killed))))
+                }
             };
             std::thread::sleep(delay);
             if detach {
                 stop.store(true, Ordering::Relaxed);
                 fio.iter_mut().for_each(|fio| fio.kill().unwrap());
             } else {
+                killed.store(true, Ordering::SeqCst);
                 session.kill();
             }
             let _ = fio.map(|mut fio| fio.wait().unwrap());

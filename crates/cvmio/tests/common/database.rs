@@ -20,7 +20,10 @@ impl Database {
     }
 
     /// Commits one transaction after the other until `stop` or the device's end; how many were acknowledged.
-    pub fn write(&mut self, journal: Journal, stop: &AtomicBool) -> u64 {
+    ///
+    /// What is said after `killed` counts for nothing: ext4's `fsync` succeeds when there is nothing to commit, also where that is so because
+    /// somebody else's commit has just failed on the dead device (Linux 6.18, `__jbd2_journal_force_commit`).
+    pub fn write(&mut self, journal: Journal, stop: &AtomicBool, killed: &AtomicBool) -> u64 {
         let mut shell = Command::new("sqlite3")
             .args(["-batch", "-bail"])
             .arg(&self.path)
@@ -33,19 +36,25 @@ impl Database {
         let mut lines = BufReader::new(output).lines();
         let first = self.acknowledged;
         if input.write_all(journal.pragmas().as_bytes()).is_ok() {
-            while !stop.load(Ordering::Relaxed) && self.transaction(&mut input, &mut lines).is_some() {}
+            while !stop.load(Ordering::Relaxed) {
+                let Some(id) = self.transaction(&mut input, &mut lines) else { break };
+                if killed.load(Ordering::SeqCst) {
+                    break;
+                }
+                self.acknowledged = id;
+            }
         }
         drop(input);
         shell.wait().unwrap();
         self.acknowledged - first
     }
 
-    /// One transaction, whose commit is waited for.
+    /// One transaction, whose commit is waited for: which it was.
     fn transaction(
         &mut self,
         input: &mut impl Write,
         lines: &mut impl Iterator<Item = std::io::Result<String>>,
-    ) -> Option<()> {
+    ) -> Option<u64> {
         let id = self.begun.max(self.acknowledged) + 1;
         self.begun = id;
         let text = text(id);
@@ -57,8 +66,7 @@ impl Database {
         // The pragmas answer as well.
         let said = lines.find(|line| line.as_ref().map_or(true, |line| *line == wanted))?.ok()?;
         assert_eq!(said, wanted);
-        self.acknowledged = id;
-        Some(())
+        Some(id)
     }
 
     /// Whether the database is whole and has every acknowledged transaction; how many.

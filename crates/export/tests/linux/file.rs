@@ -141,8 +141,11 @@ fn no_more_is_in_flight_than_there_is_memory_for() {
     const MIB: usize = 1 << 20;
     let rig = Rig::new(16 * MIB, &Options { threads: 4, ..Options::default() });
     let file = open(&rig.file(), OFlags::DIRECT).unwrap();
-    for write in [true, false] {
-        rig.device.gather_for(16, Duration::from_secs(1));
+    // As soon as eight are there; and then no ninth for a while.
+    let rounds = [(8, Duration::from_secs(20)), (9, Duration::from_secs(1))];
+    for (write, (wanted, patience)) in [true, false].into_iter().flat_map(|write| rounds.map(|r| (write, r)))
+    {
+        rig.device.gather_for(wanted, patience);
         std::thread::scope(|scope| {
             for number in 0..16 {
                 let file = &file;
@@ -163,7 +166,8 @@ fn no_more_is_in_flight_than_there_is_memory_for() {
             }
         });
         let counts = rig.device.counts();
-        assert_eq!((counts.most_in_flight, counts.largest), (8, MIB), "write: {write}");
+        assert!(counts.most_in_flight <= 8 && counts.largest == MIB, "write: {write}, {counts:?}");
+        assert!(wanted > 8 || counts.most_in_flight == 8, "write: {write}, {counts:?}");
     }
     drop(file);
     rig.finish();
