@@ -127,9 +127,7 @@ fn refused(
 ) -> Result<Attempt, Failure> {
     let outcome = guest.attach(&world.image, &world.policy, key)?;
     let (saw, caught) = match outcome {
-        Attach::Refused(code, words) => {
-            (format!("attach refused, exit code {code}: {words}"), codes.contains(&code))
-        }
+        Attach::Refused(code, words) => (refusal(world, code, &words), codes.contains(&code)),
         Attach::Done => {
             guest.detach()?;
             ("attached as if nothing had happened".into(), false)
@@ -138,10 +136,16 @@ fn refused(
     Ok(Attempt { attack, host: did.into(), guest: shorten(&saw), caught })
 }
 
+/// What an attach says that refuses. The column has no room for where the demonstration's disk lies.
+fn refusal(world: &World, code: i32, words: &str) -> String {
+    let words = words.replace(&world.image.display().to_string(), "disk.img");
+    format!("attach refused, exit code {code}: {words}")
+}
+
 /// Attaches and reads everything: some of it must fail, and nothing may be wrong.
 fn damaged(world: &World, guest: &mut Guest, attack: &'static str, did: String) -> Result<Attempt, Failure> {
     if let Attach::Refused(code, words) = guest.attach(&world.image, &world.policy, &world.key)? {
-        let saw = shorten(&format!("attach refused, exit code {code}: {words}"));
+        let saw = shorten(&refusal(world, code, &words));
         return Ok(Attempt { attack, host: did, guest: saw, caught: code == CORRUPT });
     }
     guest.mount(true)?;
