@@ -1,10 +1,12 @@
 //! What the user types and what stands in files, made into typed values.
 
 mod credential;
+mod file;
 mod policy;
 
 pub use credential::{Origin, copy, from_pipe, load, to_pipe};
-pub use policy::{already_there, default_policy, read_policy, save_policy, sync_directory, unfinished};
+pub use file::{new_file, sync_directory};
+pub use policy::{already_there, default_policy, read_policy, save_policy, unfinished};
 
 use std::time::Duration;
 

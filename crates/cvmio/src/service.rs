@@ -7,5 +7,5 @@ pub mod tab;
 mod target;
 pub mod units;
 
-pub use activate::{activate, deactivate, is_claimed};
+pub use activate::{activate, deactivate, refuse_claimed};
 pub use target::{MAX_CONFIG, Target};

@@ -426,7 +426,11 @@ fn prepare_replaces_nothing() {
     let policy = desk.read("policy.toml");
     assert_eq!(prepare("").code, 2);
     fs::remove_file(desk.path("policy.toml")).unwrap();
-    assert_eq!(prepare("").code, 8);
+    fs::remove_file(desk.path("anchor")).unwrap();
+    desk.create("");
+    let refused = prepare("");
+    assert_eq!(refused.code, 8);
+    assert!(refused.error.contains("belongs to a volume already"), "{}", refused.error);
     assert!(!desk.path("policy.toml").exists());
     assert!(String::from_utf8(policy).unwrap().contains("format-if-blank = true"));
 }

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, SeekFrom};
+use rustix::io::Errno;
 
 use crate::uring::FileQueue;
 use crate::{BLOCK_SIZE, Error, ErrorKind, Queue, Store};
@@ -28,7 +29,7 @@ pub struct Options {
     pub direct: bool,
     /// Open for reading only: writes and discards fail as `ReadOnly`. Several may so have one file.
     pub read_only: bool,
-    /// Create a sparse file of so many blocks. It must not exist yet.
+    /// Create a sparse file of so many blocks. It must not exist yet, or be empty: that is what is left where this was interrupted.
     pub create: Option<u64>,
     /// Refuse what somebody else has open this way: by `flock` for a file, by `O_EXCL` for a device, which
     /// also keeps mounted ones out.
@@ -99,14 +100,13 @@ impl FileStore {
     /// What the file system says.
     pub fn extend(&self, blocks: u64) -> Result<(), Error> {
         let file = &self.inner.file;
-        let failed =
-            |error: rustix::io::Errno| Error::from_errno(error.raw_os_error(), "extend", self.name());
+        let failed = |error: Errno| Error::from_errno(error.raw_os_error(), "extend", self.name());
         let stat = rustix::fs::fstat(file).map_err(failed)?;
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         if !is_file || self.blocks() >= blocks {
             return Ok(());
         }
-        let size = blocks.checked_mul(BLOCK).ok_or(rustix::io::Errno::FBIG).map_err(failed)?;
+        let size = blocks.checked_mul(BLOCK).ok_or(Errno::FBIG).map_err(failed)?;
         rustix::fs::ftruncate(file, size).map_err(failed)?;
         rustix::fs::fsync(file).map_err(failed)
     }
@@ -117,7 +117,7 @@ impl FileStore {
             let metadata = fs::metadata(path).map_err(|error| system(&error, name))?;
             check_type(FileType::from_raw_mode(mode_of(&metadata)), name)?;
         }
-        let file = open_file(path, options, name)?;
+        let (file, is_new) = open_file(path, options, name)?;
         let stat = rustix::fs::fstat(&file).map_err(|error| system(&error.into(), name))?;
         let file_type = FileType::from_raw_mode(stat.st_mode);
         check_type(file_type, name)?;
@@ -127,7 +127,14 @@ impl FileStore {
             lock(&file, options.read_only, name)?;
         }
         if let Some(blocks) = options.create {
-            size_new(&file, path, blocks, name)?;
+            size_new(&file, blocks).map_err(|error| {
+                // What has got a content meanwhile is somebody else's.
+                if is_new && error.kind() != io::ErrorKind::AlreadyExists {
+                    let _ = fs::remove_file(path);
+                }
+                system(&error, name)
+            })?;
+            sync_parent(path).map_err(|error| system(&error, name))?;
         }
         let inner =
             Inner { file, name: name.into(), read_only: options.read_only, blocks: AtomicU64::new(0) };
@@ -156,8 +163,7 @@ impl Store for FileStore {
     /// On a device there is nothing to do.
     fn allocate(&self) -> Result<(), Error> {
         let file = &self.inner.file;
-        let failed =
-            |error: rustix::io::Errno| Error::from_errno(error.raw_os_error(), "allocate", self.name());
+        let failed = |error: Errno| Error::from_errno(error.raw_os_error(), "allocate", self.name());
         let stat = rustix::fs::fstat(file).map_err(failed)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || stat.st_size == 0 {
             return Ok(());
@@ -175,8 +181,8 @@ impl Store for FileStore {
         }
         loop {
             match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size) {
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::OPNOTSUPP) => {
+                Err(Errno::INTR) => {}
+                Err(Errno::OPNOTSUPP) => {
                     let message =
                         "its file system cannot reserve space; use another one, or let the volume be thin";
                     return Err(Error::new(ErrorKind::Unsupported, "allocate", self.name(), message));
@@ -222,27 +228,42 @@ fn check_type(file_type: FileType, name: &str) -> Result<(), Error> {
     }
 }
 
-fn open_file(path: &Path, options: Options, name: &str) -> Result<OwnedFd, Error> {
+/// The file, and whether it was made now.
+fn open_file(path: &Path, options: Options, name: &str) -> Result<(OwnedFd, bool), Error> {
     let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
     flags |= if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
     flags.set(OFlags::DIRECT, options.direct);
-    // With CREATE it means that nothing may be there; without, it matters for block devices only, and there
-    // that nobody else may have it.
-    flags.set(OFlags::CREATE, options.create.is_some());
-    flags.set(OFlags::EXCL, options.create.is_some() || options.exclusive);
-    let opened = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR);
-    opened.map_err(|errno| match errno {
-        // The file of a refused O_DIRECT may have been created all the same.
-        rustix::io::Errno::INVAL if options.direct => {
-            if options.create.is_some() {
-                let _ = fs::remove_file(path);
+    // It matters for block devices only, and there that nobody else may have it.
+    let there = if options.exclusive { flags | OFlags::EXCL } else { flags };
+    // With CREATE it means that nothing may be there.
+    let new = flags | OFlags::CREATE | OFlags::EXCL;
+    let mode = Mode::RUSR | Mode::WUSR;
+    let opened = match options.create {
+        None => rustix::fs::open(path, there, mode).map(|file| (file, false)),
+        Some(_) => match rustix::fs::open(path, new, mode) {
+            Err(Errno::EXIST) if is_empty_file(path) => {
+                rustix::fs::open(path, there, mode).map(|file| (file, false))
             }
+            Err(Errno::INVAL) if is_empty_file(path) => {
+                // Direct I/O was refused, and the file created all the same.
+                let _ = fs::remove_file(path);
+                Err(Errno::INVAL)
+            }
+            made => made.map(|file| (file, true)),
+        },
+    };
+    opened.map_err(|errno| match errno {
+        Errno::INVAL if options.direct => {
             let message = "what it lies on cannot do direct I/O (some in-memory and network file systems \
                 cannot); put it elsewhere, or open it without direct I/O, at the price of a copy";
             Error::new(ErrorKind::Unsupported, "open", name, message)
         }
         errno => system(&errno.into(), name),
     })
+}
+
+fn is_empty_file(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.is_file() && metadata.len() == 0)
 }
 
 /// A disk whose sectors are larger than a block would have to read and write again what lies beside.
@@ -262,7 +283,7 @@ fn lock(file: impl AsFd, read_only: bool, name: &str) -> Result<(), Error> {
         FlockOperation::NonBlockingLockExclusive
     };
     rustix::fs::flock(file, operation).map_err(|errno| match errno {
-        rustix::io::Errno::WOULDBLOCK => {
+        Errno::WOULDBLOCK => {
             let message = "it is attached already, here or by another program; detach it there first";
             Error::new(ErrorKind::InUse, "open", name, message)
         }
@@ -270,19 +291,20 @@ fn lock(file: impl AsFd, read_only: bool, name: &str) -> Result<(), Error> {
     })
 }
 
-/// Gives a new file its size, and sees to it that the file survives a crash.
-fn size_new(file: &OwnedFd, path: &Path, blocks: u64, name: &str) -> Result<(), Error> {
-    let size_it = || {
-        let size = blocks.checked_mul(BLOCK).ok_or(io::Error::from_raw_os_error(libc::EFBIG))?;
-        rustix::fs::ftruncate(file, size)?;
-        rustix::fs::fsync(file)?;
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
-    };
-    size_it().map_err(|error| {
-        let _ = fs::remove_file(path);
-        system(&error, name)
-    })
+/// Gives a file its size, durably, unless somebody else was first.
+fn size_new(file: &OwnedFd, blocks: u64) -> io::Result<()> {
+    let size = blocks.checked_mul(BLOCK).ok_or(io::Error::from_raw_os_error(libc::EFBIG))?;
+    if rustix::fs::fstat(file)?.st_size != 0 {
+        return Err(Errno::EXIST.into());
+    }
+    rustix::fs::ftruncate(file, size)?;
+    Ok(rustix::fs::fsync(file)?)
+}
+
+/// Sees to it that a new file survives a crash.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 fn whole_blocks(size: u64, name: &str) -> Result<u64, Error> {

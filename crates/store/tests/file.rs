@@ -110,6 +110,20 @@ fn what_is_no_store_is_refused_by_kind() {
     assert!(!path.exists(), "a file that got no size is gone again");
 }
 
+/// What is left of a creation that was killed before it gave the file its length.
+#[test]
+fn an_empty_file_gets_its_length_like_a_new_one() {
+    let directory = directory();
+    let path = directory.path().join("image");
+    fs::write(&path, "").unwrap();
+    let create = |blocks| Options { create: Some(blocks), ..Options::default() };
+    assert_eq!(kind(&path, create(u64::MAX / 2)), ErrorKind::NoSpace);
+    assert!(path.exists(), "it was there before");
+    assert_eq!(FileStore::open(&path, create(3)).unwrap().blocks(), 3);
+    assert_eq!(kind(&path, create(1)), ErrorKind::Exists);
+    assert_eq!(fs::metadata(&path).unwrap().len(), 3 * 4096);
+}
+
 /// Files of procfs refuse it on every kernel; what tmpfs says depends on its age.
 #[test]
 fn where_direct_io_is_refused_the_error_says_so() {

@@ -49,29 +49,26 @@ enum Doubt {
 }
 
 impl FileAnchor {
-    /// Makes a new anchor that was never claimed, readable by its owner only (mode 0600).
+    /// Makes a new anchor that was never claimed, readable by its owner only (mode 0600). It gets its name when it is
+    /// whole: whoever is interrupted here leaves no half anchor, which nobody could tell from a damaged one.
     ///
     /// # Errors
     /// [`Error::Unusable`] if anything exists at `path`: an anchor is never overwritten.
     pub fn create(path: &Path) -> Result<FileAnchor, Error> {
         let path = absolute(path)?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = match rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR) {
-            Ok(fd) => File::from(fd),
-            Err(Errno::EXIST) => {
-                return Err(unusable(
-                    &path,
-                    "exists already, and an anchor is never overwritten: name another path",
-                ));
+        let created = |error: io::Error| match error.kind() {
+            ErrorKind::AlreadyExists => {
+                unusable(&path, "exists already, and an anchor is never overwritten: name another path")
             }
-            Err(error) => return Err(unusable(&path, &format!("can't be created: {error}"))),
+            _ => unusable(&path, &format!("can't be created: {error}")),
         };
-        let written = fill(&file, &path);
-        if let Err(error) = written {
-            // Best effort: what is left over is refused by `open` as not being an anchor.
-            let _ = std::fs::remove_file(&path);
-            return Err(failed(&path, "filling the new file", &error));
-        }
+        let directory = path.parent().unwrap_or(Path::new("/"));
+        let unnamed = tempfile::Builder::new().prefix(".anchor-").tempfile_in(directory).map_err(created)?;
+        fill(unnamed.as_file()).map_err(|error| failed(&path, "filling the new file", &error))?;
+        unnamed.persist_noclobber(&path).map_err(|error| created(error.error))?;
+        File::open(directory)
+            .and_then(|directory| directory.sync_all())
+            .map_err(|error| failed(&path, "syncing its directory", &error))?;
         FileAnchor::open(&path)
     }
 
@@ -174,7 +171,7 @@ impl FileAnchor {
         if read.iter().all(|slot| *slot == Err(SlotError::Foreign)) {
             return Err(unusable(
                 &self.path,
-                "this is not an anchor, or one whose creation was cut short: check the path; if the anchor is lost, only the volume's owner can set a new one (reanchor)",
+                "this is not an anchor: check the path; if the anchor is lost, only the volume's owner can set a new one (reanchor)",
             ));
         }
         if length != FILE_SIZE {
@@ -261,14 +258,12 @@ fn absolute(path: &Path) -> Result<PathBuf, Error> {
     }
 }
 
-fn fill(file: &File, path: &Path) -> io::Result<()> {
+fn fill(file: &File) -> io::Result<()> {
     for sequence in [0, 1] {
         let record = Record { sequence, stamp: None };
         file.write_all_at(&record.encode(), if record.index() == 0 { 0 } else { SLOT_SIZE as u64 })?;
     }
-    file.sync_all()?;
-    let directory = path.parent().unwrap_or(Path::new("/"));
-    File::open(directory)?.sync_all()
+    file.sync_all()
 }
 
 fn lock(file: &File) -> io::Result<()> {

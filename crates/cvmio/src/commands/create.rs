@@ -137,14 +137,19 @@ impl Drop for Made {
 }
 
 fn open_or_make(wanted: Wanted<'_>, options: &CreateOptions, made: &mut Made) -> Result<FileStore, Failure> {
-    if wanted.store.exists() {
-        return Ok(system::open_store(wanted.store, wanted.new.buffered)?);
-    }
-    let Some(logical) = options.logical_blocks else {
-        return Err(Failure::usage(format!(
-            "{} does not exist; give the size of the volume to be made with --size",
-            wanted.store.display()
-        )));
+    let there = fs::metadata(wanted.store).ok();
+    // An empty file is what an interrupted creation leaves, or `touch`: it gets its length like a new one.
+    let is_empty = there.as_ref().is_some_and(|there| there.is_file() && there.len() == 0);
+    let logical = match (&there, options.logical_blocks) {
+        (None, None) => {
+            return Err(Failure::usage(format!(
+                "{} does not exist; give the size of the volume to be made with --size",
+                wanted.store.display()
+            )));
+        }
+        (None, Some(logical)) => logical,
+        (Some(_), Some(logical)) if is_empty => logical,
+        (Some(_), _) => return Ok(system::open_store(wanted.store, wanted.new.buffered)?),
     };
     let geometry = Geometry::for_logical(logical, Shape::STANDARD).map_err(Failure::usage)?;
     let create = Some(geometry.physical_blocks);
@@ -152,7 +157,9 @@ fn open_or_make(wanted: Wanted<'_>, options: &CreateOptions, made: &mut Made) ->
         wanted.store,
         Options { direct: !wanted.new.buffered, create, ..Options::default() },
     )?;
-    made.0.push(wanted.store.to_path_buf());
+    if there.is_none() {
+        made.0.push(wanted.store.to_path_buf());
+    }
     Ok(store)
 }
 

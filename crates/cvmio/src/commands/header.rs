@@ -1,8 +1,7 @@
 //! `cvmio volume header`: header and key slots to a file, and back.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -12,7 +11,7 @@ use volume::{AttachOptions, BackedUp, HeaderInfo, Restored};
 use super::offline::{self, Opened};
 use crate::cli::header::{Header, HeaderBackup, HeaderRestore};
 use crate::failure::Failure;
-use crate::output;
+use crate::{input, output};
 
 pub fn run(args: &Header) -> Result<(), Failure> {
     match args {
@@ -80,17 +79,7 @@ fn save(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
         )),
         _ => Failure::io(format!("the backup {} cannot be written: {error}", path.display())),
     };
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(fail)?;
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    let written = file
-        .write_all(bytes)
-        .and_then(|()| file.sync_all())
-        .and_then(|()| File::open(parent.unwrap_or(Path::new(".")))?.sync_all());
-    if written.is_err() {
-        // Half a backup must not be taken for one.
-        let _ = fs::remove_file(path);
-    }
-    written.map_err(fail)
+    input::new_file(path, bytes, 0o600, false).map_err(fail)
 }
 
 fn load(path: &Path) -> Result<Vec<u8>, Failure> {

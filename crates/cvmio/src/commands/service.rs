@@ -5,11 +5,11 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use anchor::{Address, FileAnchor};
 use seal::Random;
 use serde::Serialize;
 use volume::policy::{Policy, VERSION};
 
+use super::create::new_anchor;
 use crate::cli::service::{Activate, Deactivate, Prepare, TAB, Units};
 use crate::failure::Failure;
 use crate::service::tab::{self, Line};
@@ -37,18 +37,14 @@ pub fn prepare(args: &Prepare) -> Result<(), Failure> {
         ));
     }
     policy.to_toml()?;
-    let address: Address = args.anchor.parse()?;
     if args.policy.exists() {
         return Err(Failure::usage(format!(
             "there is a policy at {} already; name another file",
             args.policy.display()
         )));
     }
-    let made = match &address {
-        Address::File(path) => FileAnchor::create(path).map(|_| Some(path))?,
-        // Others are made by who runs them.
-        _ => anchor::open_address(&args.anchor).map(|_| None)?,
-    };
+    let (anchor, made) = new_anchor(&args.anchor)?;
+    service::refuse_claimed(anchor.as_ref())?;
     let saved = input::save_policy(&args.policy, &policy, false);
     saved.inspect_err(|_| made.iter().for_each(|path| drop(std::fs::remove_file(path))))?;
     if args.json {

@@ -1,12 +1,13 @@
 //! Policy files.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use volume::policy::{MAX_SIZE, Policy};
 
+use super::file::new_file;
 use crate::failure::Failure;
 
 /// Where a store's policy lies unless the user says otherwise: beside it.
@@ -77,30 +78,7 @@ pub fn save_policy(path: &Path, policy: &Policy, force: bool) -> Result<(), Fail
         _ => Failure::io(format!("the policy {} cannot be written: {error}", path.display())),
     };
     let text = policy.to_toml()?;
-    let mut written = path.as_os_str().to_owned();
-    let target = if force {
-        written.push(".new");
-        let _ = fs::remove_file(&written);
-        PathBuf::from(written)
-    } else {
-        path.to_path_buf()
-    };
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&target).map_err(fail)?;
-    if let Err(error) = file.write_all(text.as_bytes()).and_then(|()| file.sync_all()) {
-        // Half a policy is none, and would stand in the way of the next.
-        let _ = fs::remove_file(&target);
-        return Err(fail(error));
-    }
-    if force {
-        fs::rename(&target, path).map_err(fail)?;
-    }
-    sync_directory(path).map_err(fail)
-}
-
-/// Makes the name of a file durable.
-pub fn sync_directory(path: &Path) -> io::Result<()> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-    File::open(parent.unwrap_or(Path::new("."))).and_then(|directory| directory.sync_all())
+    new_file(path, text.as_bytes(), 0o644, force).map_err(fail)
 }
 
 /// Why a policy file is not written.

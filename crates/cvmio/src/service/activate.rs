@@ -260,8 +260,20 @@ fn first_use(target: &Target, policy: &Policy) -> Result<(), Failure> {
         .inspect_err(|failure| events::refused(&target.name, policy.volume, failure))
 }
 
+/// Refuses an anchor that a volume lives by, for one that is to be new.
+pub fn refuse_claimed(anchor: &dyn Anchor) -> Result<(), Failure> {
+    match is_claimed(anchor)? {
+        false => Ok(()),
+        true => Err(anchor::Error::Unusable(format!(
+            "the anchor {} belongs to a volume already; name a new one",
+            anchor.address()
+        ))
+        .into()),
+    }
+}
+
 /// Whether a volume lives by an anchor. Asked without waiting for anything but the anchor.
-pub fn is_claimed(anchor: &dyn Anchor) -> Result<bool, Failure> {
+fn is_claimed(anchor: &dyn Anchor) -> Result<bool, Failure> {
     let mut reading = anchor.read();
     let waker = std::task::Waker::noop();
     let mut context = std::task::Context::from_waker(waker);

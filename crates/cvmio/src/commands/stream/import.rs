@@ -227,14 +227,8 @@ impl<'a> Target<'a> {
     fn make(&self) -> Result<(), Failure> {
         create::make(self.wanted, self.options.clone(), |environment, options| {
             let _spinner = output::spinner(format!("creating {}", self.wanted.store.display()));
-            if let (false, Some(anchor)) = (self.begun, &environment.anchor)
-                && crate::service::is_claimed(anchor.as_ref())?
-            {
-                return Err(anchor::Error::Unusable(format!(
-                    "the anchor {} belongs to a volume already; name a new one",
-                    anchor.address()
-                ))
-                .into());
+            if let (false, Some(anchor)) = (self.begun, &environment.anchor) {
+                crate::service::refuse_claimed(anchor.as_ref())?;
             }
             let credential = input::copy(&self.credential);
             volume::create_as(environment, options, self.policy.volume, credential)?.block()?;

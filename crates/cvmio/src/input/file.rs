@@ -1,0 +1,54 @@
+//! Small files, written whole or not at all.
+
+use std::fs::{File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+/// Makes a file durable, with its directory. It gets its name when it is whole: whoever is interrupted here leaves none, or the one that was
+/// there. `mode` is as for `open(2)`.
+///
+/// # Errors
+/// `AlreadyExists`, unless what is there is to be replaced.
+pub fn new_file(path: &Path, bytes: &[u8], mode: u32, replace: bool) -> io::Result<()> {
+    let mut unnamed = tempfile::Builder::new()
+        .prefix(".cvmio-")
+        .permissions(Permissions::from_mode(mode))
+        .tempfile_in(directory(path))?;
+    unnamed.write_all(bytes)?;
+    unnamed.as_file().sync_all()?;
+    match replace {
+        true => unnamed.persist(path)?,
+        false => unnamed.persist_noclobber(path)?,
+    };
+    sync_directory(path)
+}
+
+/// Makes the name of a file durable.
+pub fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(directory(path)).and_then(|directory| directory.sync_all())
+}
+
+fn directory(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_file_is_replaced_only_on_demand_and_nothing_lies_beside_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("policy");
+        new_file(&path, b"first", 0o600, false).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let refused = new_file(&path, b"second", 0o600, false).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&path).unwrap(), b"first");
+        new_file(&path, b"third", 0o600, true).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"third");
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
+    }
+}
