@@ -126,8 +126,11 @@ pub fn run(
     warnings.extend(order.show.warning());
     watch_signals(sender.clone())?;
     let tamper = Arc::new(Tamper::new(&order.tamper, &order.name, &order.store.to_string_lossy())?);
-    let (volume, ground) = attach(order, credential)
-        .inspect_err(|failure| events::failed("the volume cannot be attached", failure))?;
+    let (volume, ground) = attach(order, credential).inspect_err(|failure| {
+        events::failed("the volume cannot be attached", failure);
+        tamper.refused(failure);
+        tamper.finish();
+    })?;
     let service = Service::start(volume, ground, order.queues, sender.clone(), Arc::clone(&tamper))?;
     warnings.extend(clear_left(&claim).err().map(|failure| failure.to_string()));
     let front = match order.show.show(&claim, service.disk(), order.reading.is_some()) {

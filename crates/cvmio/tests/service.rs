@@ -4,7 +4,7 @@ mod common;
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Stdio;
 
@@ -50,6 +50,12 @@ impl Service {
             "name": "disk", "store": path("store"), "policy": path("policy.toml"), "key-file": path("key"),
             "fs": "ext4", "mountpoint": path("at"), "mount-options": "noatime", "memory": "64M",
         });
+        self.desk.write("config.json", config.to_string().as_bytes());
+    }
+
+    fn change_config(&self, more: &Value) {
+        let mut config: Value = serde_json::from_slice(&self.desk.read("config.json")).unwrap();
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         self.desk.write("config.json", config.to_string().as_bytes());
     }
 
@@ -380,6 +386,45 @@ fn data_that_is_not_ours_is_left_alone() {
 }
 
 #[test]
+fn many_read_what_one_has_written() {
+    skip_without_devices!();
+    let service = Service::new();
+    service.change_config(&json!({ "read-only": true }));
+    let none = service.activate();
+    assert!(none.code == 2 && none.error.contains("there is no volume yet"), "{}", none.error);
+    service.change_config(&json!({ "read-only": false, "on-tamper": "stop" }));
+    service.up();
+    fs::write(service.at().join("note"), "kept").unwrap();
+    service.change_config(&json!({ "read-only": true }));
+    let otherwise = service.activate();
+    assert!(otherwise.error.contains("for writing, and wanted for reading only"), "{}", otherwise.error);
+    service.down();
+
+    let (store, anchor) = (service.desk.read("store"), service.desk.read("anchor"));
+    let readers = ["disk", "second", "third"];
+    for name in readers {
+        let at = service.desk.path(&format!("at-{name}"));
+        service.change_config(&json!({ "name": name, "mountpoint": at, "as": "auto" }));
+        let (_, text) = service.up();
+        assert_eq!(service.up().1, text, "{name}");
+        assert_eq!(fs::read(at.join("note")).unwrap(), b"kept", "{name}");
+        let refused = fs::write(at.join("note"), "changed").unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem, "{name}");
+        let status: Value =
+            serde_json::from_str(&service.desk.done(&format!("volume status {name} --json"))).unwrap();
+        assert_eq!(status["tamper"]["on-tamper"], "stop", "{name}");
+    }
+    // One that is to write has to wait until nobody reads.
+    service.change_config(&json!({ "name": "writer", "read-only": false }));
+    let busy = service.activate();
+    assert!(busy.code == 2 && busy.error.contains("attached already"), "{}", busy.error);
+    for name in readers {
+        service.desk.done(&format!("volume deactivate {name}"));
+    }
+    assert!(service.desk.read("store") == store && service.desk.read("anchor") == anchor);
+}
+
+#[test]
 fn a_blank_store_under_a_claimed_anchor_is_a_rollback() {
     skip_without_devices!();
     let service = Service::new();
@@ -387,8 +432,12 @@ fn a_blank_store_under_a_claimed_anchor_is_a_rollback() {
     service.down();
     service.blank_store();
     let before = service.desk.read("store");
+    service.desk.write("hook", b"#!/bin/sh\necho $CVMIO_NAME $CVMIO_KIND $CVMIO_OPERATION > ${0%hook}told\n");
+    fs::set_permissions(service.desk.path("hook"), fs::Permissions::from_mode(0o755)).unwrap();
+    service.change_config(&json!({ "tamper-hook": service.desk.path("hook") }));
     let refused = service.activate();
     assert_eq!(refused.code, 5, "{}", refused.error);
+    assert_eq!(service.desk.read("told"), b"disk stale attach\n");
     assert!(refused.error.contains("the store was blanked"), "{}", refused.error);
     assert!(service.desk.read("store") == before);
     assert_eq!(service.desk.run("volume status disk").code, 2);

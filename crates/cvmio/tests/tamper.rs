@@ -104,6 +104,30 @@ fn the_device_does_what_was_ordered_and_the_hook_is_run() {
 }
 
 #[test]
+fn a_volume_that_is_refused_is_told_of_too() {
+    skip_without_devices!();
+    let desk = Desk::new();
+    desk.create("");
+    hook(&desk);
+    let attach = "volume attach disk.img --tamper-hook hook --on-tamper stop --key-file";
+    let old = desk.read("disk.img");
+    {
+        let _attached = Attached::new(&desk, "");
+        let device = File::options().write(true).open(desk.path("run/disk/disk")).unwrap();
+        device.write_all_at(&[1; 4096], 0).unwrap();
+        device.sync_all().unwrap();
+    }
+    assert_eq!(desk.run(&format!("{attach} other")).code, 10);
+    assert!(!desk.path("told").exists(), "a wrong key is no sign of tampering");
+    desk.write("disk.img", &old);
+    let refused = desk.run(&format!("{attach} key"));
+    assert_eq!(refused.code, 5, "{}", refused.error);
+    // It has ended before the refusal is told.
+    assert_eq!(String::from_utf8(desk.read("told")).unwrap(), "disk stale attach \n");
+    assert!(!refused.error.contains("answers no more requests"), "{}", refused.error);
+}
+
+#[test]
 fn a_hook_that_is_no_file_is_refused_before_anything_is_claimed() {
     let desk = Desk::new();
     desk.create("");

@@ -9,6 +9,7 @@ const SCRIPT: &str = r#"
 set -eu
 [ "$(readlink -f /dev/cvmio/root)" = "$(readlink -f "$(findmnt -n -o SOURCE /)")" ]
 cvmio volume status root
+cvmio volume status root --json | grep '"on-tamper": "stop"'
 daemon=$(cvmio volume status root --json | sed -n 's/.*"process": *\([0-9]*\).*/\1/p')
 [ "$(head -c 1 /proc/$daemon/cmdline)" = @ ]
 # It has nothing of the root file system, and nobody has its mounts or its keys.
@@ -61,8 +62,10 @@ fn a_system_boots_from_a_volume_and_puts_it_away() {
     system.unpack(&package);
     system.copy("etc/cvmio/root.toml", &policy);
     system.file("etc/cvmio/root.key", &key);
-    system
-        .file("etc/cvmiotab", b"root /dev/vda /etc/cvmio/root.toml key-file:/etc/cvmio/root.key initramfs\n");
+    system.file(
+        "etc/cvmiotab",
+        b"root /dev/vda /etc/cvmio/root.toml key-file:/etc/cvmio/root.key initramfs,on-tamper=stop\n",
+    );
     system.file(
         "etc/initramfs-tools/initramfs.conf",
         b"MODULES=list\nBUSYBOX=auto\nCOMPRESS=gzip\nRUNSIZE=20%\nUMASK=0077\n",

@@ -18,6 +18,7 @@ use crate::daemon::{self, Errors, Order, Ready, tamper};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
 use crate::runtime::{self, Place};
+use crate::service::NO_READ_ONLY_UBLK;
 use crate::{output, system};
 
 /// Most bytes of an order.
@@ -86,17 +87,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
         buffered: args.buffered,
         metrics: args.metrics.clone(),
         for_root: args.for_root,
-        tamper: tamper::Orders {
-            on: args.on_tamper,
-            hook: args.tamper_hook.as_deref().map(hook).transpose()?,
-        },
-    })
-}
-
-/// The whole path of a program, that it can be found when it is needed.
-fn hook(path: &Path) -> Result<PathBuf, Failure> {
-    path.canonicalize().ok().filter(|path| path.is_file()).ok_or_else(|| {
-        Failure::usage(format!("the tamper hook {} is no file; name a program by its path", path.display()))
+        tamper: tamper::Orders::new(args.on_tamper, args.tamper_hook.as_deref())?,
     })
 }
 
@@ -116,9 +107,7 @@ fn show(args: &Attach, policy: &Policy) -> Result<Show, Failure> {
     match args.front_end {
         FrontEnd::Fuse => fuse(args.use_loop),
         FrontEnd::Auto if args.read_only => fuse(true),
-        FrontEnd::Ublk if args.read_only => Err(Failure::usage(
-            "a ublk device cannot be read-only here; attach with --as fuse --loop, or with --as nbd",
-        )),
+        FrontEnd::Ublk if args.read_only => Err(Failure::usage(NO_READ_ONLY_UBLK)),
         FrontEnd::Ublk => Ok(ublk),
         FrontEnd::Auto => {
             let (show, why) = Show::block_device(args.queues, policy.volume);

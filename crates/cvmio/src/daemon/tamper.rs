@@ -1,4 +1,5 @@
-//! What happens when the host was caught, or another session took the volume: what the device still does, and who is told.
+//! What happens when the host was caught, or another session took the volume: what the device still does, and who is told. Also when it was
+//! caught before there was a device: then only the last.
 //!
 //! Invariants:
 //! 1. Nobody who serves requests waits here: they count, and hand a note to a channel that has room for it or not. Programs are started,
@@ -6,7 +7,7 @@
 //! 2. What the device does only becomes less.
 //! 3. One program runs at a time. Notes that come while one runs, or soon after, become one; a program that does not end is ended.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -18,9 +19,8 @@ use clap::ValueEnum;
 use export::Request;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
-use volume::Kind;
 
-use super::events;
+use super::events::{self, Sign};
 use crate::failure::Failure;
 
 /// What the device does after the first block that is not what was written, or after another session has claimed the volume.
@@ -41,6 +41,22 @@ pub enum OnTamper {
 pub struct Orders {
     pub on: OnTamper,
     pub hook: Option<PathBuf>,
+}
+
+impl Orders {
+    /// The hook by its whole path, that it can be found when it is needed.
+    ///
+    /// # Errors
+    /// When there is no such file.
+    pub fn new(on: OnTamper, hook: Option<&Path>) -> Result<Self, Failure> {
+        let whole = |path: &Path| {
+            path.canonicalize().ok().filter(|path| path.is_file()).ok_or_else(|| {
+                let path = path.display();
+                Failure::usage(format!("the tamper hook {path} is no file; name a program by its path"))
+            })
+        };
+        Ok(Self { on, hook: hook.map(whole).transpose()? })
+    }
 }
 
 /// What a status shows.
@@ -144,13 +160,17 @@ impl Tamper {
 
     /// Takes note of an error, if it is one of these.
     pub fn note(&self, operation: &'static str, error: &volume::Error) {
-        let kind = match error.kind() {
-            Kind::Corrupt => "corrupt",
-            Kind::Fenced => "fenced",
-            _ => return,
-        };
+        let Some(sign) = Sign::of(error.kind()) else { return };
         let blocks = error.blocks().iter().take(NAMED).copied().collect();
-        self.catch(Note { kind, operation, message: error.to_string(), blocks, count: 1 });
+        self.catch(Note { kind: sign.name(), operation, message: error.to_string(), blocks, count: 1 });
+    }
+
+    /// Takes note of why there is no device, if that is a sign of tampering.
+    pub fn refused(&self, failure: &Failure) {
+        let Some(sign) = failure.tamper() else { return };
+        let message = failure.to_string();
+        self.caught.fetch_add(1, Ordering::Relaxed);
+        self.pass_on(Note { kind: sign.name(), operation: "attach", message, blocks: Vec::new(), count: 1 });
     }
 
     fn catch(&self, note: Note) {
@@ -164,6 +184,10 @@ impl Tamper {
                 OnTamper::Stop => events::tell("this volume answers no more requests (--on-tamper stop)"),
             }
         }
+        self.pass_on(note);
+    }
+
+    fn pass_on(&self, note: Note) {
         let hook = self.hook.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(hook) = hook.as_ref() else { return };
         if hook.notes.try_send(note).is_err() {
@@ -259,6 +283,7 @@ impl Note {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use volume::Kind;
 
     const NOW: Duration = Duration::ZERO;
 

@@ -7,6 +7,7 @@ use anchor::Anchor;
 use seal::slot::Argon2Params;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use volume::Reading;
 use volume::format::probe::Probe;
 use volume::policy::Policy;
 
@@ -15,7 +16,8 @@ use super::{Target, filesystem};
 use crate::commands::{attach, running};
 use crate::daemon::control::Request;
 use crate::daemon::front::Shown;
-use crate::daemon::{Order, events, holders, tamper};
+use crate::daemon::tamper::{Orders, Tamper};
+use crate::daemon::{Order, events, holders};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
 use crate::runtime::Place;
@@ -212,7 +214,8 @@ fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure
     let (show, why_loop) = target.show(policy.volume);
     show.check(&Place::new(runtime, &target.name))?;
     attach::warn_of_loop(why_loop.as_ref());
-    first_use(target, policy)?;
+    let tamper = target.tamper()?;
+    first_use(target, policy).inspect_err(|failure| tell_of(failure, &tamper, target, policy))?;
     let order = Order {
         name: target.name.clone(),
         runtime: runtime.into(),
@@ -221,8 +224,8 @@ fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure
         memory: target.memory,
         queues: target.queues,
         show,
-        reading: None,
-        tamper: tamper::Orders::default(),
+        reading: target.read_only.then_some(Reading::Pinned),
+        tamper,
         interval: target.interval,
         buffered: target.buffered,
         metrics: target.metrics.clone(),
@@ -231,6 +234,15 @@ fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure
     let ready = attach::start(&order, &credential)?;
     ready.warnings.iter().for_each(|warning| output::warning(warning));
     Ok(())
+}
+
+/// Tells whoever watches why a volume cannot be used, as its daemon would.
+fn tell_of(failure: &Failure, orders: &Orders, target: &Target, policy: &Policy) {
+    events::refused(&target.name, policy.volume, failure);
+    if let Ok(tamper) = Tamper::new(orders, &target.name, &target.store.to_string_lossy()) {
+        tamper.refused(failure);
+        tamper.finish();
+    }
 }
 
 /// Makes the volume if there is none and never was one.
@@ -248,6 +260,12 @@ fn first_use(target: &Target, policy: &Policy) -> Result<(), Failure> {
                 target.store.display()
             )));
         }
+        _ if target.read_only && !claimed => {
+            return Err(Failure::usage(format!(
+                "there is no volume yet on {}, and for reading only none is made; bring it up for writing once",
+                target.store.display()
+            )));
+        }
         Probe::Blank | Probe::Volume => {}
     }
     let credential = input::load(&target.credential(), Origin::Known)?;
@@ -255,9 +273,7 @@ fn first_use(target: &Target, policy: &Policy) -> Result<(), Failure> {
     let environment = system::environment(store, system::open_anchor(policy)?);
     let argon2 = Argon2Params::default();
     let job = volume::create_by_policy(environment, policy.clone(), target.provision, credential, argon2)?;
-    job.block()
-        .map_err(Failure::from)
-        .inspect_err(|failure| events::refused(&target.name, policy.volume, failure))
+    Ok(job.block()?)
 }
 
 /// Refuses an anchor that a volume lives by, for one that is to be new.
@@ -301,6 +317,15 @@ fn check_same(target: &Target, policy: &Policy, status: &Value) -> Result<Shown,
             target.name
         )));
     }
+    if volume["read-only"].as_bool() != Some(target.read_only) {
+        let way = |read_only| if read_only { "for reading only" } else { "for writing" };
+        return Err(Failure::usage(format!(
+            "{} is attached {}, and wanted {}. Nothing was changed; deactivate it, and activate it again",
+            target.name,
+            way(!target.read_only),
+            way(target.read_only)
+        )));
+    }
     let shown = Shown::deserialize(&status["report"]).map_err(|error| {
         Failure::internal(format!("the daemon of {} speaks otherwise: {error}", target.name))
     })?;
@@ -336,8 +361,9 @@ fn show(target: &Target, policy: &Policy, shown: &Shown, turn: &Turn) -> Result<
     check_moved(target, &turn.record())?;
     turn.remember(&Record { device: places.device.clone(), mountpoint: target.mountpoint.clone() })?;
     if let (Some(device), Some(fs), Some(mountpoint)) = (&places.device, target.fs, &target.mountpoint) {
-        let options = target.mount_options.as_deref();
-        filesystem::bring_up(device, fs, mountpoint, options, policy.format_if_blank, turn)?;
+        let options = target.mount_options();
+        let may_make = policy.format_if_blank && !target.read_only;
+        filesystem::bring_up(device, fs, mountpoint, options.as_deref(), may_make, turn)?;
     }
     Ok(Active {
         name: target.name.clone(),

@@ -3,7 +3,7 @@
 //! `name store policy key options`, apart by blanks. The key is `key-file:/PATH` or `passphrase-file:/PATH`; the options are apart by commas, `-` for none. Lines
 //! that begin with `#` are comments. A path with a blank or, in an option, a comma cannot be written.
 //!
-//! A line with the option `initramfs` is for the boot script there, which knows no other option; its key may be `ask`.
+//! A line with the option `initramfs` is for the boot script there, which knows no other option but `on-tamper`; its key may be `ask`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,8 +11,11 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
+
 use super::Target;
 use super::target::parse_front_end;
+use crate::daemon::tamper::OnTamper;
 use crate::failure::Failure;
 use crate::input::{parse_duration, parse_name, parse_size};
 
@@ -22,7 +25,7 @@ const MAX_TAB: u64 = 1 << 20;
 const TYPING_ERRORS: usize = 2;
 
 /// All that may stand in the last field.
-const OPTIONS: [&str; 14] = [
+const OPTIONS: [&str; 17] = [
     "as",
     "buffered",
     "fs",
@@ -35,9 +38,15 @@ const OPTIONS: [&str; 14] = [
     "mountpoint",
     "noauto",
     "nofail",
+    "on-tamper",
     "provision",
     "queues",
+    "read-only",
+    "tamper-hook",
 ];
+
+/// What may stand beside `initramfs`, and itself.
+const BOOT_OPTIONS: [&str; 2] = ["initramfs", "on-tamper"];
 
 /// A volume of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -241,8 +250,9 @@ fn parse_options(word: Word, line: &mut Line) -> Result<(), (usize, String)> {
         }
         set(option, name, value, line)?;
     }
-    if line.initramfs && seen.len() > 1 {
-        return word.wrong("`initramfs` stands alone: the boot script knows no other option");
+    if line.initramfs && seen.iter().any(|option| !BOOT_OPTIONS.contains(option)) {
+        return word
+            .wrong("`initramfs` stands alone, or with `on-tamper`: the boot script knows no other option");
     }
     Ok(())
 }
@@ -255,6 +265,7 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
         ("noauto", None) => line.noauto = true,
         ("nofail", None) => line.nofail = true,
         ("initramfs", None) => line.initramfs = true,
+        ("read-only", None) => target.read_only = true,
         ("as", Some(value)) => target.front_end = typed(value, parse_front_end)?,
         ("fs", Some(value)) => target.fs = Some(typed(value, str::parse)?),
         ("mountpoint", Some(value)) => target.mountpoint = Some(value.path()?),
@@ -269,6 +280,8 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
             target.queues = typed(value, number)?;
         }
         ("provision", Some(value)) => target.provision = typed(value, str::parse)?,
+        ("on-tamper", Some(value)) => target.on_tamper = typed(value, parse_on_tamper)?,
+        ("tamper-hook", Some(value)) => target.tamper_hook = Some(value.path()?),
         ("metrics", Some(value)) => target.metrics = Some(typed(value, str::parse)?),
         (known, None) if OPTIONS.contains(&known) => {
             return option.wrong(format!("`{known}` wants a value: {known}=..."));
@@ -285,6 +298,12 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
         }
     }
     Ok(())
+}
+
+fn parse_on_tamper(text: &str) -> Result<OnTamper, String> {
+    OnTamper::from_str(text, false).map_err(|_| {
+        format!("`{text}` is nothing that a device does; there are continue, read-only and stop")
+    })
 }
 
 fn typed<T, E: ToString>(value: Word, parse: impl Fn(&str) -> Result<T, E>) -> Result<T, (usize, String)> {
@@ -311,14 +330,16 @@ ledger  /dev/vdb   /etc/ledger.toml  key-file:/k/ledger     fs=ext4,mountpoint=/
 
   scratch /dev/vdc /etc/scratch.toml passphrase-file:/k/p   loop,noauto,memory=64M,queues=4,interval=500ms,provision=thin,metrics=unix:/m
 plain\t/dev/vdd\t/etc/plain.toml\tkey-file:/k/plain\t-
-device /dev/vde /etc/device.toml key-file:/k/device       as=auto
+device /dev/vde /etc/device.toml key-file:/k/device       as=auto,on-tamper=read-only,tamper-hook=/usr/sbin/page
+root   /dev/vda /etc/root.toml   ask                      initramfs,on-tamper=stop
+image  /dev/vdf /etc/image.toml  key-file:/k/image        as=auto,read-only
 ";
 
     #[test]
     fn each_line_is_a_volume() {
         let lines = parse(TABLE).unwrap();
         let names: Vec<&str> = lines.iter().map(|line| line.target.name.as_str()).collect();
-        assert_eq!(names, ["ledger", "scratch", "plain", "device"]);
+        assert_eq!(names, ["ledger", "scratch", "plain", "device", "root", "image"]);
         let ledger = &lines[0].target;
         assert_eq!(
             (ledger.fs, ledger.mount_options.as_deref()),
@@ -328,6 +349,12 @@ device /dev/vde /etc/device.toml key-file:/k/device       as=auto
         assert_eq!((lines[1].target.memory, lines[1].target.queues), (64 << 20, 4));
         assert_eq!(lines[2].target.key_file.as_deref(), Some(Path::new("/k/plain")));
         assert_eq!((lines[2].target.front_end, lines[3].target.front_end), (FrontEnd::Fuse, FrontEnd::Auto));
+        let device = &lines[3].target;
+        assert_eq!(device.on_tamper, OnTamper::ReadOnly);
+        assert_eq!(device.tamper_hook.as_deref(), Some(Path::new("/usr/sbin/page")));
+        assert_eq!((lines[4].initramfs, lines[4].target.on_tamper), (true, OnTamper::Stop));
+        let image = &lines[5].target;
+        assert!(image.read_only && !image.may_be_ublk());
         assert_eq!(parse("").unwrap(), []);
     }
 
@@ -357,6 +384,9 @@ device /dev/vde /etc/device.toml key-file:/k/device       as=auto
             ("a /s /p key-file:/k loop noauto", 26, "apart by commas"),
             ("a /s /p ask", 9, "`ask` goes with the option initramfs only"),
             ("a /s /p ask initramfs,nofail", 13, "`initramfs` stands alone"),
+            ("a /s /p key-file:/k on-tamper=panic", 31, "continue, read-only and stop"),
+            ("a /s /p key-file:/k tamper-hook=page", 33, "`page` is no absolute path"),
+            ("a /s /p key-file:/k as=ublk,read-only", 1, "cannot be read-only"),
             ("\u{e4}\u{e4} /s /p key-file:/k", 1, "cannot be a volume's name"),
             ("a /\u{e4}\u{e4} p key-file:/k", 7, "`p` is no absolute path"),
         ] {
@@ -397,7 +427,7 @@ device /dev/vde /etc/device.toml key-file:/k/device       as=auto
         #[test]
         fn any_text_is_read_or_refused_with_its_place(text in prop_oneof![".{0,200}", damaged(), "[a/:=,# \\n\\t-]{0,80}"]) {
             match parse(&text) {
-                Ok(lines) => prop_assert!(lines.iter().all(|line| line.target.check().is_ok())),
+                Ok(lines) => prop_assert!(lines.iter().all(|line| line.initramfs || line.target.check().is_ok())),
                 Err(error) => {
                     let line = text.lines().nth(error.line - 1);
                     prop_assert!(line.is_some_and(|line| (1..=line.chars().count() + 1).contains(&error.column)), "{error}");

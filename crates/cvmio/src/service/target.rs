@@ -13,6 +13,7 @@ use crate::cli::{CredentialArgs, FrontEnd};
 use crate::daemon::front::nbd::Where;
 use crate::daemon::front::{Show, Shown};
 use crate::daemon::metrics::Address;
+use crate::daemon::tamper::{OnTamper, Orders};
 use crate::failure::Failure;
 use crate::input::{parse_duration, parse_name, parse_size};
 
@@ -59,6 +60,14 @@ pub struct Target {
     pub buffered: bool,
     /// As `attach --metrics`.
     pub metrics: Option<Address>,
+    /// As `attach --read-only`; a file system is mounted so, too.
+    #[serde(default)]
+    pub read_only: bool,
+    /// As `attach --on-tamper`.
+    #[serde(default)]
+    pub on_tamper: OnTamper,
+    /// As `attach --tamper-hook`.
+    pub tamper_hook: Option<PathBuf>,
 }
 
 fn full() -> Provision {
@@ -102,6 +111,10 @@ pub fn parse_front_end(text: &str) -> Result<FrontEnd, String> {
         .map_err(|_| format!("`{text}` is no front end; there are auto, fuse, nbd and ublk"))
 }
 
+/// Why there is no such device.
+pub const NO_READ_ONLY_UBLK: &str =
+    "a ublk device cannot be read-only here; take a loop device (fuse with loop), or nbd";
+
 /// Most bytes of a configuration.
 pub const MAX_CONFIG: u64 = MAX_SIZE as u64;
 
@@ -125,6 +138,9 @@ impl Target {
             interval: interval(),
             buffered: false,
             metrics: None,
+            read_only: false,
+            on_tamper: OnTamper::default(),
+            tamper_hook: None,
         }
     }
 
@@ -155,7 +171,8 @@ impl Target {
     /// Says what is wrong.
     pub fn check(&self) -> Result<(), String> {
         parse_name(&self.name)?;
-        let paths = [Some(&self.store), Some(&self.policy), self.mountpoint.as_ref()];
+        let paths =
+            [Some(&self.store), Some(&self.policy), self.mountpoint.as_ref(), self.tamper_hook.as_ref()];
         if let Some(path) = paths.into_iter().flatten().find(|path| !path.is_absolute()) {
             return Err(format!("`{}` is no absolute path, which a service needs", path.display()));
         }
@@ -181,6 +198,7 @@ impl Target {
                     "loop goes with fuse; auto takes a loop device where the kernel has no ublk".into()
                 );
             }
+            FrontEnd::Ublk if self.read_only => return Err(NO_READ_ONLY_UBLK.into()),
             _ => {}
         }
         if !(1..=64).contains(&self.queues) {
@@ -195,6 +213,7 @@ impl Target {
             FrontEnd::Fuse => (Show::Fuse { use_loop: self.needs_loop(), mount: None }, None),
             FrontEnd::Nbd => (Show::Nbd(Where { listen: None, tls: None }), None),
             FrontEnd::Ublk => (Show::Ublk { queues: self.queues, owner }, None),
+            FrontEnd::Auto if self.read_only => (Show::Fuse { use_loop: true, mount: None }, None),
             FrontEnd::Auto => Show::block_device(self.queues, owner),
         }
     }
@@ -218,7 +237,25 @@ impl Target {
 
     /// Whether a ublk device that has outlived its daemon may go on.
     pub fn may_be_ublk(&self) -> bool {
-        matches!(self.front_end, FrontEnd::Ublk | FrontEnd::Auto)
+        matches!(self.front_end, FrontEnd::Ublk | FrontEnd::Auto) && !self.read_only
+    }
+
+    /// What the file system is mounted with.
+    pub fn mount_options(&self) -> Option<String> {
+        let given = self.mount_options.clone();
+        match (self.read_only, given) {
+            (false, given) => given,
+            (true, None) => Some("ro".into()),
+            (true, Some(given)) => Some(format!("{given},ro")),
+        }
+    }
+
+    /// What is to be done when the host is caught.
+    ///
+    /// # Errors
+    /// When the hook is no program.
+    pub fn tamper(&self) -> Result<Orders, Failure> {
+        Orders::new(self.on_tamper, self.tamper_hook.as_deref())
     }
 
     /// Where the secret is.
