@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use common::Desk;
-use common::machine::{content, tell_skipped};
+use common::machine::{content, tell_skipped, wait_for};
 use common::session::Session;
 
 const BLOCK: usize = 4096;
@@ -140,6 +140,16 @@ fn metrics_are_what_the_volume_did() {
         let count = value(&then, "request_duration_seconds_count", &format!(",kind=\"{kind}\""));
         assert!(count >= 1.0 && bucket("+Inf") == count && bucket("0.0001") <= bucket("0.1"), "{then:#?}");
     }
+    assert!(!then.keys().any(|name| name.contains("scrub")), "there was none: {then:#?}");
+    let journal = (value(&then, "journal_free_bytes", ""), value(&then, "journal_size_bytes", ""));
+    assert!(0.0 < journal.0 && journal.0 < journal.1, "{journal:?}");
+    desk.done("volume scrub disk --rate 1G");
+    wait_for("the scrub's end", || value(&scrape(&desk), "scrub_running", "") == 0.0);
+    let scrubbed = scrape(&desk);
+    assert_eq!(value(&scrubbed, "scrub_done", ""), 1.0);
+    assert!(value(&scrubbed, "scrub_bytes", "") >= (200 * BLOCK) as f64);
+    assert_eq!(value(&scrubbed, "scrub_damaged_blocks", ""), 1.0);
+    assert_eq!(value(&scrubbed, "scrub_unreadable_blocks", ""), 0.0);
     let mut stream = UnixStream::connect(desk.path("metrics.sock")).unwrap();
     assert!(ask(&mut stream, "GET /").0.starts_with("HTTP/1.1 404 "));
     drop(file);
@@ -253,12 +263,7 @@ fn the_journal_hears_of_tampering() {
     drop(file);
     session.detach();
     desk.write("disk.img", &old);
-
-    let errors = File::create(desk.path("errors")).unwrap();
-    let number = errors.metadata().unwrap();
-    let mut attach = desk.command("volume attach disk.img --key-file key --foreground");
-    attach.env("JOURNAL_STREAM", format!("{}:{}", number.dev(), number.ino())).stderr(Stdio::from(errors));
-    assert_eq!(attach.status().unwrap().code(), Some(5));
+    assert_eq!(under_journal(&desk, "volume attach disk.img --key-file key --foreground"), Some(5));
     let entry = journal.next();
     let one = |name: &str| entry.get(name).map(|values| values.join(",")).unwrap_or_default();
     assert_eq!(one("MESSAGE_ID"), "6d68ac3b75fc44b1992387937ea2538c", "{entry:?}");
@@ -269,4 +274,31 @@ fn the_journal_hears_of_tampering() {
     // What the journal has is not said twice: standard error is the journal, too.
     let said = String::from_utf8(desk.read("errors")).unwrap();
     assert!(!said.contains("CVMIO_KIND"), "{said}");
+
+    // A daemon that serves: the block that somebody could not read.
+    let desk = damaged();
+    assert_eq!(under_journal(&desk, "volume attach disk.img --key-file key"), Some(0));
+    let file = File::open(desk.path("run/disk/disk")).unwrap();
+    let failed: Vec<u64> =
+        (0..256).filter(|block| file.read_exact_at(&mut [0; BLOCK], block * BLOCK as u64).is_err()).collect();
+    drop(file);
+    let entry = journal.next();
+    desk.done("volume detach disk");
+    let one = |name: &str| entry.get(name).cloned().unwrap_or_default();
+    assert_eq!(one("MESSAGE_ID"), ["725ec10aba1a4a02ba39b808c358131c"], "{entry:?}");
+    assert_eq!(
+        (one("CVMIO_KIND").concat().as_str(), one("CVMIO_NAME").concat().as_str()),
+        ("corrupt", "disk")
+    );
+    let named: Vec<u64> = one("CVMIO_BLOCK").iter().map(|block| block.parse().unwrap()).collect();
+    assert!(named.first().is_some_and(|block| failed.contains(block)), "{entry:?}, failed {failed:?}");
+}
+
+/// Runs a command whose standard error is the journal, as it is for what systemd starts.
+fn under_journal(desk: &Desk, arguments: &str) -> Option<i32> {
+    let errors = File::create(desk.path("errors")).unwrap();
+    let number = errors.metadata().unwrap();
+    let mut command = desk.command(arguments);
+    command.env("JOURNAL_STREAM", format!("{}:{}", number.dev(), number.ino()));
+    command.stdout(Stdio::null()).stderr(Stdio::from(errors)).status().unwrap().code()
 }

@@ -67,6 +67,10 @@ pub struct Status {
     pub taken_units: u64,
     /// Changes since the last checkpoint.
     pub overlay_changes: u64,
+    /// Blocks of the journal's ring.
+    pub journal_blocks: u64,
+    /// Blocks for records that it has left before a checkpoint must make room; what is kept for the next session is not among them.
+    pub journal_free_blocks: u64,
     /// Bytes of nodes in the cache.
     pub cache_bytes: u64,
     /// Look-ups in the node cache that found the node.
@@ -265,6 +269,8 @@ impl Volume {
             foreign_units: core.space.foreign(),
             taken_units: core.space.taken(),
             overlay_changes: core.overlay.active(),
+            journal_blocks: u64::from(core.geometry.segments) * u64::from(core.geometry.segment_blocks),
+            journal_free_blocks: core.commit.records_left(&core.geometry),
             cache_bytes: core.cache.len() as u64 * block,
             cache_hits: core.cache.hits.load(Ordering::Relaxed),
             cache_misses: core.cache.misses.load(Ordering::Relaxed),

@@ -18,6 +18,26 @@ fn expect(session: &mut Session, block: u64, fill: u8) {
     assert_eq!(session.read(block, 1).expect("readable"), page(fill), "block {block}");
 }
 
+/// What an operator sees of it: each commit takes some, a checkpoint gives it back.
+#[test]
+fn the_status_shows_how_full_the_journal_is() {
+    let bench = Bench::new(options(8192, Shape::TINY), 24_000);
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    let free = |session: &Session| session.volume.status().journal_free_blocks;
+    let (mut before, mut taken, mut given_back) = (free(&session), 0, 0);
+    assert!(before <= session.volume.status().journal_blocks);
+    // As many records as the ring has blocks, so that it comes round.
+    for commit in 0..session.volume.status().journal_blocks {
+        session.write(commit, 1, 1).expect("written");
+        session.one(Request::Flush).result.expect("flushed");
+        let now = free(&session);
+        (taken, given_back) = (taken + u64::from(now < before), given_back + u64::from(now > before));
+        before = now;
+    }
+    assert!(taken > given_back && given_back > 0, "{taken} times less, {given_back} times more");
+}
+
 #[test]
 fn what_was_written_is_read_back_across_a_clean_detach() {
     let bench = bench(Freshness::Strict);

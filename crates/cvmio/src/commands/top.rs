@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::cli::top::Top;
 use crate::daemon::control::Request;
 use crate::daemon::latency::{Kind, Times};
-use crate::daemon::status::duration;
+use crate::daemon::status::{duration, journal_fill};
 use crate::failure::Failure;
 use crate::output::{self, bytes, count, percent};
 use crate::runtime::{self, Place};
@@ -102,6 +102,10 @@ struct Interval {
     free_bytes: u64,
     generation: u64,
     anchored_generation: Option<u64>,
+    journal_size_bytes: u64,
+    journal_free_bytes: u64,
+    /// Since the volume was attached, as all that follows.
+    tamper_events: u64,
     corrupt_blocks: u64,
     corrupt_nodes: u64,
     failed_requests: u64,
@@ -159,6 +163,9 @@ impl Interval {
             free_bytes: now.number("free-blocks").saturating_mul(block),
             generation: now.number("generation"),
             anchored_generation: now.report["volume"]["anchored-generation"].as_u64(),
+            journal_size_bytes: now.number("journal-blocks").saturating_mul(block),
+            journal_free_bytes: now.number("journal-free-blocks").saturating_mul(block),
+            tamper_events: now.report["tamper"]["caught"].as_u64().unwrap_or(0),
             corrupt_blocks: now.number("corrupt-blocks"),
             corrupt_nodes: now.number("corrupt-nodes"),
             failed_requests: now.report["failed-requests"].as_u64().unwrap_or(0),
@@ -205,9 +212,15 @@ impl Interval {
         let written = self.write_amplification.map_or("-".into(), |ratio| format!("x{ratio:.2}"));
         writeln!(
             out,
-            "  cache hits {hits}, writes {written} on the store, {:.1} commits/s, {:.1} anchor moves/s, {} checkpoints",
-            self.commits_per_second, self.anchor_moves_per_second, self.checkpoints
+            "  cache hits {hits}, writes {written} on the store, {:.1} commits/s, {:.1} anchor moves/s, {} checkpoints, journal {} full",
+            self.commits_per_second,
+            self.anchor_moves_per_second,
+            self.checkpoints,
+            journal_fill(self.journal_free_bytes, self.journal_size_bytes)
         )?;
+        if self.tamper_events > 0 {
+            writeln!(out, "  TAMPERING: caught {} times; see the log", count(self.tamper_events))?;
+        }
         if self.corrupt_blocks + self.corrupt_nodes + self.failed_requests > 0 {
             writeln!(
                 out,
@@ -262,7 +275,11 @@ mod tests {
 
     fn look(at: Instant, fields: Value, counts: Vec<(u64, u64)>) -> Look {
         let times = vec![Times { kind: Kind::Read, counts }];
-        Look { at, report: json!({ "volume": fields, "failed-requests": 3 }), times }
+        Look {
+            at,
+            report: json!({ "volume": fields, "failed-requests": 3, "tamper": { "caught": 2 } }),
+            times,
+        }
     }
 
     #[test]
@@ -271,7 +288,8 @@ mod tests {
         let before = json!({ "read-blocks": 100, "written-blocks": 10, "metadata-blocks": 10, "cache-hits": 5, "cache-misses": 5,
             "size": 1 << 20, "generation": 7 });
         let now = json!({ "read-blocks": 300, "written-blocks": 20, "metadata-blocks": 15, "cache-hits": 14, "cache-misses": 6,
-            "size": 1 << 20, "generation": 9, "anchored-generation": 8, "mapped-blocks": 128 });
+            "size": 1 << 20, "generation": 9, "anchored-generation": 8, "mapped-blocks": 128,
+            "journal-blocks": 8, "journal-free-blocks": 6 });
         let before = look(begun, before, vec![(1000, 5)]);
         let now = look(begun + Duration::from_secs(2), now, vec![(1000, 5), (5000, 20)]);
         let interval = Interval::between("v", &before, &now);
@@ -291,6 +309,8 @@ mod tests {
             "5.0 us",
             "90.0 %",
             "x1.50",
+            "journal 25.0 % full",
+            "TAMPERING: caught 2 times",
             "3 requests failed",
         ] {
             assert!(text.contains(part), "{part}: {text}");

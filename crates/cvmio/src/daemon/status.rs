@@ -91,7 +91,8 @@ impl Report {
         row(
             "journal",
             format!(
-                "{} commits, {} anchor moves, {} checkpoints",
+                "{} full, {} commits, {} anchor moves, {} checkpoints",
+                journal_fill(status.journal_free_blocks, status.journal_blocks),
                 count(status.commits),
                 count(status.anchor_moves),
                 count(status.checkpoints)
@@ -142,6 +143,11 @@ impl Report {
         }
         Ok(())
     }
+}
+
+/// How near the next checkpoint is, at the latest.
+pub fn journal_fill(free: u64, all: u64) -> String {
+    percent(all.saturating_sub(free), all)
 }
 
 fn scrub_text(scrub: &scrub::Standing) -> String {
@@ -302,6 +308,8 @@ mod tests {
             free_blocks: 256,
             pinned_blocks: 512,
             overlay_changes: 77,
+            journal_blocks: 400,
+            journal_free_blocks: 300,
             cache_bytes: 3 << 20,
             cache_hits: 3,
             cache_misses: 1,
@@ -351,7 +359,7 @@ mod tests {
             "25.0 % full as of the last checkpoint; 1 MiB free, 2 MiB waiting to be free",
             "  freshness    generation 1,234, anchored up to 1,200; claimed 7 times",
             "  i/o          40 KiB read, 80 KiB written (x1.25 on the store), 120 KiB discarded, 41 flushes",
-            "  journal      51 commits, 52 anchor moves, 53 checkpoints",
+            "  journal      25.0 % full, 51 commits, 52 anchor moves, 53 checkpoints",
             "  memory       3 MiB of map cache (75.0 % hits), 77 changes since the checkpoint, 5 KiB for free space",
             "    write                61    1.0 us    2.0 us    3.0 us    4.0 us",
         ] {
@@ -380,6 +388,8 @@ mod tests {
             ("/volume/cache-bytes", json!(3 << 20)),
             ("/volume/cache-hits", json!(3)),
             ("/volume/overlay-changes", json!(77)),
+            ("/volume/journal-blocks", json!(400)),
+            ("/volume/journal-free-blocks", json!(300)),
             ("/volume/free-blocks", json!(256)),
             ("/volume/pinned-blocks", json!(512)),
             ("/volume/read-blocks", json!(10)),

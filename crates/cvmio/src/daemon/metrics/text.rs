@@ -7,6 +7,7 @@ use volume::Status;
 
 use crate::daemon::events::Sign;
 use crate::daemon::latency::Times;
+use crate::daemon::scrub::{self, Stage};
 use crate::daemon::status::Report;
 
 /// What a volume and its daemon are like at one moment.
@@ -52,8 +53,26 @@ fn daemon(page: &mut Page, snapshot: &Snapshot) {
     for (tamper, times) in snapshot.tampering {
         page.sample("tamper_events_total", &[("kind", tamper.name())], times);
     }
+    scrub(page, report.scrub.as_ref());
     page.gauge("attached_seconds", "How long the volume has been attached.", report.seconds);
     page.counter("failed_requests_total", "Requests that ended with an error.", report.failed_requests);
+}
+
+/// The last scrub since the volume was attached, if there was one.
+fn scrub(page: &mut Page, standing: Option<&scrub::Standing>) {
+    let Some(scrub) = standing else { return };
+    let running = u8::from(scrub.stage == Stage::Running);
+    page.gauge("scrub_running", "1 while the last scrub is under way, 0 when it has ended.", running);
+    page.gauge(
+        "scrub_done",
+        "1 when the last scrub has read everything.",
+        u8::from(scrub.stage == Stage::Done),
+    );
+    page.gauge("scrub_bytes", "Data that the last scrub has read.", bytes(scrub.blocks));
+    let damaged = "Blocks that the last scrub found to be not what was written.";
+    page.gauge("scrub_damaged_blocks", damaged, scrub.damaged_blocks);
+    let unreadable = "Blocks that the store could not read to it.";
+    page.gauge("scrub_unreadable_blocks", unreadable, scrub.unreadable_blocks);
 }
 
 /// Every field has its place: whoever adds one to the status finds that this does not compile.
@@ -80,6 +99,8 @@ fn volume(page: &mut Page, status: &Status) {
         foreign_units,
         taken_units,
         overlay_changes,
+        journal_blocks,
+        journal_free_blocks,
         cache_bytes,
         cache_hits,
         cache_misses,
@@ -140,6 +161,12 @@ fn volume(page: &mut Page, status: &Status) {
     page.counter("commits_total", "Commits since the volume was attached.", commits);
     page.counter("anchor_moves_total", "Times the anchor was moved.", anchor_moves);
     page.counter("checkpoints_total", "Checkpoints.", checkpoints);
+    page.gauge("journal_size_bytes", "The journal's ring.", bytes(*journal_blocks));
+    page.gauge(
+        "journal_free_bytes",
+        "What it has left for records before a checkpoint must make room.",
+        bytes(*journal_free_blocks),
+    );
     page.gauge("overlay_changes", "Changes since the last checkpoint.", overlay_changes);
 
     page.counter("read_bytes_total", "Data read by users.", bytes(*read_blocks));
