@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use common::Desk;
-use common::machine::{content, tell_skipped, wait_for};
+use common::machine::{content, damage_middle, tell_skipped, wait_for};
 use common::session::Session;
 
 const BLOCK: usize = 4096;
@@ -74,26 +74,6 @@ fn scrape(desk: &Desk) -> BTreeMap<String, f64> {
     parse(&body)
 }
 
-/// Changes the block in the middle of what a megabyte of data has become on the store.
-fn damage(desk: &Desk, before: &[u8]) {
-    let after = desk.read("disk.img");
-    let changed: Vec<bool> =
-        before.chunks(BLOCK).zip(after.chunks(BLOCK)).map(|(before, after)| before != after).collect();
-    let mut longest = 0..0;
-    let mut start = 0;
-    for (index, changed) in changed.iter().enumerate() {
-        if !changed {
-            start = index + 1;
-        } else if index + 1 - start > longest.len() {
-            longest = start..index + 1;
-        }
-    }
-    assert!(longest.len() >= 256, "{longest:?}");
-    let middle = (longest.start + longest.len() / 2) * BLOCK;
-    let store = File::options().write(true).open(desk.path("disk.img")).unwrap();
-    store.write_all_at(&[!after[middle]], middle as u64).unwrap();
-}
-
 /// A volume with a megabyte, of which one block is damaged.
 fn damaged() -> Rc<Desk> {
     let desk = Rc::new(Desk::new());
@@ -105,7 +85,7 @@ fn damaged() -> Rc<Desk> {
     file.sync_all().unwrap();
     drop(file);
     session.detach();
-    damage(&desk, &before);
+    damage_middle(&desk, &before);
     desk
 }
 

@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::Desk;
+use common::machine::damage_middle;
 use common::machine::{content, has, has_ended, quietly, sh, tell_skipped, wait_for};
 use serde_json::Value;
 
@@ -196,6 +197,52 @@ h.shutdown()
     );
     sh(&format!("/usr/bin/python3 {}", desk.path("script.py").display()));
     volume.detach();
+}
+
+#[test]
+fn many_read_and_a_damaged_block_is_an_error_for_itself_alone() {
+    need!("/usr/bin/nbdsh");
+    let desk = Desk::new();
+    desk.create("");
+    let before = desk.read("disk.img");
+    let volume = Attached::new(&desk, "");
+    // Debian's Python, which has the module, and no other of this machine.
+    let shell = |uri: &str, script: &str| sh(&format!("PATH=/usr/bin:/bin nbdsh -u '{uri}' -c '{script}'"));
+    shell(&volume.uri, r#"h.pwrite(b"x" * (1 << 20), 0); h.flush()"#);
+    volume.detach();
+    damage_middle(&desk, &before);
+    let read_all = r#"
+assert h.is_read_only()
+failed = []
+for block in range(256):
+    try:
+        assert h.pread(4096, block * 4096) == b"x" * 4096
+    except nbd.Error as error:
+        failed.append((block, error.errno))
+assert len(failed) == 1 and failed[0][1] == "EIO", failed
+h.set_strict_mode(0)
+try:
+    h.pwrite(b"y" * 4096, 0)
+except nbd.Error as error:
+    assert error.errno == "EPERM", error
+else:
+    assert False
+"#;
+    let (store, anchor) = (desk.read("disk.img"), desk.read("anchor"));
+    let reader = |name: &str| {
+        let attach =
+            format!("volume attach disk.img --key-file key --as nbd --read-only --name {name} --json");
+        let ready: Value = serde_json::from_str(&desk.done(&attach)).unwrap();
+        ready["uri"].as_str().unwrap().replace("[DIR]", desk.path("").to_str().unwrap().trim_end_matches('/'))
+    };
+    let uris = ["first", "second"].map(reader);
+    for uri in &uris {
+        shell(uri, read_all);
+    }
+    for name in ["first", "second"] {
+        wait_for("the volume to be put away", || desk.run(&format!("volume detach {name}")).code == 0);
+    }
+    assert!(desk.read("disk.img") == store && desk.read("anchor") == anchor, "a reader has written");
 }
 
 #[test]

@@ -220,3 +220,78 @@ fn a_service_goes_on_with_its_device() {
     "#,
     );
 }
+
+/// A new key under a mounted file system, its daemon killed on the way; then a scrub, and a block that the host has damaged.
+#[test]
+fn its_upkeep_goes_on_beside_its_users() {
+    let Some(bed) = guest::bed() else { return };
+    run(
+        with_ublk(&bed),
+        r#"
+    create
+    attach --as ublk
+    mkfs.ext4 -q -F $device
+    mount -t ext4 $device /mnt
+    dd if=/dev/urandom of=content bs=1M count=64 2>/dev/null
+    cp content /mnt/content
+    sync
+    head -c 32 /dev/urandom > new
+    cvmio volume key add day --key-file key --new-key-file new
+    records() {
+        number=0
+        while [ ! -e stop ]; do
+            number=$((number + 1))
+            echo "record $number" | dd of=/mnt/record conv=fsync 2>/dev/null || exit 1
+            echo $number > acknowledged.new && mv acknowledged.new acknowledged
+        done
+    }
+    records & records=$!
+    state() { cvmio volume status day --json | sed -n "s/.*\"$1\": *\"*\([a-z0-9]*\).*/\1/p" | head -n 1; }
+    cvmio volume rekey day --key-file new --remove-other-slots & rekey=$!
+    until [ "$(state resealed-blocks)" -gt 100 ]; do sleep 0.05; done
+    [ "$(state rekeying)" = true ]
+    kill_daemon
+    must_fail wait $rekey
+    # The one slot that is left opens it, and what is left of the change goes on.
+    must_fail attach --as ublk
+    cvmio volume attach /dev/vda --name day --key-file new --policy policy.toml --json --as ublk > ready
+    [ "$(state rekeying)" = true ]
+    until [ "$(state rekeying)" = false ]; do sleep 0.2; done
+    before=$(cat acknowledged)
+    until [ "$(cat acknowledged)" -gt "$before" ]; do sleep 0.05; done
+    cvmio volume scrub day --rate 1G
+    until cvmio volume status day | grep 'scrub .*done;.* none damaged'; do sleep 0.2; done
+    touch stop
+    wait $records
+    echo 3 > /proc/sys/vm/drop_caches
+    cmp content /mnt/content
+    [ "$(cat /mnt/record)" = "record $(cat acknowledged)" ]
+    umount /mnt
+    cvmio volume detach day
+    cvmio volume check /dev/vda --key-file new --policy policy.toml
+    [ "$(dmesg | grep -c 'I/O error')" = 0 ]
+
+    # A damaged block is an error there, and nowhere else.
+    small="small.img --key-file key --policy small.toml --buffered"
+    cvmio volume create $small --size 16M --anchor file:/root/small-anchor
+    start=$(cvmio volume dump small.img --json | sed -n 's/.*"data-start": *\([0-9]*\).*/\1/p' | head -n 1)
+    cvmio volume attach $small --as ublk
+    cp small.img before
+    head -c 262144 content > written
+    dd if=written of=$device bs=4k oflag=direct conv=fsync 2>/dev/null
+    victim=$(cmp -l before small.img | awk -v start="$start" '{ at = int(($1 - 1) / 4096); if (at >= start) { print at; exit } }')
+    dd if=/dev/urandom of=small.img bs=4k seek="$victim" count=1 conv=notrunc 2>/dev/null
+    failed=0
+    for block in $(seq 0 63); do
+        if dd if=$device of=back bs=4k skip="$block" count=1 iflag=direct 2>said; then
+            dd if=written bs=4k skip="$block" count=1 2>/dev/null | cmp - back
+        else
+            grep 'Input/output error' said
+            failed=$((failed + 1))
+        fi
+    done
+    [ "$failed" = 1 ]
+    cvmio volume status small | grep 'TAMPERING'
+    "#,
+    );
+}

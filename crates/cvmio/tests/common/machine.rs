@@ -2,9 +2,12 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+
+use super::Desk;
 
 /// Why this machine cannot show a volume as a block device with a file system, if so.
 pub fn missing() -> Option<&'static str> {
@@ -88,4 +91,24 @@ pub fn content(seed: u64, length: usize) -> Vec<u8> {
         state.to_le_bytes()
     };
     (0..length.div_ceil(8)).flat_map(|_| step()).take(length).collect()
+}
+
+/// Changes the block in the middle of what a megabyte of data has become on the store `disk.img`, which was like `before`.
+pub fn damage_middle(desk: &Desk, before: &[u8]) {
+    let after = desk.read("disk.img");
+    let changed: Vec<bool> =
+        before.chunks(4096).zip(after.chunks(4096)).map(|(before, after)| before != after).collect();
+    let mut longest = 0..0;
+    let mut start = 0;
+    for (index, changed) in changed.iter().enumerate() {
+        if !changed {
+            start = index + 1;
+        } else if index + 1 - start > longest.len() {
+            longest = start..index + 1;
+        }
+    }
+    assert!(longest.len() >= 256, "{longest:?}");
+    let middle = (longest.start + longest.len() / 2) * 4096;
+    let store = fs::File::options().write(true).open(desk.path("disk.img")).unwrap();
+    store.write_all_at(&[!after[middle]], middle as u64).unwrap();
 }

@@ -38,6 +38,8 @@ struct State {
     counts: Counts,
     gathering: usize,
     patience: Duration,
+    /// How often somebody asked for it: who waits for one that is over must not end the next.
+    gatherings: u32,
     fail: Option<Errno>,
     /// A block that cannot be read.
     corrupt: Option<usize>,
@@ -105,6 +107,7 @@ impl Memory {
     pub fn gather_for(&self, requests: usize, patience: Duration) {
         let mut state = self.shared.lock();
         (state.gathering, state.patience) = (requests, patience);
+        state.gatherings += 1;
         state.counts.most_in_flight = 0;
     }
 }
@@ -170,9 +173,11 @@ impl Shared {
             }
             if state.gathering > 0 {
                 let too_few = |state: &mut State| !state.stop && state.counts.in_flight < state.gathering;
-                let patience = state.patience;
+                let (patience, this) = (state.patience, state.gatherings);
                 state = self.changed.wait_timeout_while(state, patience, too_few).unwrap().0;
-                state.gathering = 0;
+                if state.gatherings == this {
+                    state.gathering = 0;
+                }
             }
             let Some((request, done)) = state.queue.pop() else { continue };
             let result = state.execute(request);

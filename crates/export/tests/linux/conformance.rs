@@ -10,13 +10,14 @@ use rustix::fs::{Advice, FallocateFlags, OFlags};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 const SIZE: usize = 8 << 20;
 
 /// One who uses the device.
-trait User {
+trait User: Send {
     fn read(&mut self, offset: usize, length: usize) -> Result<Vec<u8>, Errno>;
     fn write(&mut self, offset: usize, data: &[u8], fua: bool) -> Result<(), Errno>;
     fn flush(&mut self) -> Result<(), Errno>;
@@ -30,6 +31,8 @@ trait User {
 trait Shown {
     fn device(&self) -> &Memory;
     fn user(&self) -> Box<dyn User>;
+    /// Somebody writes to the first megabyte, and is gone before he hears of it.
+    fn abandon(&self);
     /// What a write says that finds no space.
     fn full(&self) -> Errno {
         Errno::NOSPC
@@ -52,6 +55,19 @@ impl ByFile {
         };
         ByFile { file: open(OFlags::empty()), synchronous: open(OFlags::DSYNC) }
     }
+}
+
+/// A program that is killed while the kernel has its writes. The device serves nothing for so long.
+fn abandon_by(path: &Path, device: &Memory) {
+    device.gather_for(usize::MAX, Duration::from_millis(300));
+    let mut writer = std::process::Command::new("dd")
+        .args(["if=/dev/zero", "bs=1M", "count=1", "oflag=direct", "conv=notrunc", "status=none"])
+        .arg(format!("of={}", path.display()))
+        .spawn()
+        .unwrap();
+    crate::nbd::wait_for("a write", || device.counts().in_flight > 0);
+    writer.kill().unwrap();
+    assert!(!writer.wait().unwrap().success(), "it was killed before it heard of its writes");
 }
 
 fn errno(error: std::io::Error) -> Errno {
@@ -101,6 +117,10 @@ impl Fuse {
         let device = rig.attach();
         Box::new(Fuse(rig, Some(device)))
     }
+
+    fn path(&self) -> PathBuf {
+        self.1.clone().unwrap_or_else(|| self.0.file())
+    }
 }
 
 impl Shown for Fuse {
@@ -109,7 +129,11 @@ impl Shown for Fuse {
     }
 
     fn user(&self) -> Box<dyn User> {
-        Box::new(ByFile::open(self.1.clone().unwrap_or_else(|| self.0.file())))
+        Box::new(ByFile::open(self.path()))
+    }
+
+    fn abandon(&self) {
+        abandon_by(&self.path(), self.device());
     }
 
     fn full(&self) -> Errno {
@@ -151,6 +175,10 @@ impl Shown for ByUblk {
 
     fn user(&self) -> Box<dyn User> {
         Box::new(ByFile::open(self.ublk.path().into()))
+    }
+
+    fn abandon(&self) {
+        abandon_by(self.ublk.path(), &self.device);
     }
 
     fn full(&self) -> Errno {
@@ -197,6 +225,15 @@ impl Shown for ByNbd {
 
     fn user(&self) -> Box<dyn User> {
         Box::new(Client::connect(&self.socket(), self.structured))
+    }
+
+    fn abandon(&self) {
+        self.device.gather_for(usize::MAX, Duration::from_millis(300));
+        let mut client = Client::connect(&self.socket(), self.structured);
+        for part in 0..16 {
+            client.send(Command::Write, Flags::default(), part << 16, 1 << 16, &[0; 1 << 16]);
+        }
+        crate::nbd::wait_for("a write", || self.device.counts().in_flight > 0);
     }
 
     fn finish(self: Box<Self>) {
@@ -318,6 +355,90 @@ fn what_was_discarded_or_zeroed_reads_as_zeros(shown: &dyn Shown) {
     assert!(shown.device().counts().discards > 0, "the space is given back");
 }
 
+/// A device that knows whole blocks only says so, and changes nothing; else it is exact.
+fn what_is_discarded_or_zeroed_in_odd_sizes_harms_nothing_beside(shown: &dyn Shown) {
+    let (mut user, mut model) = (shown.user(), pattern(4, SIZE));
+    for (index, part) in model.chunks(LONGEST).enumerate() {
+        user.write(index * LONGEST, part, false).unwrap();
+    }
+    user.flush().unwrap();
+    for (at, length) in [(5, 1), (4095, 2), (100_000, 70_000), (512, 512), ((1 << 20) - 3, 9), (SIZE - 1, 1)]
+    {
+        match user.zero(at, length) {
+            Ok(()) => model[at..at + length].fill(0),
+            Err(errno) => assert_eq!(errno, Errno::INVAL, "{length} bytes at {at}"),
+        }
+        user.flush().unwrap();
+        user.forget();
+        assert!(shown.device().bytes(0, SIZE) == model, "zeroed {length} bytes at {at}");
+        // What is discarded may stay as it was, or be zeros.
+        let (at, length) = (at ^ (2 << 20), length.min(SIZE - (at ^ (2 << 20))));
+        user.discard(at, length).unwrap_or_else(|errno| assert_eq!(errno, Errno::INVAL));
+        let after = shown.device().bytes(0, SIZE);
+        let range = at..at + length;
+        let legal = |at: usize| after[at] == model[at] || after[at] == 0 && range.contains(&at);
+        assert!((0..SIZE).all(legal), "discarded {length} bytes at {at}");
+        model = after;
+    }
+}
+
+/// A kernel may cut such a request at the end of its block device; what is asked for behind the end alone is refused by all.
+fn nothing_is_discarded_or_zeroed_beyond_the_end(shown: &dyn Shown) {
+    let mut user = shown.user();
+    let data = pattern(5, 64 << 10);
+    let start = SIZE - data.len();
+    user.write(start, &data, true).unwrap();
+    for (at, length) in [(SIZE, 4096), (SIZE + (1 << 40), 4096)] {
+        assert!(user.discard(at, length).is_err(), "discard of {length} at {at}");
+        assert!(user.zero(at, length).is_err(), "zero of {length} at {at}");
+    }
+    for (at, length) in [(SIZE - 4096, 8192), (SIZE - 8192, 1 << 31)] {
+        for zero in [false, true] {
+            let done = if zero { user.zero(at, length) } else { user.discard(at, length) };
+            user.flush().unwrap();
+            user.forget();
+            let now = user.read(start, data.len()).unwrap();
+            let (before, behind) = now.split_at(at - start);
+            assert!(*before == data[..before.len()], "{length} bytes at {at}");
+            let is_cut = done.is_ok() && behind.iter().all(|byte| *byte == 0);
+            assert!(is_cut || *behind == data[before.len()..], "{length} bytes at {at}");
+            user.write(start, &data, true).unwrap();
+        }
+    }
+}
+
+/// Several write to the same blocks at once: each block is in the end what somebody wrote there last, whole, and everybody sees it.
+fn of_writes_at_the_same_time_one_counts(shown: &dyn Shown) {
+    const BLOCKS: usize = 16;
+    const ROUNDS: usize = 40;
+    let lasts: Vec<Vec<u8>> = std::thread::scope(|scope| {
+        let users: Vec<_> = (0..4).map(|number| (number, shown.user())).collect();
+        let writers = users.into_iter().map(|(number, mut user)| {
+            scope.spawn(move || {
+                let mut last = vec![0; BLOCKS];
+                for round in 0..ROUNDS {
+                    let at = (round * (2 * number + 1)) % BLOCKS;
+                    // Each value once: 1 to 160.
+                    last[at] = u8::try_from(number * ROUNDS + round + 1).unwrap();
+                    user.write(at * 4096, &[last[at]; 4096], round % 8 == 0).unwrap();
+                }
+                user.flush().unwrap();
+                last
+            })
+        });
+        writers.collect::<Vec<_>>().into_iter().map(|writer| writer.join().unwrap()).collect()
+    });
+    let (mut one, mut other) = (shown.user(), shown.user());
+    one.forget();
+    let seen = one.read(0, BLOCKS * 4096).unwrap();
+    assert!(other.read(0, BLOCKS * 4096).unwrap() == seen);
+    assert!(shown.device().durable(0, BLOCKS * 4096) == seen, "all have flushed");
+    for (at, block) in seen.chunks(4096).enumerate() {
+        assert!(block.iter().all(|byte| *byte == block[0]), "block {at} is of several writes");
+        assert!(lasts.iter().any(|last| last[at] == block[0]), "block {at} is {}, of {lasts:?}", block[0]);
+    }
+}
+
 fn nothing_is_beyond_the_end(shown: &dyn Shown) {
     let mut user = shown.user();
     assert!(user.read(SIZE - 100, 101).is_err());
@@ -351,6 +472,19 @@ fn who_leaves_disturbs_nobody(shown: &dyn Shown) {
     }
 }
 
+fn who_leaves_with_requests_under_way_disturbs_nobody(shown: &dyn Shown) {
+    let mut stays = shown.user();
+    let data = pattern(6, 1 << 20);
+    stays.write(2 << 20, &data, true).unwrap();
+    for round in 0..3 {
+        shown.abandon();
+        assert!(stays.read(2 << 20, data.len()).unwrap() == data, "round {round}");
+        stays.write(0, &data, true).unwrap();
+        stays.forget();
+        assert!(stays.read(2 << 20, data.len()).unwrap() == data, "round {round}");
+    }
+}
+
 fn run(turn: Option<Turn>, show: fn() -> Box<dyn Shown>, check: fn(&dyn Shown)) {
     if turn.is_none() {
         return;
@@ -369,9 +503,13 @@ macro_rules! with_all_checks {
             a_flush_covers_what_others_wrote,
             fua_is_durable_at_once,
             what_was_discarded_or_zeroed_reads_as_zeros,
+            what_is_discarded_or_zeroed_in_odd_sizes_harms_nothing_beside,
+            nothing_is_discarded_or_zeroed_beyond_the_end,
+            of_writes_at_the_same_time_one_counts,
             nothing_is_beyond_the_end,
             a_corrupt_block_is_an_error_there_and_nowhere_else,
-            who_leaves_disturbs_nobody
+            who_leaves_disturbs_nobody,
+            who_leaves_with_requests_under_way_disturbs_nobody
         ]);
     };
 }
