@@ -6,7 +6,7 @@ use export::nbd::wire;
 use seal::slot::{AREA_SIZE, KeySlots};
 use volume::format::backup::{self, HeaderBackup};
 use volume::format::entry::{ENTRY_SIZE, entry_at, put_entry};
-use volume::format::header::{Header, mac, put_mac};
+use volume::format::header::{Header, SIGNED, mac, put_mac};
 use volume::format::probe::Probe;
 use volume::format::record::{self, RECORD_HEADER, RecordHeader};
 use volume::format::salts::{self, put_salt, salt_at};
@@ -61,6 +61,9 @@ pub fn entry(page: &[u8]) {
 pub fn header(page: &[u8]) {
     let Ok(header) = Header::decode(page) else { return };
     let mut again = header.encode_unsigned();
+    // Of the key slots as well, which are not here.
+    let digest = SIGNED - 32..SIGNED;
+    again[digest.clone()].copy_from_slice(&page[digest]);
     put_mac(&mut again, mac(page).expect("what was decoded is a block"));
     assert_eq!(again, page);
     let geometry = header.geometry;

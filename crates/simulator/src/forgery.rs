@@ -85,6 +85,7 @@ impl Simulation {
                 }
             }
             let mut changed = header.encode_unsigned();
+            header::put_digest(&mut changed, genuine.block(at + 1));
             header::put_mac(&mut changed, header::mac(page).ok()?);
             self.store.tamper(|image| image.set(at, &changed));
             found = true;

@@ -6,7 +6,7 @@ use seal::SecretBytes;
 use seal::slot::{Argon2Params, Credential, SlotInfo, SlotLimits};
 use store::BLOCK_SIZE;
 use store::hostile::Image;
-use volume::format::header::Header;
+use volume::format::header::{self, Header};
 use volume::{Driven, Error, KeyChange, Kind, change_keys};
 
 use crate::simulation::{Failure, Outcomes, Simulation, say};
@@ -182,15 +182,16 @@ impl Simulation {
             .map_err(|error| Failure(format!("changing the keys: {error}")))
     }
 
-    /// Header and key slots of each copy that the anchor vouches for; without an anchor, of both.
+    /// Header and key slots of each copy that the anchor vouches for; without an anchor, of each that is whole.
     pub(crate) fn copies_in_force<'a>(
         &self,
         image: &'a Image,
     ) -> impl Iterator<Item = (&'a [u8; BLOCK_SIZE], &'a [u8; BLOCK_SIZE])> {
         let anchored = self.anchor.held().map(|stamp| stamp.header_digest);
         let copies = [0, 2].map(|at| (image.block(at), image.block(at + 1)));
-        copies.into_iter().filter(move |(header, slots)| {
-            anchored.is_none_or(|digest| digest == seal::sha256(&[*header, *slots]))
+        copies.into_iter().filter(move |(header, slots)| match anchored {
+            Some(digest) => digest == seal::sha256(&[*header, *slots]),
+            None => header::is_whole(header, *slots) == Some(true),
         })
     }
 

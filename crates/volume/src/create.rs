@@ -291,11 +291,13 @@ pub(crate) fn sign_header(
     key: &VolumeKey,
 ) -> Result<[u8; 2 * BLOCK_SIZE]> {
     let mut page = header.encode_unsigned();
+    let area = slots.encode();
+    header::put_digest(&mut page, &area);
     let mac = key.mac("header").sign(&[header::signed_part(&page)?]);
     header::put_mac(&mut page, &mac);
     let mut bytes = [0; 2 * BLOCK_SIZE];
     bytes[..BLOCK_SIZE].copy_from_slice(&page);
-    bytes[BLOCK_SIZE..].copy_from_slice(&slots.encode());
+    bytes[BLOCK_SIZE..].copy_from_slice(&area);
     Ok(bytes)
 }
 

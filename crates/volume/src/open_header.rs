@@ -64,44 +64,8 @@ pub(crate) async fn open_pair(
     vouching: Vouching,
 ) -> Result<Opened> {
     check_header_fits(environment)?;
-    let mut pairs = Vec::new();
-    let (mut refused, mut unreadable) = (None, None);
-    for first in COPIES {
-        let bytes = match read_pair(io, first).await {
-            Ok(bytes) => bytes,
-            // The anchor says whether the other one counts. Where nothing does, this one may be the newer.
-            Err(error) if stamp.is_some() => {
-                unreadable.get_or_insert(error);
-                continue;
-            }
-            Err(error) => return Err(error),
-        };
-        match check_pair(&bytes, policy, options) {
-            Ok((header, slots)) => {
-                let digest = seal::sha256(&[&*bytes]);
-                let vouched = stamp.as_ref().is_none_or(|stamp| stamp.header_digest == digest);
-                if vouched || vouching == Vouching::Preferred || mutated(Mutation::DigestNotCompared) {
-                    pairs.push((header, slots, digest, bytes, vouched));
-                } else {
-                    refused.get_or_insert_with(|| {
-                        Error::new(
-                            Kind::Stale,
-                            "the header or its key slots are not the ones that the anchor vouches for: they were changed, or an older copy was put back. Attach the current image",
-                        )
-                    });
-                }
-            }
-            // What is wrong with the copy in force says more than what is wrong with another.
-            Err(error)
-                if stamp.as_ref().is_some_and(|stamp| stamp.header_digest == seal::sha256(&[&*bytes])) =>
-            {
-                refused = Some(error);
-                unreadable = None;
-            }
-            Err(error) => drop(refused.get_or_insert(error)),
-        }
-    }
-    pairs.sort_by_key(|(header, .., vouched)| std::cmp::Reverse((*vouched, header.generation)));
+    let Offered { pairs, refused, unreadable } =
+        read_pairs(io, policy, options, stamp.as_ref(), vouching).await?;
     if pairs.is_empty() {
         if let Some(error) = unreadable {
             return Err(error);
@@ -111,13 +75,18 @@ pub(crate) async fn open_pair(
             None => Error::new(Kind::Corrupt, "there is no header").on(&environment.store.name()),
         });
     }
-    check_store(environment, &pairs[0].0)?;
+    check_store(environment, &pairs[0].header)?;
     let (mut locked, mut foreign) = (None, None);
-    for (header, slots, digest, pair, _) in pairs {
+    for Checked { header, slots, digest, pair, .. } in pairs {
         let key = match unlock(&header, &slots, &pair, credential, options) {
             Ok(key) => key,
             Err(error) => {
                 locked.get_or_insert(error);
+                // Where no anchor says which one counts, it is the newest that is whole: for everybody, and not the newest that this
+                // credential opens, or two users could each go on with a state of his own.
+                if policy.freshness == Freshness::Off && whole(&pair) == Some(true) {
+                    break;
+                }
                 continue;
             }
         };
@@ -138,6 +107,86 @@ pub(crate) async fn open_pair(
         (locked, _) => locked.unwrap_or_else(|| Error::new(Kind::Locked, "no key slot opens")),
     };
     Err(error.on(&environment.store.name()))
+}
+
+/// A pair that the policy accepts.
+struct Checked {
+    header: Header,
+    slots: KeySlots,
+    digest: [u8; 32],
+    pair: Box<Pair>,
+    /// The stamp names it, or there is none.
+    vouched: bool,
+}
+
+/// What the store offers.
+struct Offered {
+    /// Whichever may be opened, the one in force first.
+    pairs: Vec<Checked>,
+    /// Why another may not; what is wrong with the one in force says more than what is wrong with another.
+    refused: Option<Error>,
+    unreadable: Option<Error>,
+}
+
+/// Reads both header pairs, and checks them as far as that goes without a key.
+async fn read_pairs(
+    io: &Io,
+    policy: &Policy,
+    options: &AttachOptions,
+    stamp: Option<&Stamp>,
+    vouching: Vouching,
+) -> Result<Offered> {
+    let mut offered = Offered { pairs: Vec::new(), refused: None, unreadable: None };
+    for first in COPIES {
+        let pair = match read_pair(io, first).await {
+            Ok(pair) => pair,
+            // The anchor says whether the other one counts. Where nothing does, this one may be the newer.
+            Err(error) if stamp.is_some() => {
+                offered.unreadable.get_or_insert(error);
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let digest = seal::sha256(&[&*pair]);
+        let vouched = stamp.is_none_or(|stamp| stamp.header_digest == digest);
+        let checked = check_pair(&pair, policy, options);
+        let checked =
+            if stamp.is_none() { checked.and_then(|pairs| check_whole(&pair, pairs)) } else { checked };
+        match checked {
+            Ok((header, slots))
+                if vouched || vouching == Vouching::Preferred || mutated(Mutation::DigestNotCompared) =>
+            {
+                offered.pairs.push(Checked { header, slots, digest, pair, vouched });
+            }
+            Ok(_) => drop(offered.refused.get_or_insert_with(not_vouched)),
+            Err(error) => offered.refuse(error, stamp.map(|_| vouched)),
+        }
+    }
+    offered.pairs.sort_by_key(|pair| std::cmp::Reverse((pair.vouched, pair.header.generation)));
+    Ok(offered)
+}
+
+impl Offered {
+    /// Keeps the error that says most. `vouched`: what the stamp says of this pair, if there is one.
+    fn refuse(&mut self, error: Error, vouched: Option<bool>) {
+        let is_in_force = vouched == Some(true);
+        // What was written in part says less than what the policy does not accept.
+        let torn_before = self.refused.as_ref().is_some_and(|before| before.kind() == Kind::Corrupt);
+        let says_more = vouched.is_none() && torn_before && error.kind() == Kind::Policy;
+        if is_in_force || says_more || self.refused.is_none() {
+            self.refused = Some(error);
+        }
+        if is_in_force {
+            self.unreadable = None;
+        }
+    }
+}
+
+fn not_vouched() -> Error {
+    Error::new(
+        Kind::Stale,
+        "the header or its key slots are not the ones that the anchor vouches for: they were changed, or an older copy was put back. Attach the current image",
+    )
 }
 
 /// The anchor's stamp, if there is an anchor. Whether its MAC holds, only the volume key can say.
@@ -184,6 +233,23 @@ pub(crate) fn unlock(
         ));
     }
     Ok(key)
+}
+
+/// Where no stamp says which pair counts: one that was written to the end.
+fn check_whole<T>(bytes: &Pair, checked: T) -> Result<T> {
+    match whole(bytes) {
+        Some(false) => Err(Error::new(
+            Kind::Corrupt,
+            "header and key slots do not belong together: they are damaged, or were written in part only. Restore them from a header backup",
+        )),
+        _ => Ok(checked),
+    }
+}
+
+/// Whether a pair was written to the end, if it says so.
+fn whole(pair: &Pair) -> Option<bool> {
+    let (page, area) = pair.split_first_chunk()?;
+    header::is_whole(page, area)
 }
 
 /// Whether a header's MAC holds.
@@ -269,8 +335,8 @@ pub(crate) fn check_pair(
     policy: &Policy,
     options: &AttachOptions,
 ) -> Result<(Header, KeySlots)> {
-    let (header, area) = bytes.split_at(BLOCK_SIZE);
-    let header = Header::decode_as(header, options.shape)?;
+    let (page, area) = bytes.split_at(BLOCK_SIZE);
+    let header = Header::decode_as(page, options.shape)?;
     if !mutated(Mutation::PolicyIgnored) {
         policy.check_header(&header).map_err(|error| Error::new(Kind::Policy, error.to_string()))?;
     }

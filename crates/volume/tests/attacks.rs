@@ -11,7 +11,7 @@ use common::medium::{self, Image};
 use common::{Bench, Session, StillClock, options, page};
 use futures::FutureExt;
 use store::{BLOCK_SIZE, MemoryStore};
-use volume::format::header::{Header, mac, put_mac};
+use volume::format::header::{Header, mac, put_digest, put_mac};
 use volume::format::protections::{Freshness, SuiteCode};
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;
@@ -273,6 +273,7 @@ fn a_header_that_claims_something_else_is_refused_and_nothing_is_written() {
     ];
     for (header, expected) in claims {
         let mut block = header.encode_unsigned();
+        put_digest(&mut block, &genuine[1]);
         put_mac(&mut block, mac(&genuine[0]).expect("a block"));
         for place in [0, 2] {
             put(&bench, place, &block[..]);
@@ -288,6 +289,7 @@ fn a_header_that_claims_something_else_is_refused_and_nothing_is_written() {
     let mut header = Header::decode(&genuine[0]).expect("a header");
     header.generation += 1;
     let mut block = header.encode_unsigned();
+    put_digest(&mut block, &genuine[1]);
     put_mac(&mut block, mac(&genuine[0]).expect("a block"));
     [0, 2].into_iter().for_each(|place| put(&bench, place, &block[..]));
     assert_eq!(refusal(&bench, &policy), Some(Kind::Corrupt));

@@ -63,10 +63,11 @@ impl Image {
     pub fn forge_header(&self, change: impl Fn(&mut Header)) -> Result<(), Failure> {
         let forged = |error| Failure::internal(format!("the demo's own header: {error}"));
         for block in [0, 2] {
-            let page = self.read(block, 1)?;
+            let (page, slots) = (self.read(block, 1)?, self.read(block + 1, 1)?);
             let mut header = Header::decode(&page).map_err(forged)?;
             change(&mut header);
             let mut changed = header.encode_unsigned();
+            header::put_digest(&mut changed, &slots);
             header::put_mac(&mut changed, header::mac(&page).map_err(forged)?);
             self.write(block, &changed)?;
         }
@@ -75,7 +76,8 @@ impl Image {
 
     /// Puts key slots of its own into both copies.
     pub fn put_slots(&self, slots: &[u8]) -> Result<(), Failure> {
-        [1, 3].into_iter().try_for_each(|block| self.write(block, slots))
+        [1, 3].into_iter().try_for_each(|block| self.write(block, slots))?;
+        self.forge_header(|_| ())
     }
 
     /// Overwrites everything with zeros.

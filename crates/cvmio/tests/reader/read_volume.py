@@ -90,6 +90,7 @@ class Volume:
         self.id = bytes.fromhex(policy["volume"])
         must(self.stamp[16:32] == self.id, "the anchor is another volume's")
         self.header, slots = self.find_header()
+        must(self.header[4032:4064] in (bytes(32), sha256(self.header[:4032] + slots)), "header and slots are not whole")
         must(self.header[:12] == b"cvmioVOL\1\0\0\0" and self.header[16:32] == self.id, "not this volume's header")
         must(self.header[32] == 1 and self.header[33] == 3, "not a volume that this can read")
         must(self.header[72] == 0 and self.header[1096] == 0, "grown, or in a change of key")

@@ -16,13 +16,16 @@ pub const VERSION: u32 = 1;
 pub const SIGNED: usize = 4064;
 /// Bytes of the MAC.
 pub const MAC_SIZE: usize = 32;
+/// Where the digest of header and key slots stands: in the last sector, the MAC's.
+const DIGEST: std::ops::Range<usize> = SIGNED - DIGEST_SIZE..SIGNED;
+const DIGEST_SIZE: usize = 32;
 
 const WHAT: &str = "header";
 const GROWTH_SIZE: usize = 16;
 /// Reserved bytes behind the growths, and behind what a change of key says.
-const RESERVED: [usize; 2] = [760, 2664];
+const RESERVED: [usize; 2] = [760, 2632];
 
-/// The header, without its MAC.
+/// The header, without its digest and its MAC.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
     /// Raised by every change of header or key slots; from 1.
@@ -46,7 +49,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Lays the header out, with zeros in place of the MAC.
+    /// Lays the header out, with zeros in place of digest and MAC.
     pub fn encode_unsigned(&self) -> Page {
         let geometry = &self.geometry;
         let mut sizes = geometry.sizes();
@@ -75,11 +78,11 @@ impl Header {
         growths
             .skip(left + RESERVED[0])
             .put(&Rekeying::encode(self.rekeying.as_ref()))
-            .skip(RESERVED[1] + MAC_SIZE)
+            .skip(RESERVED[1] + DIGEST_SIZE + MAC_SIZE)
             .end()
     }
 
-    /// Reads a header of the standard shape. The MAC is the caller's to check, and the policy to compare.
+    /// Reads a header of the standard shape. Digest and MAC are the caller's to check, and the policy to compare.
     ///
     /// # Errors
     /// When `page` is not one block, or a field is unknown, out of bounds or in contradiction to another.
@@ -109,6 +112,7 @@ impl Header {
         reader.zeros(RESERVED[0], "reserved")?;
         let rekeying = Rekeying::decode(&reader.array::<REKEYING_SIZE>("re-keying")?)?;
         reader.zeros(RESERVED[1], "reserved")?;
+        reader.array::<DIGEST_SIZE>("digest")?;
         reader.array::<MAC_SIZE>("MAC")?;
         reader.end()?;
 
@@ -158,6 +162,24 @@ pub fn mac(page: &[u8]) -> Result<&[u8; MAC_SIZE], Malformed> {
 /// Enters a header's MAC.
 pub fn put_mac(page: &mut Page, mac: &[u8; MAC_SIZE]) {
     page[SIGNED..].copy_from_slice(mac);
+}
+
+/// Enters the digest of a header and the key slots beside it. It comes before the MAC, which covers it.
+pub fn put_digest(page: &mut Page, slots: &[u8]) {
+    let digest = digest(page, slots);
+    page[DIGEST].copy_from_slice(&digest);
+}
+
+/// Whether a header and the key slots beside it were written together, and to the end: what a write that was cut short leaves is told from
+/// a pair that counts without any key, since one that opens some slots and not others would make it depend on who asks. `None` where the
+/// header has no digest. Against damage only: a host can make one.
+pub fn is_whole(page: &Page, slots: &[u8]) -> Option<bool> {
+    let found = &page[DIGEST];
+    (found != [0; DIGEST_SIZE]).then(|| found == digest(page, slots))
+}
+
+fn digest(page: &Page, slots: &[u8]) -> [u8; DIGEST_SIZE] {
+    seal::sha256(&[&page[..DIGEST.start], slots])
 }
 
 fn split(page: &[u8]) -> Result<(&[u8], &[u8; MAC_SIZE]), Malformed> {

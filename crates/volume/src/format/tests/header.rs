@@ -10,6 +10,8 @@ use crate::geometry::{Geometry, Shape};
 
 const AGAIN: Again = |bytes| {
     let mut page = Header::decode(bytes)?.encode_unsigned();
+    let digest = SIGNED - 32..SIGNED;
+    page[digest.clone()].copy_from_slice(&bytes[digest]);
     put_mac(&mut page, mac(bytes)?);
     Ok(page.to_vec())
 };
@@ -65,12 +67,32 @@ proptest! {
 #[test]
 fn reserved_bytes_are_refused() {
     let page = valid().encode_unsigned();
-    for reserved in [36..40, 59..60, 72..1096, 1097..4064] {
+    for reserved in [36..40, 59..60, 72..1096, 1097..4032] {
         reserved_is_refused(&page, reserved, AGAIN);
     }
     let page = Header { rekeying: Some(rekeying()), ..valid() }.encode_unsigned();
-    for reserved in [72..1096, 1097..1100, 1216..4064] {
+    for reserved in [72..1096, 1097..1100, 1216..4032] {
         reserved_is_refused(&page, reserved, AGAIN);
+    }
+}
+
+#[test]
+fn the_digest_is_of_all_but_itself_and_the_mac() {
+    let slots = [3; BLOCK_SIZE];
+    let mut page = valid().encode_unsigned();
+    assert_eq!(is_whole(&page, &slots), None, "before there was one");
+    put_digest(&mut page, &slots);
+    put_mac(&mut page, &[0xff; MAC_SIZE]);
+    assert_eq!((is_whole(&page, &slots), Header::decode(&page)), (Some(true), Ok(valid())));
+    for at in (0..SIGNED).step_by(31).chain([SIGNED - 1]) {
+        let mut changed = page;
+        changed[at] ^= 1;
+        assert_eq!(is_whole(&changed, &slots), Some(false), "byte {at}");
+    }
+    for at in [0, 511, 512, 4095] {
+        let mut changed = slots;
+        changed[at] ^= 1;
+        assert_eq!(is_whole(&page, &changed), Some(false), "byte {at} of the key slots");
     }
 }
 
