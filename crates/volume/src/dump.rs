@@ -11,7 +11,7 @@ use crate::attach::{AttachOptions, keyring};
 use crate::core::Environment;
 use crate::error::{Error, Kind, Result};
 use crate::format::entry::Entry;
-use crate::format::header::Header;
+use crate::format::header::{self, Header};
 use crate::format::superblock::{Leg, Superblock};
 use crate::geometry::Shape;
 use crate::io::{Driven, Io};
@@ -45,6 +45,9 @@ pub struct CopyDump {
     pub digest: String,
     /// Whether the anchor vouches for it; `None` without an anchor.
     pub anchored: Option<bool>,
+    /// Whether header and key slots were written together, and to the end; `None` where nothing says it. Without an anchor, one that was not
+    /// does not count.
+    pub whole: Option<bool>,
     /// Whether its MAC was checked and holds.
     pub verified: bool,
     /// The header, or why it is none.
@@ -225,6 +228,7 @@ async fn copy(io: &Io, block: u64, vouched: Option<[u8; 32]>, shape: Shape) -> R
         block,
         digest: hex::encode(digest),
         anchored: vouched.map(|vouched| vouched == digest),
+        whole: header::is_whole(&header, &area),
         verified: false,
         header: match Header::decode_as(&header, shape) {
             Ok(header) => Read::Ok(header_dump(&header)),

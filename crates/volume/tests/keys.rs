@@ -180,6 +180,7 @@ fn a_dump_shows_structure_and_no_secret() {
     let full = dump::dump(bench.environment.clone(), Some(policy), Some(credential()), options);
     let full = full.unwrap().block().unwrap();
     assert!(full.copies.iter().all(|copy| copy.verified && copy.anchored == Some(true)));
+    assert!(full.copies.iter().all(|copy| copy.whole == Some(true)));
     let superblocks = full.superblocks.unwrap();
     assert!(superblocks.iter().any(|superblock| superblock.mapped_blocks == 1), "{superblocks:?}");
     assert_eq!(full.stamp.unwrap().state, "released");

@@ -145,7 +145,8 @@ fn copy_text(copy: &CopyDump, lines: &mut Vec<String>) {
         (Some(true), false) => "anchored",
         (None, false) => "unverified",
     };
-    lines.push(format!("header at block {}: {standing}\n  digest  {}", copy.block, copy.digest));
+    let torn = if copy.whole == Some(false) { ", damaged or written in PART only" } else { "" };
+    lines.push(format!("header at block {}: {standing}{torn}\n  digest  {}", copy.block, copy.digest));
     match &copy.header {
         Read::Ok(header) => {
             lines.push(format!(
