@@ -1,6 +1,9 @@
 //! What must hold for any bytes that the host, a client or a file hands to one of the decoders: nothing panics, and what is accepted is laid
 //! out again to the byte. The fuzzer's targets call these, and so does `crates/cvmio/tests/corpus.rs`, with every file in `seeds/`.
 
+mod session;
+pub use session::session;
+
 use anchor::{STAMP_SIZE, Stamp, State};
 use export::nbd::wire;
 use seal::slot::{AREA_SIZE, KeySlots};
@@ -19,7 +22,7 @@ use volume::policy::Policy;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them. Each has a file in `fuzz_targets/` and a directory in `seeds/`.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 14] = [
     ("backup", backup),
     ("entry", entry),
     ("header", header),
@@ -29,6 +32,7 @@ pub const TARGETS: [Target; 13] = [
     ("probe", probe),
     ("record", record),
     ("salts", salts),
+    ("session", session),
     ("slots", slots),
     ("stamp", stamp),
     ("stream", stream),
