@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use common::{Desk, snapshot};
+use volume::format::header;
 
 const ATTACH: &str = "volume attach disk.img --key-file key";
 
@@ -52,6 +53,14 @@ fn fill(desk: &Desk, byte: u8) {
 fn poke_both(desk: &Desk, offset: u64, bytes: &[u8]) {
     poke(desk, "disk.img", offset, bytes);
     poke(desk, "disk.img", offset + 8192, bytes);
+    // A host knows how header and key slots are said to belong together.
+    let content = desk.read("disk.img");
+    for pair in [0, 8192] {
+        let (page, rest) = content[pair..].split_first_chunk().unwrap();
+        let mut page = *page;
+        header::put_digest(&mut page, &rest[..4096]);
+        poke(desk, "disk.img", pair as u64, &page);
+    }
 }
 
 fn other_volume(desk: &Desk) {

@@ -46,6 +46,7 @@ const SYSTEM: &[&str] = &[
     "tar",
     "udev",
     "util-linux",
+    "xfsprogs",
 ];
 /// What nothing in a guest reads.
 const LEFT_OUT: &[&str] = &[

@@ -40,9 +40,15 @@ cvmio volume deactivate ledger
 # It runs from a file that has no name any more, and as long as such a file is there, nothing is mounted read-only.
 while grep -qs cvmio /proc/$daemon/cmdline; do sleep 0.1; done
 cat > /etc/cvmiotab <<END
-ledger /dev/vdb /etc/cvmio/ledger.toml key-file:/etc/cvmio/ledger.key fs=ext4,mountpoint=/srv/ledger
+ledger /dev/vdb /etc/cvmio/ledger.toml key-file:/etc/cvmio/ledger.key fs=ext4,mountpoint=/srv/ledger,tamper-hook=/usr/local/bin/hook
 broken /dev/vdc /etc/cvmio/broken.toml key-file:/etc/cvmio/wrong.key fs=ext4,mountpoint=/srv/broken,nofail
+scratch /dev/vdd /etc/cvmio/scratch.toml key-file:/etc/cvmio/ledger.key as=ublk,fs=xfs,mountpoint=/srv/scratch,provision=thin,on-tamper=stop
 END
+# Made at the first boot.
+cvmio volume prepare /etc/cvmio/scratch.toml --size 320M --anchor file:/var/lib/cvmio/scratch.anchor
+mkdir -p /usr/local/bin
+printf '#!/bin/sh\necho "$CVMIO_NAME $CVMIO_KIND" >> /root/told\n' > /usr/local/bin/hook
+chmod +x /usr/local/bin/hook
 SCRIPT
 chroot /mnt /bin/bash /root/script
 mount -o remount,ro /mnt
@@ -83,9 +89,38 @@ kill -9 "$daemon"
 systemctl restart cvmio@ledger
 [ "$(cat /srv/ledger/file | tr '\n' ' ')" = 'first second third ' ]
 
+# One that systemd has made, on a ublk device that outlives its daemon.
+systemctl is-active cvmio@scratch.service srv-scratch.mount
+findmnt -n -o SOURCE,FSTYPE /srv/scratch | grep '^/dev/ublkb0 *xfs'
+echo kept > /srv/scratch/file
+sync /srv/scratch/file
+daemon=$(cvmio volume status scratch --json | sed -n 's/.*"process": *\([0-9]*\).*/\1/p')
+kill -9 "$daemon"
+cvmio volume activate scratch
+[ "$(cat /srv/scratch/file)" = kept ]
+systemctl stop cvmio@scratch
+[ ! -e /dev/ublkb0 ]
+[ ! -e /root/told ]
+
+# The host puts an older state back: the journal says so, and the hook is run.
+systemctl stop cvmio@ledger
+cp --sparse=always /dev/vdb /root/old
+systemctl start cvmio@ledger
+echo fourth >> /srv/ledger/file
+systemctl stop cvmio@ledger
+cp --sparse=always /dev/vdb /root/new
+dd if=/root/old of=/dev/vdb bs=1M conv=fsync 2>/dev/null
+must_fail systemctl start cvmio@ledger
+[ "$(property ExecMainStatus cvmio@ledger)" = 5 ]
+[ "$(cat /root/told)" = 'ledger stale' ]
+journalctl --no-pager -o cat MESSAGE_ID=6d68ac3b75fc44b1992387937ea2538c CVMIO_NAME=ledger | grep 'cannot be attached'
+dd if=/root/new of=/dev/vdb bs=1M conv=fsync 2>/dev/null
+rm /root/old /root/new
+systemctl start cvmio@ledger
+
 # In use, and not flushed, when the machine goes down.
 sleep 1000 < /srv/ledger/file &
-echo fourth >> /srv/ledger/file
+echo fifth >> /srv/ledger/file
 "#;
 
 /// What is left: of a clean end, with all that was written.
@@ -98,7 +133,7 @@ cvmio volume dump /dev/vdb --policy /mnt/etc/cvmio/ledger.toml
 cvmio volume attach /dev/vdb --name ledger --policy /mnt/etc/cvmio/ledger.toml --key-file /mnt/etc/cvmio/ledger.key --loop
 mkdir /ledger
 mount -t ext4 -o ro,noload /dev/loop0 /ledger
-[ "$(cat /ledger/file | tr '\n' ' ')" = 'first second third fourth ' ]
+[ "$(cat /ledger/file | tr '\n' ' ')" = 'first second third fourth fifth ' ]
 umount /ledger
 cvmio volume detach ledger
 "#;
@@ -112,8 +147,12 @@ fn the_package_is_installed_and_systemd_runs_its_units() {
         system.copy(&format!("packages/{name}.deb"), &package);
     }
     let root = system.disk("root", 512 << 20);
-    let (ledger, broken) = (bed.disk("ledger", 128 << 20), bed.disk("broken", 128 << 20));
-    let boot = || bed.guest().disk(&root).disk(&ledger).disk(&broken).limit(Duration::from_secs(480));
+    let disk = |name, size: u64| bed.disk(name, size << 20);
+    let (ledger, broken, scratch) = (disk("ledger", 128), disk("broken", 128), disk("scratch", 512));
+    let boot = || {
+        let guest = bed.guest().disk(&root).disk(&ledger).disk(&broken).disk(&scratch);
+        guest.limit(Duration::from_secs(480))
+    };
     let plain = || boot().modules(&["fuse", "loop", "ext4"]);
     let _ = plain().succeed(INSTALL);
     let said = boot().system().succeed(UNITS);
