@@ -2,12 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 
 use anchor::MemoryAnchor;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use seal::SecretBytes;
 use seal::slot::{Argon2Params, Credential};
 use store::{Buffer, Completion, MemoryStore, Operation, Queue, Store};
@@ -15,6 +17,9 @@ use volume::format::protections::{Freshness, Provision, SuiteCode};
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;
 use volume::{AttachOptions, CreateOptions, Environment, Volume};
+
+/// How long a queue sleeps at most that watches descriptors.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// What is wrong with a store.
 #[derive(Clone)]
@@ -35,6 +40,7 @@ struct TroubledQueue {
     inner: Box<dyn Queue>,
     trouble: Trouble,
     failing: BTreeSet<u64>,
+    watching: Vec<(u64, Arc<OwnedFd>)>,
 }
 
 impl Store for Troubled {
@@ -52,7 +58,8 @@ impl Store for Troubled {
             return Err(error("queue", rustix::io::Errno::NOMEM));
         }
         let inner = self.memory.queue(depth)?;
-        Ok(Box::new(TroubledQueue { inner, trouble: self.trouble.clone(), failing: BTreeSet::new() }))
+        let trouble = self.trouble.clone();
+        Ok(Box::new(TroubledQueue { inner, trouble, failing: BTreeSet::new(), watching: Vec::new() }))
     }
 }
 
@@ -61,6 +68,18 @@ fn error(operation: &'static str, errno: rustix::io::Errno) -> store::Error {
 }
 
 impl TroubledQueue {
+    /// What the memory's queue can't: it has no descriptors.
+    fn look(&mut self, ended: &mut Vec<Completion>) {
+        self.watching.retain(|(token, descriptor)| {
+            let mut looked = [PollFd::new(descriptor, PollFlags::IN)];
+            let nothing = poll(&mut looked, Some(&Timespec::default())).unwrap() == 0;
+            if !nothing {
+                ended.push(Completion { token: *token, buffer: None, result: Ok(()) });
+            }
+            nothing
+        });
+    }
+
     fn spoil(&mut self, ended: &mut [Completion]) {
         for completion in ended.iter_mut().filter(|completion| self.failing.remove(&completion.token)) {
             completion.result = Err(error("write", rustix::io::Errno::IO));
@@ -86,12 +105,20 @@ impl Queue for TroubledQueue {
         let before = completions.len();
         self.inner.poll(completions);
         self.spoil(&mut completions[before..]);
+        self.look(completions);
     }
 
     fn wait(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) {
         let before = completions.len();
-        self.inner.wait(timeout, completions);
+        let most = if self.watching.is_empty() { Duration::MAX } else { LOOK };
+        self.inner.wait(timeout.map(|timeout| timeout.min(most)), completions);
         self.spoil(&mut completions[before..]);
+        self.look(completions);
+    }
+
+    fn watch(&mut self, token: u64, descriptor: Arc<OwnedFd>) -> bool {
+        self.watching.push((token, descriptor));
+        true
     }
 
     fn waker(&self) -> Waker {

@@ -1,5 +1,6 @@
 //! Requests of any offset and length, on a device that knows whole blocks only.
 
+use crate::attend::Attend;
 use crate::device::{BLOCK_SIZE, Device, Done, Found, Memory, Request};
 use crate::range_lock::{Guard, Mode, RangeLock};
 use bytes::Bytes;
@@ -29,6 +30,11 @@ impl Aligned {
     /// As [`Device::memory`].
     pub(crate) fn memory(&self, bytes: usize) -> Memory {
         self.device.memory(bytes)
+    }
+
+    /// As [`Device::attendant`].
+    pub(crate) fn attendant(&self) -> Option<&dyn Attend> {
+        self.device.attendant()
     }
 
     /// As [`Device::allocated`]: for whole blocks only, since that is what is allocated.

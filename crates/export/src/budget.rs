@@ -6,7 +6,11 @@
 //!
 //! Who must wait does so where requests are taken, and never where they end: what ends is what others wait for.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use futures::executor::block_on;
+use std::future::poll_fn;
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 
 /// Most bytes of reads and writes that a front end has in flight for one client, such as the kernel of this machine. Who wants more waits:
 /// what is in flight takes memory here, and a disk is busy with a few megabytes.
@@ -33,13 +37,12 @@ pub(crate) struct Limits {
 pub(crate) struct Budget {
     limits: Limits,
     state: Mutex<State>,
-    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     common: u64,
-    waiting: usize,
+    waiting: Vec<Waker>,
 }
 
 /// A connection's share.
@@ -59,7 +62,7 @@ pub(crate) struct Permit {
 
 impl Budget {
     pub(crate) fn new(limits: Limits) -> Arc<Budget> {
-        Arc::new(Budget { limits, state: Mutex::default(), changed: Condvar::new() })
+        Arc::new(Budget { limits, state: Mutex::default() })
     }
 
     /// The share of a client that has no others beside it.
@@ -77,24 +80,31 @@ impl Budget {
 }
 
 impl Share {
-    /// Waits until so many bytes, at most [`Limits::own`], may be in flight.
-    pub(crate) fn acquire(self: &Arc<Share>, bytes: u64) -> Permit {
+    /// Waits on this thread until so many bytes, at most [`Limits::own`], may be in flight.
+    pub(crate) fn wait(self: &Arc<Share>, bytes: u64) -> Permit {
+        block_on(self.acquire(bytes))
+    }
+
+    /// Ends when so many bytes, at most [`Limits::own`], may be in flight.
+    pub(crate) async fn acquire(self: &Arc<Share>, bytes: u64) -> Permit {
+        poll_fn(|context| self.poll(bytes, context)).await
+    }
+
+    fn poll(self: &Arc<Share>, bytes: u64, context: &Context<'_>) -> Poll<Permit> {
         let limits = self.budget.limits;
         let mut state = self.budget.lock();
-        loop {
-            let mut used = self.used();
-            let after = *used + bytes;
-            let more = after.saturating_sub(limits.own) - used.saturating_sub(limits.own);
-            if after <= limits.each && (more == 0 || state.common + more <= limits.common) {
-                *used = after;
-                state.common += more;
-                return Permit { share: Arc::clone(self), bytes };
-            }
-            drop(used);
-            state.waiting += 1;
-            state = self.budget.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-            state.waiting -= 1;
+        let mut used = self.used();
+        let after = *used + bytes;
+        let more = after.saturating_sub(limits.own) - used.saturating_sub(limits.own);
+        if after <= limits.each && (more == 0 || state.common + more <= limits.common) {
+            *used = after;
+            state.common += more;
+            return Poll::Ready(Permit { share: Arc::clone(self), bytes });
         }
+        if !state.waiting.iter().any(|waker| waker.will_wake(context.waker())) {
+            state.waiting.push(context.waker().clone());
+        }
+        Poll::Pending
     }
 
     fn used(&self) -> MutexGuard<'_, u64> {
@@ -110,9 +120,9 @@ impl Drop for Permit {
         let after = used.saturating_sub(self.bytes);
         state.common -= used.saturating_sub(budget.limits.own) - after.saturating_sub(budget.limits.own);
         *used = after;
-        if state.waiting > 0 {
-            budget.changed.notify_all();
-        }
+        let waiting = mem::take(&mut state.waiting);
+        drop((used, state));
+        waiting.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -128,7 +138,7 @@ mod tests {
     fn later(share: &Arc<Share>, bytes: u64) -> Receiver<Permit> {
         let (sender, receiver) = channel();
         let share = Arc::clone(share);
-        std::thread::spawn(move || sender.send(share.acquire(bytes)));
+        std::thread::spawn(move || sender.send(share.wait(bytes)));
         receiver
     }
 
@@ -136,14 +146,14 @@ mod tests {
     fn a_greedy_connection_stops_at_its_limit_and_leaves_the_others_their_share() {
         let budget = Budget::new(LIMITS);
         let (greedy, other, third) = (budget.share(), budget.share(), budget.share());
-        let held = [10, 10, 5].map(|bytes| greedy.acquire(bytes));
+        let held = [10, 10, 5].map(|bytes| greedy.wait(bytes));
         let waiting = later(&greedy, 1);
         assert!(waiting.recv_timeout(Duration::from_millis(50)).is_err());
         // 15 of the pool are gone: 10 of its own and 5 are left for another, and the third has its own.
-        let also = [10, 5].map(|bytes| other.acquire(bytes));
+        let also = [10, 5].map(|bytes| other.wait(bytes));
         let more = later(&other, 1);
         assert!(more.recv_timeout(Duration::from_millis(50)).is_err());
-        drop(third.acquire(10));
+        drop(third.wait(10));
         drop(held);
         assert!(waiting.recv_timeout(Duration::from_secs(5)).is_ok());
         assert!(more.recv_timeout(Duration::from_secs(5)).is_ok());
@@ -159,7 +169,7 @@ mod tests {
             let shares = [budget.share(), budget.share(), budget.share()];
             let mut permits = Vec::new();
             for (which, bytes, give_back) in steps {
-                permits.push(shares[which].acquire(bytes));
+                permits.push(shares[which].wait(bytes));
                 if give_back {
                     permits.swap_remove(permits.len() / 2);
                 }

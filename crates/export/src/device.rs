@@ -1,5 +1,6 @@
 //! What front ends need of a volume.
 
+use crate::attend::Attend;
 use bytes::Bytes;
 use rustix::io::Errno;
 
@@ -107,6 +108,10 @@ pub trait Device: Send + Sync + 'static {
     /// Accepts a request, without waiting for its end. Any number may be in flight; between two that overlap
     /// any order is right, as long as it is an order.
     fn submit(&self, request: Request, done: Done);
+    /// The threads that end requests, if they serve clients, too.
+    fn attendant(&self) -> Option<&dyn Attend> {
+        None
+    }
     /// Tells which bytes of a range are stored: extents in order, without gaps, from `offset` on, that cover all of it. Offset
     /// and length are as in a [`Request`]. A device that cannot tell says that all are.
     fn allocated(&self, _offset: u64, length: u64, found: Found) {

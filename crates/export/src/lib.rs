@@ -8,6 +8,7 @@
 //! A daemon must not do I/O to what it exports: it would wait for itself.
 
 mod aligned;
+mod attend;
 mod budget;
 mod device;
 mod error;
@@ -18,6 +19,7 @@ mod range_lock;
 mod together;
 pub mod ublk;
 
+pub use attend::{Attend, Attendance, Client, Watch, Wish};
 pub use device::{BLOCK_SIZE, Device, Done, Extent, Found, Lent, MAX_TRANSFER, Memory, Request};
 pub use error::Error;
 pub use together::together;

@@ -21,6 +21,8 @@ pub use error::{Error, ErrorKind};
 pub use file::{FileStore, Options};
 pub use memory::MemoryStore;
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -106,4 +108,9 @@ pub trait Queue {
     fn wait(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>);
     /// Ends a `wait` from any thread.
     fn waker(&self) -> Waker;
+    /// Completes once, as an operation without a buffer does, when `descriptor` has something to read or its other end is gone. Counts
+    /// for no depth, and ends in silence with the queue. False, and nothing, if the queue can't, or has too many already.
+    fn watch(&mut self, _token: u64, _descriptor: Arc<OwnedFd>) -> bool {
+        false
+    }
 }

@@ -3,8 +3,10 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -130,6 +132,17 @@ impl Io {
 
     pub(crate) async fn flush(&self) -> Result<()> {
         Ok(self.start(Operation::Flush).await.result?)
+    }
+
+    /// Ends when `descriptor` has something to read, or its other end is gone; `None` if the store can't tell.
+    pub(crate) fn watch(&self, descriptor: Arc<OwnedFd>) -> Option<Transfer> {
+        let inner = &mut *self.0.borrow_mut();
+        let place = inner.slots.vacant_entry();
+        let slot = place.key();
+        inner.queue.watch(slot as u64, descriptor).then(|| {
+            place.insert(Slot::Waiting { waker: None, gathered: false });
+            Transfer { io: self.clone(), slot }
+        })
     }
 
     fn start(&self, operation: Operation) -> Transfer {

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -85,6 +86,8 @@ pub struct Queue {
     runs: Rc<RefCell<Runs>>,
     tasks: FuturesUnordered<LocalBoxFuture<'static, ()>>,
     ended: Rc<RefCell<Vec<Completion>>>,
+    /// How many of the tasks are watches.
+    watching: Rc<Cell<usize>>,
 }
 
 impl Queue {
@@ -97,6 +100,7 @@ impl Queue {
             runs: Rc::default(),
             tasks: FuturesUnordered::new(),
             ended: Rc::default(),
+            watching: Rc::default(),
         })
     }
 
@@ -126,9 +130,24 @@ impl Queue {
         self.tasks.push(Box::pin(task));
     }
 
+    /// Completes once, with nothing but the token, when `descriptor` has something to read or its other end is gone: so the thread that
+    /// serves requests can take them, too. It is not [pending](Self::pending), and the queue may be dropped. False, and nothing, if
+    /// the store can't tell, or watches too many already.
+    pub fn watch(&mut self, token: u64, descriptor: Arc<OwnedFd>) -> bool {
+        let Some(seen) = self.io.watch(descriptor) else { return false };
+        let (ended, watching) = (Rc::clone(&self.ended), Rc::clone(&self.watching));
+        watching.set(watching.get() + 1);
+        self.tasks.push(Box::pin(async move {
+            let result = seen.await.result.map_err(Into::into);
+            watching.set(watching.get() - 1);
+            ended.borrow_mut().push(Completion { token, buffer: None, extents: Vec::new(), result });
+        }));
+        true
+    }
+
     /// Requests that have not completed, and writes that have before the store had them. While there are any, go on polling.
     pub fn pending(&self) -> usize {
-        self.tasks.len()
+        self.tasks.len() - self.watching.get()
     }
 
     /// Moves requests on without waiting, and appends what has completed. With much to do it returns after a part of it, so that the

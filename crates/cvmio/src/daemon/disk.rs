@@ -3,6 +3,8 @@
 //! The session behind it may change under its users: the queue threads end what they have begun, let go of the old session, and go on
 //! with the new one; what was asked for meanwhile waits.
 
+mod queue;
+
 use std::cell::Cell;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,16 +14,13 @@ use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use bytes::Bytes;
-use export::{Device, Done, Found, Memory};
+use export::{Attend, Client, Device, Done, Found, Memory};
 use rustix::io::Errno;
-use slab::Slab;
 use store::{BLOCK_SIZE, Buffer, Pool};
 use volume::format::protections::Freshness;
-use volume::{Clock, Completion, Queue, Volume};
+use volume::{Clock, Volume};
 
-use super::events::{self, Sign};
-use super::latency::{Kind, Latency};
+use super::latency::Latency;
 use super::tamper::Tamper;
 use crate::failure::Failure;
 use crate::system::SystemClock;
@@ -33,9 +32,6 @@ const DEPTHS: RangeInclusive<u32> = 16..=64;
 
 /// Blocks that the memory for plaintext has address space for: 32 MiB. It takes as much memory as was ever in flight.
 const POOL_BLOCKS: usize = 8192;
-
-/// How long a queue thread sleeps at most: a backstop, since every submission wakes it.
-const NAP: Duration = Duration::from_secs(1);
 
 /// The volume as a device. Clones share it.
 #[derive(Clone)]
@@ -58,6 +54,8 @@ struct Lane {
 
 struct Inbox {
     tasks: Vec<Task>,
+    /// Clients that the thread is to serve from now on.
+    clients: Vec<Client>,
     closed: bool,
     /// The thread is to let go of its session.
     change: Option<Change>,
@@ -152,7 +150,10 @@ impl Disk {
             let (sender, receiver) = channel();
             let volume = volume.clone();
             let (tamper, pool) = (Arc::clone(tamper), pool.clone());
-            let serve = move || serve(&volume, depth, &sender, clock, tamper, pool);
+            let serve = move || {
+                LANE.set(Some(number.into()));
+                queue::serve(&volume, depth, &sender, clock, tamper, pool);
+            };
             let thread = std::thread::Builder::new().name(format!("queue-{number}")).spawn(serve);
             let thread = thread.map_err(|error| Failure::io(format!("no thread can be started: {error}")))?;
             threads.0.push(thread);
@@ -217,9 +218,12 @@ impl Disk {
         self.lanes.iter().map(|lane| lane.failed.load(Ordering::Relaxed)).sum()
     }
 
+    fn lane(&self) -> &Lane {
+        &self.lanes[lane_of_this_thread() % self.lanes.len()]
+    }
+
     fn push(&self, work: Work, done: Ending) {
-        let lane = &self.lanes[lane_of_this_thread() % self.lanes.len()];
-        let mut inbox = lane.inbox();
+        let mut inbox = self.lane().inbox();
         if inbox.closed {
             drop(inbox);
             return done.fail(Errno::SHUTDOWN);
@@ -256,6 +260,20 @@ impl Device for Disk {
     fn allocated(&self, offset: u64, length: u64, found: Found) {
         self.push(Work::Allocation { offset, length }, Ending::Extents(found));
     }
+
+    fn attendant(&self) -> Option<&dyn Attend> {
+        Some(self)
+    }
+}
+
+impl Attend for Disk {
+    fn attend(&self, client: Client) {
+        let mut inbox = self.lane().inbox();
+        if !inbox.closed {
+            inbox.clients.push(client);
+            inbox.waker.wake_by_ref();
+        }
+    }
 }
 
 impl Threads {
@@ -272,197 +290,19 @@ impl Threads {
     }
 }
 
-/// Threads are spread over the lanes in turn, and each stays on its lane: neighbours in one stream go to one queue, which can merge them.
+thread_local! {
+    static LANE: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// Threads are spread over the lanes in turn, and each stays on its lane: neighbours in one stream go to one queue, which can merge them. A
+/// queue thread has its own.
 fn lane_of_this_thread() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static MINE: Cell<Option<usize>> = const { Cell::new(None) };
-    }
-    MINE.with(|mine| {
-        mine.get().unwrap_or_else(|| {
-            let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            mine.set(Some(number));
-            number
-        })
+    LANE.get().unwrap_or_else(|| {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        LANE.set(Some(number));
+        number
     })
-}
-
-/// A queue thread.
-fn serve(
-    volume: &Volume,
-    depth: u32,
-    started: &Sender<Result<Arc<Lane>, Failure>>,
-    clock: SystemClock,
-    tamper: Arc<Tamper>,
-    pool: Pool,
-) {
-    let queue = match volume.queue(depth) {
-        Ok(queue) => queue,
-        Err(error) => return drop(started.send(Err(error.into()))),
-    };
-    let inbox = Inbox { tasks: Vec::new(), closed: false, change: None, waker: queue.waker() };
-    let lane =
-        Arc::new(Lane { inbox: Mutex::new(inbox), latency: Latency::new(), failed: AtomicU64::new(0) });
-    let _closing = Closing(Arc::clone(&lane));
-    let _ = started.send(Ok(Arc::clone(&lane)));
-    let mut server = Server { queue, depth, lane, clock, tamper, waiting: Slab::new(), pool };
-    while let Some(change) = server.run() {
-        match server.change(change) {
-            Some(next) => server = next,
-            None => return,
-        }
-    }
-}
-
-/// However the thread ends, whoever waits for it gets an error and not silence.
-struct Closing(Arc<Lane>);
-
-impl Drop for Closing {
-    fn drop(&mut self) {
-        let tasks = {
-            let mut inbox = self.0.inbox();
-            inbox.closed = true;
-            inbox.change = None;
-            std::mem::take(&mut inbox.tasks)
-        };
-        tasks.into_iter().for_each(|task| task.done.fail(Errno::SHUTDOWN));
-    }
-}
-
-struct Server {
-    queue: Queue,
-    depth: u32,
-    lane: Arc<Lane>,
-    clock: SystemClock,
-    tamper: Arc<Tamper>,
-    waiting: Slab<Waiting>,
-    pool: Pool,
-}
-
-/// A request that the volume has.
-struct Waiting {
-    kind: Kind,
-    done: Ending,
-    since: Duration,
-}
-
-impl Server {
-    /// Serves until the disk is closed, or its session changes; then nothing is under way.
-    fn run(&mut self) -> Option<Change> {
-        let mut tasks = Vec::new();
-        let mut completions = Vec::new();
-        loop {
-            {
-                let mut inbox = self.lane.inbox();
-                let idle = self.queue.pending() == 0;
-                if inbox.change.is_none() {
-                    std::mem::swap(&mut inbox.tasks, &mut tasks);
-                } else if idle {
-                    return inbox.change.take();
-                }
-                if idle && inbox.closed && tasks.is_empty() {
-                    return None;
-                }
-            }
-            tasks.drain(..).for_each(|task| self.begin(task));
-            self.queue.wait(Some(NAP), &mut completions);
-            export::together(|| completions.drain(..).for_each(|completion| self.end(completion)));
-        }
-    }
-
-    /// Lets go of the session, and goes on with the next one, if there is one.
-    fn change(self, Change { done, next }: Change) -> Option<Self> {
-        let Self { queue, depth, lane, clock, tamper, waiting, pool } = self;
-        drop(queue);
-        let _ = done.send(Ok(()));
-        match next.recv().ok()?.queue(depth) {
-            Ok(queue) => {
-                lane.inbox().waker = queue.waker();
-                let _ = done.send(Ok(()));
-                Some(Self { queue, depth, lane, clock, tamper, waiting, pool })
-            }
-            Err(error) => {
-                let _ = done.send(Err(error.into()));
-                None
-            }
-        }
-    }
-
-    fn begin(&mut self, task: Task) {
-        let Task { work, done, since } = task;
-        match self.translate(work) {
-            Ok((kind, request)) => {
-                let token = self.waiting.insert(Waiting { kind, done, since });
-                self.queue.submit(token as u64, request);
-            }
-            Err(errno) => done.fail(errno),
-        }
-    }
-
-    /// The volume's request for a front end's, which promises whole blocks.
-    fn translate(&mut self, work: Work) -> Result<(Kind, volume::Request), Errno> {
-        let request = match work {
-            Work::Commit => return Ok((Kind::Commit, volume::Request::Commit)),
-            Work::Allocation { offset, length } => {
-                let request = volume::Request::Allocation { block: blocks(offset)?, blocks: blocks(length)? };
-                return Ok((Kind::Allocation, request));
-            }
-            Work::Device(request) => request,
-        };
-        self.tamper.admit(&request)?;
-        Ok(match request {
-            export::Request::Read { offset, length } => {
-                let count = usize::try_from(blocks(u64::from(length))?).map_err(|_| Errno::INVAL)?;
-                let buffer = self.pool.buffer(count);
-                (Kind::Read, volume::Request::Read { block: blocks(offset)?, buffer })
-            }
-            export::Request::Write { offset, data, fua } => {
-                (Kind::Write, volume::Request::Write { block: blocks(offset)?, data, fua })
-            }
-            export::Request::Flush => (Kind::Flush, volume::Request::Flush),
-            // An absent block reads as zeros; its space comes from the same reserve again when it is written.
-            export::Request::Discard { offset, length } | export::Request::WriteZeroes { offset, length } => {
-                (Kind::Discard, volume::Request::Discard { block: blocks(offset)?, blocks: blocks(length)? })
-            }
-        })
-    }
-
-    fn complain(&self, kind: Kind, error: &volume::Error) {
-        Sign::of(error.kind()).iter().for_each(|tamper| events::note(*tamper, 1));
-        match self.lane.failed.fetch_add(1, Ordering::Relaxed) {
-            before if before < COMPLAINTS => events::request_failed(kind.name(), error),
-            COMPLAINTS => events::tell("more requests fail; see the count in the status"),
-            _ => {}
-        }
-    }
-
-    fn end(&mut self, completion: Completion) {
-        let Some(Waiting { kind, done, since }) =
-            usize::try_from(completion.token).ok().and_then(|token| self.waiting.try_remove(token))
-        else {
-            return;
-        };
-        self.lane.latency.record(kind, self.clock.now().saturating_sub(since));
-        if let Err(error) = &completion.result {
-            self.complain(kind, error);
-            self.tamper.note(kind.name(), error);
-        }
-        let done = match done {
-            Ending::Bytes(done) => done,
-            Ending::Extents(found) => {
-                let extents = completion.extents.into_iter().map(in_bytes).collect();
-                return found(completion.result.map(|()| extents).map_err(|error| errno(&error)));
-            }
-        };
-        done(match (completion.result, kind, completion.buffer) {
-            (Err(error), ..) => Err(errno(&error)),
-            (Ok(()), Kind::Read, Some(buffer)) => {
-                Ok(Bytes::from_owner(Plain { bytes: buffer.len(), buffer }))
-            }
-            (Ok(()), Kind::Read, None) => Err(Errno::IO),
-            (Ok(()), ..) => Ok(Bytes::new()),
-        });
-    }
 }
 
 /// The first bytes of a pool's buffer. A pool's memory is private.
@@ -483,30 +323,15 @@ impl AsMut<[u8]> for Plain {
     }
 }
 
-/// Failed requests that a queue thread tells the log about; more are only counted.
-const COMPLAINTS: u64 = 100;
-
-/// Blocks in so many bytes.
-fn blocks(bytes: u64) -> Result<u64, Errno> {
-    let block = BLOCK_SIZE as u64;
-    if bytes.is_multiple_of(block) { Ok(bytes / block) } else { Err(Errno::INVAL) }
-}
-
-fn in_bytes(extent: volume::Extent) -> export::Extent {
-    export::Extent { length: extent.blocks * BLOCK_SIZE as u64, allocated: extent.allocated }
-}
-
-/// What the front end says for a failure.
-fn errno(error: &volume::Error) -> Errno {
-    match error.kind() {
-        volume::Kind::NoSpace => Errno::NOSPC,
-        volume::Kind::Usage => Errno::INVAL,
-        _ => Errno::IO,
-    }
-}
-
 #[cfg(test)]
 pub(super) mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::path::Path;
+
+    use bytes::Bytes;
+    use export::nbd::{self, wire};
+
     use super::super::tamper::{OnTamper, Orders};
     use super::*;
     use crate::session::Session;
@@ -611,9 +436,68 @@ pub(super) mod tests {
         session.end().unwrap();
     }
 
+    /// A client of an NBD server that has chosen its export.
+    fn client(socket: &Path) -> UnixStream {
+        let mut client = UnixStream::connect(socket).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        // Fixed newstyle without zeros, and the default export.
+        client.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+        client.read_exact(&mut [0; 18 + 10]).unwrap();
+        client
+    }
+
+    fn send(client: &mut UnixStream, command: wire::Command, data: &[u8]) {
+        let flags = wire::Flags::default();
+        let request = wire::Request { flags, command, cookie: 1, offset: 0, length: 4096 };
+        client.write_all(&request.encode()).unwrap();
+        client.write_all(data).unwrap();
+    }
+
+    fn receive(client: &mut UnixStream, length: usize) -> Vec<u8> {
+        let mut reply = vec![0; 16 + length];
+        client.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[4..8], [0; 4], "an error");
+        reply.split_off(16)
+    }
+
     #[test]
-    fn only_whole_blocks_pass() {
-        assert_eq!(blocks(8192), Ok(2));
-        assert_eq!(blocks(8191), Err(Errno::INVAL));
+    fn clients_are_served_by_the_queue_threads_and_stay_while_the_session_changes() {
+        let (bench, directory) = (Bench::new(), tempfile::tempdir().unwrap());
+        let first = Session::begin(bench.attach()).unwrap();
+        let (disk, threads) = start(&first.volume);
+        let socket = directory.path().join("nbd");
+        let options = nbd::Options {
+            name: "volume".into(),
+            listen: nbd::Listen::Unix(socket.clone()),
+            tls: None,
+            read_only: false,
+        };
+        let server = nbd::Server::start(Arc::new(disk.clone()), &options).unwrap();
+        // On each lane more than one, and most have nothing to ask for.
+        let mut clients: Vec<_> = (0..5).map(|_| client(&socket)).collect();
+        send(&mut clients[0], wire::Command::Write, &[1; BLOCK_SIZE]);
+        receive(&mut clients[0], 0);
+        let own = std::fs::read_dir("/proc/self/task").unwrap().filter_map(|task| {
+            std::fs::read_to_string(task.unwrap().path().join("comm"))
+                .ok()
+                .filter(|name| name == "nbd-replies\n")
+        });
+        assert_eq!(own.count(), 0, "no thread of a client's own takes its requests");
+        let idle = disk.idle().unwrap();
+        send(&mut clients[1], wire::Command::Read, &[]);
+        first.end().unwrap();
+        let second = Session::begin(bench.attach()).unwrap();
+        idle.go_on(&second.volume).unwrap();
+        assert!(receive(&mut clients[1], BLOCK_SIZE) == [1; BLOCK_SIZE]);
+        for client in &mut clients {
+            send(client, wire::Command::Read, &[]);
+            assert!(receive(client, BLOCK_SIZE) == [1; BLOCK_SIZE]);
+        }
+        disk.close();
+        threads.join().unwrap();
+        let left = clients.iter_mut().map(|client| client.read(&mut [0]));
+        assert!(left.into_iter().all(|read| matches!(read, Ok(0))), "nobody serves them any more");
+        drop(server);
+        second.end().unwrap();
     }
 }

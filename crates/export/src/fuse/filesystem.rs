@@ -213,7 +213,7 @@ impl Filesystem for Disk {
         if length == 0 {
             return reply.data(&[]);
         }
-        let permit = self.share.acquire(weight(length));
+        let permit = self.share.wait(weight(length));
         let answer = move |result: Result<Bytes, rustix::io::Errno>| {
             match result {
                 Ok(data) if u32::try_from(data.len()) == Ok(length) => reply.data(&data),
@@ -247,7 +247,7 @@ impl Filesystem for Disk {
         if data.is_empty() {
             return reply.error(Errno::ENOSPC);
         }
-        let permit = self.share.acquire(weight(length));
+        let permit = self.share.wait(weight(length));
         let mut memory = self.device.memory(data.len());
         memory.as_mut().copy_from_slice(data);
         let answer = move |result: Result<Bytes, rustix::io::Errno>| {

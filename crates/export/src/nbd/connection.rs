@@ -1,15 +1,16 @@
-//! One client: its requests go to the device as they come, any number at a time, and its replies come back as they are ready.
+//! One client: its requests go to the device as they come, any number at a time, and its replies come back as they are ready. The thread
+//! that takes them may be the client's own, or one that serves others as well: so it waits, for the client and for room, as a future.
 
 use super::answer::{Answer, Form, Pieces};
 use super::haggle::Agreed;
-use super::link::Input;
 use super::outbox::Outbox;
 use super::wire::{self, Command, Flags, REQUEST_BYTES};
 use crate::aligned::Aligned;
 use crate::budget::{Share, weight};
 use crate::{BLOCK_SIZE, Request};
+use futures::io::{AsyncBufRead, AsyncRead, AsyncReadExt, BufReader, copy_buf, sink};
 use rustix::io::Errno;
-use std::io::{self, BufReader, Read};
+use std::io;
 use std::sync::Arc;
 
 /// Most bytes of a read or write. Clients that do not ask for the limit send more than a megabyte: the kernel's does.
@@ -39,29 +40,29 @@ impl Connection {
     ///
     /// # Errors
     /// When the connection breaks, or the client does not keep to the protocol.
-    pub(super) fn serve(self, input: Input) -> io::Result<()> {
+    pub(super) async fn serve(self, input: impl AsyncRead + Unpin) -> io::Result<()> {
         let mut input = BufReader::with_capacity(32 << 10, input);
         loop {
             let mut header = [0; REQUEST_BYTES];
-            input.read_exact(&mut header)?;
+            input.read_exact(&mut header).await?;
             let request = wire::Request::decode(&header)
                 .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
             if request.command == Command::Disconnect {
                 return Ok(());
             }
-            self.take(&request, &mut input)?;
+            self.take(&request, &mut input).await?;
         }
     }
 
-    fn take(&self, request: &wire::Request, input: &mut impl Read) -> io::Result<()> {
+    async fn take(&self, request: &wire::Request, input: &mut (impl AsyncBufRead + Unpin)) -> io::Result<()> {
         let is_write = request.command == Command::Write;
         if is_write && request.length > MAX_REQUEST {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a write is too large"));
         }
-        let answer = self.answer(request);
+        let answer = self.answer(request).await;
         if let Err(errno) = self.check(request) {
             if is_write {
-                io::copy(&mut input.take(request.length.into()), &mut io::sink())?;
+                copy_buf(input.take(request.length.into()), &mut sink()).await?;
             }
             answer.send(Err(errno));
             return Ok(());
@@ -70,9 +71,9 @@ impl Connection {
         let fua = flags.has(Flags::FUA);
         match request.command {
             Command::Read => self.read(offset, length, answer),
-            Command::Write => return self.write(offset, length, fua, answer, input),
+            Command::Write => return self.write(offset, length, fua, answer, input).await,
             Command::WriteZeroes if flags.has(Flags::NO_HOLE) => {
-                self.write_zeroes(offset, length, fua, answer)
+                self.write_zeroes(offset, length, fua, answer).await;
             }
             Command::Trim | Command::WriteZeroes => {
                 self.device.submit(
@@ -88,7 +89,7 @@ impl Connection {
     }
 
     /// The duty to reply, once there is room for what the request takes.
-    fn answer(&self, request: &wire::Request) -> Answer {
+    async fn answer(&self, request: &wire::Request) -> Answer {
         let wire::Request { command, offset, length, flags, .. } = *request;
         let (bytes, form) = match command {
             Command::Read if self.agreed.structured => {
@@ -102,7 +103,7 @@ impl Connection {
             }
             _ => (0, Form::Simple),
         };
-        let permit = self.share.acquire(weight(bytes.max(SMALL)));
+        let permit = self.share.acquire(weight(bytes.max(SMALL))).await;
         Answer::new(request.cookie, form, Arc::clone(&self.outbox), permit)
     }
 
@@ -142,13 +143,13 @@ impl Connection {
         }
     }
 
-    fn write(
+    async fn write(
         &self,
         offset: u64,
         length: u32,
         fua: bool,
         answer: Answer,
-        input: &mut impl Read,
+        input: &mut (impl AsyncRead + Unpin),
     ) -> io::Result<()> {
         // All pieces of one write become durable together.
         let whole = length <= PIECE;
@@ -158,17 +159,17 @@ impl Connection {
             let done = pieces.next();
             let wanted = usize::try_from(length).map_err(io::Error::other)?;
             let mut memory = self.device.memory(wanted);
-            input.read_exact(memory.as_mut())?;
+            input.read_exact(memory.as_mut()).await?;
             self.device.submit(Request::Write { offset, data: memory.freeze(), fua: fua && whole }, done);
         }
         Ok(())
     }
 
     /// Zeros that keep their space, as data: piece by piece, as there is room for them.
-    fn write_zeroes(&self, offset: u64, length: u32, fua: bool, answer: Answer) {
+    async fn write_zeroes(&self, offset: u64, length: u32, fua: bool, answer: Answer) {
         let pieces = self.durable(fua, answer);
         for (offset, length) in cut(offset, length) {
-            let permit = self.share.acquire(weight(length));
+            let permit = self.share.acquire(weight(length)).await;
             let done = pieces.next();
             let mut memory = self.device.memory(usize::try_from(length).unwrap_or(0));
             memory.as_mut().fill(0);

@@ -182,6 +182,13 @@ impl Link {
     }
 }
 
+impl Input {
+    /// Whether what is read is what the socket has.
+    pub(super) fn is_plain(&self) -> bool {
+        self.tls.is_none()
+    }
+}
+
 /// A socket that a client must not keep busy beyond the deadline.
 struct Timed<'a> {
     socket: &'a Socket,

@@ -1,7 +1,9 @@
 //! A device for clients of the NBD protocol: on a unix socket, or over TCP.
 //!
-//! Each client has two threads: one reads its requests and hands them to the device, one writes those replies that its socket has no room
-//! for; the others are put there by whichever thread ends the request, in whatever order they come.
+//! The threads of the device take a client's requests, if they can ([`Attend`]), and put each reply into its socket, in whatever order they
+//! come. A thread of the client's own writes those replies that its socket has no room for. Under TLS, and on a device that cannot, another
+//! one of its own takes the requests.
+//!
 //! What a client does wrong, or does not do at all, costs its own connection only: sizes are checked before memory is taken, memory in
 //! flight is limited for each client and for all, and nobody waits for a client but its own threads.
 //!
@@ -11,6 +13,7 @@ mod answer;
 mod clients;
 mod connection;
 mod haggle;
+mod incoming;
 mod link;
 mod outbox;
 mod tls;
@@ -18,12 +21,15 @@ pub mod wire;
 
 use crate::aligned::Aligned;
 use crate::budget::{Budget, IN_FLIGHT, Limits};
-use crate::{Device, Error};
+use crate::{Attend, Device, Error};
 use clients::{Clients, Seat};
 use connection::{Connection, MAX_REQUEST};
+use futures::executor::block_on;
+use futures::io::AllowStdIo;
 use haggle::{Offer, haggle};
-use link::{Link, Socket};
-use outbox::outbox;
+use incoming::Incoming;
+use link::{Input, Link, Socket};
+use outbox::{Writer, outbox};
 use rustls::ServerConfig;
 use std::fmt;
 use std::io;
@@ -38,7 +44,7 @@ use std::time::{Duration, Instant};
 pub use clients::Peer;
 pub use tls::Tls;
 
-/// Clients that may be connected at once. Each takes two threads.
+/// Clients that may be connected at once. Each takes up to two threads.
 pub const MAX_CLIENTS: usize = 32;
 
 /// Memory in flight: for one client as much as the kernel of this machine gets, and for each further one the largest request.
@@ -269,7 +275,6 @@ fn talk(shared: &Shared, socket: Arc<Socket>, seat: &Seat) -> io::Result<()> {
     link.settle()?;
     let Link { input, output } = link;
     let (outbox, writer) = outbox(Arc::clone(&socket), output);
-    let writer = std::thread::Builder::new().name("nbd-replies".into()).spawn(move || writer.run())?;
     let connection = Connection {
         device: shared.device.clone(),
         read_only: shared.read_only,
@@ -277,13 +282,44 @@ fn talk(shared: &Shared, socket: Arc<Socket>, seat: &Seat) -> io::Result<()> {
         share: shared.budget.share(),
         outbox,
     };
-    let served = connection.serve(input);
+    let served = match shared.device.attendant() {
+        Some(threads) if input.is_plain() => attend(threads, connection, &socket, writer),
+        _ => converse(connection, input, &socket, writer),
+    };
+    socket.cut();
+    served
+}
+
+/// Has the device's threads take the client's requests, and writes on this one those replies that wait for the client.
+fn attend(
+    threads: &dyn Attend,
+    connection: Connection,
+    socket: &Arc<Socket>,
+    writer: Writer,
+) -> io::Result<()> {
+    let incoming = Incoming::new(Arc::clone(socket))?;
+    let socket = Arc::clone(socket);
+    threads.attend(Box::new(move |watch| {
+        Box::pin(async move {
+            if connection.serve(incoming.watched(watch)).await.is_err() {
+                socket.cut();
+            }
+        })
+    }));
+    // What is in flight ends first, and is replied to as far as anybody listens.
+    writer.run();
+    Ok(())
+}
+
+/// Takes the client's requests on this thread, and has another write those replies that wait for the client.
+fn converse(connection: Connection, input: Input, socket: &Socket, writer: Writer) -> io::Result<()> {
+    let writer = std::thread::Builder::new().name("nbd-replies".into()).spawn(move || writer.run())?;
+    let served = block_on(connection.serve(AllowStdIo::new(input)));
     if served.is_err() {
         socket.cut();
     }
-    // What is in flight ends first, and is replied to as far as anybody listens.
+    // As above.
     let _ = writer.join();
-    socket.cut();
     served
 }
 

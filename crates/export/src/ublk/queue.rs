@@ -136,7 +136,7 @@ impl Queue {
             return ended.end(tag, Err(Errno::INVAL));
         };
         // Those in flight end, and give back what they have, without this thread.
-        let permit = self.share.acquire(weight(wanted.transferred()));
+        let permit = self.share.wait(weight(wanted.transferred()));
         let ending = Ending { tag, ended: Some(Arc::clone(&ended)) };
         let data = match wanted {
             Wanted::Write { length, .. } => {

@@ -1,7 +1,8 @@
 //! A device in memory, and a rig that leaves nothing behind.
 
+use crate::attendant::Attendant;
 use export::fuse::{Mount, Options};
-use export::{Device, Done, Extent, Found, MAX_TRANSFER, Request, loopdev};
+use export::{Attend, Device, Done, Extent, Found, MAX_TRANSFER, Request, loopdev};
 use rustix::io::Errno;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -58,10 +59,20 @@ struct Shared {
 pub struct Memory {
     shared: Arc<Shared>,
     size: u64,
+    attendant: Option<Attendant>,
 }
 
 impl Memory {
     pub fn new(size: usize) -> Arc<Memory> {
+        Self::made(size, None)
+    }
+
+    /// With a thread that serves clients, as a volume has.
+    pub fn attended(size: usize) -> Arc<Memory> {
+        Self::made(size, Some(Attendant::start()))
+    }
+
+    fn made(size: usize, attendant: Option<Attendant>) -> Arc<Memory> {
         let shared = Arc::new(Shared::default());
         {
             let mut state = shared.lock();
@@ -72,7 +83,7 @@ impl Memory {
             let shared = Arc::clone(&shared);
             std::thread::spawn(move || shared.work());
         }
-        Arc::new(Memory { shared, size: size as u64 })
+        Arc::new(Memory { shared, size: size as u64, attendant })
     }
 
     pub fn counts(&self) -> Counts {
@@ -135,6 +146,10 @@ impl Device for Memory {
         let range = blocks(offset)..blocks(offset + length);
         let each = self.shared.lock().allocated[range].to_vec();
         found(Ok(each.into_iter().map(|allocated| Extent { length: 4096, allocated }).collect()));
+    }
+
+    fn attendant(&self) -> Option<&dyn Attend> {
+        self.attendant.as_ref().map(|attendant| attendant as _)
     }
 }
 

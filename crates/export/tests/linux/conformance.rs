@@ -204,9 +204,18 @@ pub struct ByNbd {
 }
 
 impl ByNbd {
+    /// Of a device whose threads take the clients' requests.
     pub fn new(structured: bool) -> ByNbd {
+        Self::of(Memory::attended(SIZE), structured)
+    }
+
+    /// Of a device that leaves that to others.
+    fn unattended() -> ByNbd {
+        Self::of(Memory::new(SIZE), true)
+    }
+
+    fn of(device: Arc<Memory>, structured: bool) -> ByNbd {
         let directory = tempfile::tempdir().unwrap();
-        let device = Memory::new(SIZE);
         let listen = Listen::Unix(directory.path().join("nbd"));
         let options = nbd::Options { name: "volume".into(), listen, tls: None, read_only: false };
         let server = Server::start(device.clone(), &options).unwrap();
@@ -534,6 +543,7 @@ conforms!(fuse_file, turn(false), Fuse::file);
 conforms!(loop_device, turn(true), Fuse::looped);
 conforms!(nbd_structured, Some(crate::common::alone()), || Box::new(ByNbd::new(true)));
 conforms!(nbd_simple, Some(crate::common::alone()), || Box::new(ByNbd::new(false)));
+conforms!(nbd_unattended, Some(crate::common::alone()), || Box::new(ByNbd::unattended()));
 
 macro_rules! table {
     ([$($check:ident),*]) => {

@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
 use io_uring::{IoUring, opcode, squeue, types};
+use rustix::event::PollFlags;
 use slab::Slab;
 
 use super::ring::{Doorbell, set_up};
@@ -24,6 +25,13 @@ const EVENT: types::Fixed = types::Fixed(1);
 /// The number of the doorbell's read; no slot of `flying` has it.
 const DOORBELL: u64 = u64::MAX;
 
+/// The number of what ends a watch before its time.
+const UNWATCH: u64 = DOORBELL - 1;
+
+/// Entries of the ring for watches, and descriptors that are watched at a time: each has a beginning and an end.
+const WATCH_ENTRIES: u32 = 128;
+const WATCHES: usize = WATCH_ENTRIES as usize / 2;
+
 /// More would serve no device, and the ring has a limit.
 const MAX_DEPTH: u32 = 16 << 10;
 
@@ -36,6 +44,7 @@ enum Job {
     Transfer(Transfer),
     Flush { token: u64 },
     Discard { token: u64, block: u64, blocks: u64 },
+    Watch { token: u64, descriptor: Arc<OwnedFd> },
 }
 
 /// The queue of a file or device.
@@ -54,6 +63,8 @@ pub(crate) struct FileQueue {
     /// What waits for room in flight, first come, first served.
     ready: VecDeque<Job>,
     flying: Slab<Job>,
+    /// How many of those are watches.
+    watching: usize,
     ended: Vec<Completion>,
     results: Vec<(u64, i32)>,
     doorbell: Arc<Doorbell>,
@@ -69,7 +80,7 @@ impl FileQueue {
             Error::from_errno(error.raw_os_error().unwrap_or(libc::EIO), "open", &store.name)
         };
         // One more for the doorbell.
-        let ring = set_up(depth + 1, &store.name)?;
+        let ring = set_up(depth + 1 + WATCH_ENTRIES, &store.name)?;
         let doorbell = Doorbell::new().map_err(failed)?;
         let files = [store.file.as_raw_fd(), doorbell.event().as_raw_fd()];
         ring.submitter().register_files(&files).map_err(failed)?;
@@ -83,6 +94,7 @@ impl FileQueue {
             held: Vec::new(),
             ready: VecDeque::new(),
             flying: Slab::new(),
+            watching: 0,
             ended: Vec::new(),
             results: Vec::new(),
             doorbell: Arc::new(doorbell),
@@ -121,7 +133,7 @@ impl FileQueue {
 
     /// Puts into the ring what there is room for. What must wait is merged when its turn comes, with what has come since.
     fn dispatch(&mut self) {
-        while self.flying.len() < self.depth {
+        while self.flying.len() - self.watching < self.depth {
             if self.ready.is_empty() {
                 let ready = &mut self.ready;
                 merge(&mut self.held, |transfer| ready.push_back(Job::Transfer(transfer)));
@@ -142,9 +154,13 @@ impl FileQueue {
                 .offset(*block * 4096)
                 .mode(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
                 .build(),
+            Job::Watch { descriptor, .. } => {
+                let events = u32::from((PollFlags::IN | PollFlags::RDHUP).bits());
+                opcode::PollAdd::new(types::Fd(descriptor.as_raw_fd()), events).build()
+            }
         };
         let number = u64::try_from(slot).expect("an index fits 64 bits");
-        // SAFETY: buffers and vectors live in `flying` until the completion is reaped, `drop` included.
+        // SAFETY: buffers, vectors and descriptors live in `flying` until the completion is reaped, `drop` included.
         unsafe { self.push(&entry.user_data(number)) };
     }
 
@@ -153,8 +169,8 @@ impl FileQueue {
     unsafe fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: by this function's contract.
         let pushed = unsafe { self.ring.submission().push(entry) };
-        // Each slot in flight and the doorbell have at most one request each in the ring.
-        pushed.expect("the ring has room for depth + 1 requests");
+        // Each slot in flight and the doorbell have at most one request each in the ring, and each watch one that ends it.
+        pushed.expect("the ring has room for all that may be in flight");
     }
 
     /// Tells the kernel of new requests, and lets it finish what it has put off; no system call without need.
@@ -193,6 +209,10 @@ impl FileQueue {
         let (operation, token, block) = match self.flying.remove(slot) {
             Job::Flush { token } => ("flush", token, None),
             Job::Discard { token, block, .. } => ("discard", token, Some(block)),
+            Job::Watch { token, .. } => {
+                self.watching -= 1;
+                ("watch", token, None)
+            }
             Job::Transfer(_) => return,
         };
         let ignored = operation == "discard" && result == -libc::EOPNOTSUPP;
@@ -248,11 +268,23 @@ impl FileQueue {
         self.doorbell.awake();
     }
 
+    /// Ends all watches: what they wait for may never come.
+    fn unwatch(&mut self) {
+        let watches = self.flying.iter().filter(|(_, job)| matches!(job, Job::Watch { .. }));
+        let slots: Vec<usize> = watches.map(|(slot, _)| slot).collect();
+        for slot in slots {
+            let entry = opcode::PollRemove::new(slot as u64).build().user_data(UNWATCH);
+            // SAFETY: it points to nothing.
+            unsafe { self.push(&entry) };
+        }
+    }
+
     /// Waits until nothing is in flight. Says whether it came to that.
     fn drain(&mut self) -> bool {
         if self.doorbell_armed {
             self.doorbell.ring();
         }
+        self.unwatch();
         loop {
             let results: Vec<_> = self.ring.completion().map(|entry| entry.user_data()).collect();
             for number in results {
@@ -342,6 +374,16 @@ impl Queue for FileQueue {
     fn waker(&self) -> Waker {
         Waker::from(self.doorbell.clone())
     }
+
+    fn watch(&mut self, token: u64, descriptor: Arc<OwnedFd>) -> bool {
+        if self.watching == WATCHES {
+            return false;
+        }
+        self.watching += 1;
+        let slot = self.flying.insert(Job::Watch { token, descriptor });
+        self.send(slot);
+        true
+    }
 }
 
 impl Drop for FileQueue {
@@ -428,5 +470,54 @@ mod tests {
             queue.wait(None, &mut ended);
         }
         assert!(ended.iter().all(|completion| completion.result.is_ok()), "{ended:?}");
+    }
+
+    fn pair() -> (std::os::unix::net::UnixStream, Arc<OwnedFd>) {
+        let (ours, watched) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        (ours, Arc::new(watched.into()))
+    }
+
+    fn tokens(queue: &mut FileQueue, count: usize) -> Vec<u64> {
+        let mut ended = Vec::new();
+        while ended.len() < count {
+            queue.wait(None, &mut ended);
+        }
+        assert!(ended.iter().all(|completion| completion.result.is_ok()), "{ended:?}");
+        ended.iter().map(|completion| completion.token).collect()
+    }
+
+    #[test]
+    fn a_watch_ends_with_something_to_read_or_nobody_to_come_and_takes_no_place() {
+        let (mut queue, _directory) = queue();
+        let (mut talks, talker) = pair();
+        let (leaves, leaver) = pair();
+        assert!(queue.watch(7, Arc::clone(&talker)) && queue.watch(8, leaver));
+        // The depth is 1.
+        let buffer = queue.buffer(1);
+        queue.submit(1, Operation::Write { block: 0, buffer });
+        assert_eq!(tokens(&mut queue, 1), [1]);
+        talks.write_all(b"x").expect("sent");
+        assert_eq!(tokens(&mut queue, 1), [7]);
+        // It is still there to be read.
+        assert!(queue.watch(9, talker));
+        assert_eq!(tokens(&mut queue, 1), [9]);
+        drop(leaves);
+        assert_eq!(tokens(&mut queue, 1), [8]);
+        assert_eq!((queue.watching, queue.flying.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_queue_that_watches_may_go_and_watches_only_so_many() {
+        let (mut queue, _directory) = queue();
+        let pairs: Vec<_> = (0..=WATCHES).map(|_| pair()).collect();
+        for (number, (_, watched)) in (0..).zip(&pairs) {
+            assert_eq!(queue.watch(number, Arc::clone(watched)), number < WATCHES as u64, "{number}");
+            // Some are with the kernel, some not yet.
+            if number == 9 {
+                queue.enter();
+            }
+        }
+        drop(queue);
+        assert!(pairs.iter().all(|(_, watched)| Arc::strong_count(watched) == 1));
     }
 }

@@ -34,7 +34,7 @@ fn reply(share: &Arc<Share>, from: u8, length: usize) -> Reply {
     let mut head = vec![from];
     head.extend(u32::try_from(length).unwrap().to_be_bytes());
     let data = [length / 3, length - length / 3].map(|length| vec![from; length]);
-    Reply::new(head, data.map(Bytes::from).into(), share.acquire(u64::try_from(length).unwrap()))
+    Reply::new(head, data.map(Bytes::from).into(), share.wait(u64::try_from(length).unwrap()))
 }
 
 /// The next reply: who sent it, and its length.
@@ -94,7 +94,7 @@ fn a_client_that_is_gone_holds_nobody_up() {
     (0..200).for_each(|_| outbox.post(reply(&share, 1, LARGE)));
     drop(outbox);
     thread.join().unwrap();
-    drop(share.acquire(64 << 20));
+    drop(share.wait(64 << 20));
 }
 
 proptest! {
