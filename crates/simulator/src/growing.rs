@@ -40,8 +40,9 @@ impl Simulation {
         let before = self.store.snapshot();
         self.coverage.growths_under_zombies += u64::from(self.zombie.is_some());
         let wish = self.wish();
-        let image = self.store.snapshot();
         for attempt in 0..ATTEMPTS {
+            // Of just before: a machine that died in the last attempt may have taken with it what nobody had made durable.
+            let image = self.store.snapshot();
             let dies = (attempt < 4 && self.once_in(2)).then(|| self.rng.u32(..14));
             if attempt == 6 {
                 self.store.set_faults(Faults::default());

@@ -9,6 +9,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use futures::future::select;
+
 use crate::cache::NodeKey;
 use crate::commit::{Committed, Want};
 use crate::core::Core;
@@ -99,6 +101,8 @@ impl Core {
                     let anchor = self.anchor_is_due();
                     self.commit(io, Want { data: true, anchor, urgent: true, ..Want::default() }).await?;
                 }
+            } else if let Some(ended) = self.space.waits_for_writes(DATA_UNITS) {
+                select(listener, ended).await;
             } else {
                 listener.await;
             }
@@ -358,6 +362,7 @@ impl Core {
         self.confirm_claim().await?;
         self.bitmap_places.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.commit.retire(&self.geometry, &cut.leg);
+        self.run_age.fetch_add(1, Ordering::SeqCst);
         self.space.published(&listed);
         self.space.let_go(pins);
         self.progress.notify(usize::MAX);

@@ -183,7 +183,7 @@ pub(crate) struct Core {
     pub(crate) unanchored_pins: Mutex<Vec<crate::space::Pin>>,
     /// Whether this transaction was spilled, so that its end must name new roots.
     pub(crate) spilled: AtomicBool,
-    /// Raised by each freeze: runs taken before must be given back.
+    /// Raised by each freeze and each superblock: runs taken before must be given back.
     pub(crate) run_age: AtomicU64,
     pub(crate) stopping: AtomicBool,
     /// Header and key slots, as they are in force; none for who only reads.

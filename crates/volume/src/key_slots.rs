@@ -2,7 +2,8 @@
 //!
 //! Invariant: at every moment one copy of the pair (header, key slots) is whole and is the one that the anchor vouches for. So the copy in
 //! force is never written: B gets the new pair first, then the anchor moves, then A follows. Nor is one that may come into force: a move to it,
-//! of a session or of another change, can still be on its way to the anchor. So before anything is written, the anchor is taken.
+//! of a session or of another change, can still be on its way to the anchor. So before anything is written, the anchor is taken. And a copy
+//! counts as whole when the disk has made it durable, not when it reads so: each write of a copy begins with a flush (`write_pair`).
 
 use std::sync::Arc;
 

@@ -18,6 +18,7 @@ use crate::error::{Error, Kind, Result};
 use crate::format::protections::{Freshness, Provision};
 use crate::io::Io;
 use crate::queue::Runs;
+use crate::readers::Reading;
 
 impl Core {
     /// Places for new data; waits for reservations, or for a checkpoint to free what is pinned.
@@ -29,10 +30,10 @@ impl Core {
         blocks: u64,
     ) -> Result<(Vec<Range<u64>>, Placing<'_>)> {
         let keep = self.keep_free(io, block, blocks).await?;
-        let placing = Placing::begin(self);
+        let mut placing = Placing::begin(self);
         if !self.checkpoint_goes_first()
             && self.short_of_space.available_permits() > 0
-            && let Some(places) = runs.borrow_mut().take(self, blocks, keep)
+            && let Some(places) = placing.take(runs, blocks, keep)
         {
             return Ok((places, placing));
         }
@@ -62,8 +63,8 @@ impl Core {
             self.space.collect();
             let first = turn.is_some() || self.short_of_space.available_permits() > 0;
             if first && !runs.borrow().falls_short(self, blocks, keep) {
-                let holder = placing.take().unwrap_or_else(|| Placing::begin(self));
-                if let Some(places) = runs.borrow_mut().take(self, blocks, keep) {
+                let mut holder = placing.take().unwrap_or_else(|| Placing::begin(self));
+                if let Some(places) = holder.take(runs, blocks, keep) {
                     return Ok((places, holder));
                 }
                 placing = Some(holder);
@@ -169,26 +170,38 @@ impl Core {
 }
 
 /// A write that takes places, or has them, and is not in the overlay yet.
-pub(crate) struct Placing<'a>(&'a Core);
+pub(crate) struct Placing<'a> {
+    core: &'a Core,
+    /// While it has places, and until the store has what goes there.
+    writing: Option<Reading>,
+}
 
 impl<'a> Placing<'a> {
     fn begin(core: &'a Core) -> Self {
         core.placing.fetch_add(1, Ordering::SeqCst);
-        Self(core)
+        Self { core, writing: None }
     }
-}
 
-impl Placing<'_> {
+    fn take(&mut self, runs: &RefCell<Runs>, blocks: u64, keep: u64) -> Option<Vec<Range<u64>>> {
+        // In this order: who is not counted among the writes of before a superblock finds that the runs of before count no more.
+        let writing = self.core.space.begin_write();
+        let places = runs.borrow_mut().take(self.core, blocks, keep)?;
+        self.writing = Some(writing);
+        Some(places)
+    }
+
     /// It is stored, and whoever makes it visible counts it out.
-    pub(crate) fn keep(self) {
+    pub(crate) fn keep(mut self) {
+        drop(self.writing.take());
         std::mem::forget(self);
     }
 }
 
 impl Drop for Placing<'_> {
     fn drop(&mut self) {
-        self.0.placing.fetch_sub(1, Ordering::SeqCst);
+        self.core.placing.fetch_sub(1, Ordering::SeqCst);
+        drop(self.writing.take());
         // Costs next to nothing when nobody waits.
-        self.0.progress.notify(usize::MAX);
+        self.core.progress.notify(usize::MAX);
     }
 }

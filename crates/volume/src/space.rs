@@ -9,22 +9,24 @@
 //! 2. `free` of a unit is the number of its blocks that are free in the current view.
 //! 3. A pinned block is in use in the current view until `release`, which needs both: its batch was let go, and all readers from
 //!    before that have finished.
-//! 4. A unit is `Usable` exactly if it is in the queue or among those that ran empty, and in one of them only; `usable` is the sum of what
-//!    is free in the queue.
+//! 4. A unit is `Usable` exactly if it is in the queue, among those that ran empty, or among those that are leaving, and in one of them
+//!    only; `usable` is the sum of what is free in the queue.
 //! 5. A unit's current view leaves memory only when bitmap and pins have all of it: at a freeze, nothing that was taken there was still
 //!    on its way into the overlay, and since then nothing was taken there.
 //! 6. Whoever waits for room is woken whenever there is more than before, whoever made it: a waiter may have found it on its own behalf,
 //!    and taken only a part.
+//! 7. A superblock lists each unit that a write may still be on its way to: one that was given up goes on being listed until all writes that
+//!    had begun by then have ended. No run of it that a queue still holds is written to after that (`Core::run_age`).
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use event_listener::Event;
+use event_listener::{Event, EventListener};
 
 use crate::geometry::Geometry;
 use crate::mutation::{Mutation, mutated};
-use crate::readers::Readers;
+use crate::readers::{Readers, Reading};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -66,6 +68,8 @@ struct Inner {
     queued: HashSet<u32>,
     /// Usable units that ran empty since the last superblock; somebody may still hold a run of theirs.
     emptied: HashSet<u32>,
+    /// Those that the last superblock lists, or one before it, and that writes of before may still be on their way to: the phase of these.
+    leaving_list: Option<(u64, HashSet<u32>)>,
     cursor: usize,
     free: u64,
     usable: u64,
@@ -83,6 +87,8 @@ struct Inner {
 pub(crate) struct Space {
     geometry: Geometry,
     readers: Arc<Readers>,
+    /// Writes that have places, and that the store may not have yet. Counted as readers are, and for the same reason.
+    writers: Arc<Readers>,
     /// For whoever waits for room.
     progress: Arc<Event>,
     /// Bytes of current views above which those that can be spared leave memory.
@@ -98,7 +104,7 @@ impl Space {
         progress: Arc<Event>,
         most_bytes: u64,
     ) -> Self {
-        Self { geometry, readers, progress, most_bytes, inner: Mutex::default() }
+        Self { geometry, readers, writers: Arc::default(), progress, most_bytes, inner: Mutex::default() }
     }
 
     /// Free space as of the published bitmap: `free[u]` free blocks in unit `u`; none of it in the predecessor's units, and without the
@@ -128,6 +134,11 @@ impl Space {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a write in, before it takes its places; until the store has it.
+    pub(crate) fn begin_write(&self) -> Reading {
+        self.writers.enter()
     }
 
     /// Takes up to `want` blocks, in runs, leaving at least `keep` blocks of the whole volume free. Empty if there is nothing to take.
@@ -265,8 +276,10 @@ impl Space {
 
     /// Units that this session may still write into, for the superblock; at most `most`.
     pub(crate) fn reserved(&self, most: usize) -> Vec<u32> {
-        let inner = self.lock();
-        let mut units: Vec<u32> = inner.queue.iter().chain(&inner.emptied).copied().collect();
+        let mut inner = self.lock();
+        self.end_leaving(&mut inner);
+        let leaving = inner.leaving_list.iter().flat_map(|(_, units)| units);
+        let mut units: Vec<u32> = inner.queue.iter().chain(&inner.emptied).chain(leaving).copied().collect();
         units.sort_unstable();
         units.dedup();
         units.truncate(most);
@@ -276,38 +289,64 @@ impl Space {
     /// How many more units may be reserved before a superblock could not list them all.
     pub(crate) fn room(&self, most: usize) -> usize {
         let mut inner = self.lock();
-        if inner.queue.len() + inner.emptied.len() >= most {
+        if inner.listed() >= most {
+            self.end_leaving(&mut inner);
             inner.forget_emptied();
         }
-        most.saturating_sub(inner.queue.len() + inner.emptied.len())
+        most.saturating_sub(inner.listed())
     }
 
     /// Whether no more units may be reserved, and a superblock could list fewer: some of them have nothing left.
     pub(crate) fn list_is_spent(&self, most: usize) -> bool {
-        self.room(most) == 0 && !self.lock().emptied.is_empty()
+        let full = self.room(most) == 0;
+        let inner = self.lock();
+        full && !inner.emptied.is_empty() && inner.leaving_list.is_none()
     }
 
-    /// A superblock that lists `listed` is durable. The bitmap has what recovery held; what is not listed must be reserved anew.
+    /// Where no more units may be reserved before writes that are under way have ended: tells when one has. Look again then.
+    pub(crate) fn waits_for_writes(&self, most: usize) -> Option<EventListener> {
+        let ended = (self.room(most) == 0).then(|| self.writers.listen())?;
+        (self.room(most) == 0 && self.lock().leaving_list.is_some()).then_some(ended)
+    }
+
+    /// A superblock that lists `listed` is durable, and runs that queues hold count no more. The bitmap has what recovery held; what is not
+    /// listed must be reserved anew.
     pub(crate) fn published(&self, listed: &[u32]) {
         let mut inner = self.lock();
         inner.held.clear();
         let listed: HashSet<u32> = listed.iter().copied().collect();
-        inner.emptied.clear();
-        inner.queue.retain(|unit| listed.contains(unit));
-        inner.queued.retain(|unit| listed.contains(unit));
-        let mut usable = 0;
-        let Inner { units, queued, .. } = &mut *inner;
+        self.end_leaving(&mut inner);
+        if inner.leaving_list.is_none()
+            && let Some(phase) = self.writers.begin_grace()
+        {
+            let units = std::mem::take(&mut inner.emptied);
+            inner.leaving_list = Some((phase, units));
+        }
+        let Inner { units, queue, queued, emptied, leaving_list, usable, .. } = &mut *inner;
+        queue.retain(|unit| listed.contains(unit));
+        queued.retain(|unit| listed.contains(unit));
+        *usable = 0;
         for (number, unit) in (0u32..).zip(units.iter_mut()) {
             if unit.state != State::Usable {
                 continue;
             }
+            let leaving = leaving_list.as_ref().is_some_and(|(_, units)| units.contains(&number));
             if queued.contains(&number) {
-                usable += u64::from(unit.free);
-            } else {
+                *usable += u64::from(unit.free);
+            } else if !leaving && !emptied.contains(&number) {
                 unit.state = State::Open;
             }
         }
-        inner.usable = usable;
+        self.end_leaving(&mut inner);
+    }
+
+    /// Lets the leaving units go, if all writes that had begun before they were given up have ended.
+    fn end_leaving(&self, inner: &mut Inner) {
+        if let Some((_, units)) = inner.leaving_list.take_if(|(phase, _)| self.writers.drained(*phase)) {
+            for unit in units {
+                inner.units[unit as usize].state = State::Open;
+            }
+        }
     }
 
     /// To be called right before a freeze: finds the units whose current view is superfluous once what is frozen is in the bitmap.
@@ -458,6 +497,12 @@ impl Inner {
         });
     }
 
+    /// Units that a superblock would list now.
+    fn listed(&self) -> usize {
+        let leaving = self.leaving_list.as_ref().map_or(0, |(_, units)| units.len());
+        self.queue.len() + self.emptied.len() + leaving
+    }
+
     /// Bytes of the current views.
     fn bytes(&self) -> u64 {
         // All units but the last of each extent have the same size.
@@ -502,6 +547,9 @@ impl Inner {
     fn enqueue(&mut self, unit: u32) {
         if self.units[unit as usize].free > 0 && self.queued.insert(unit) {
             self.emptied.remove(&unit);
+            if let Some((_, leaving)) = &mut self.leaving_list {
+                leaving.remove(&unit);
+            }
             self.queue.push_back(unit);
         }
     }

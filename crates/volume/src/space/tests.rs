@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use super::Space;
 use crate::geometry::{Geometry, Shape};
-use crate::readers::Readers;
+use crate::readers::{Readers, Reading};
 
 fn space() -> (Geometry, Space, Arc<Readers>) {
     let geometry = Geometry::for_logical(4096, Shape::TINY).expect("a tiny volume");
@@ -54,6 +54,10 @@ enum Step {
     Publish,
     /// Whoever wants to reserve asks for the room first; units that ran empty are forgotten then.
     Room,
+    /// A write begins, and takes so many blocks.
+    Write(u64),
+    /// One of the writes under way has ended.
+    EndWrite(usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -66,6 +70,8 @@ fn step() -> impl Strategy<Value = Step> {
         Just(Step::Freeze),
         Just(Step::Publish),
         Just(Step::Room),
+        (1..60u64).prop_map(Step::Write),
+        (0..10usize).prop_map(Step::EndWrite),
     ]
 }
 
@@ -79,6 +85,8 @@ struct Model {
     /// The published bitmap, and the one that the checkpoint under way will publish.
     bitmap: BTreeSet<u64>,
     frozen: Option<(BTreeSet<u64>, Vec<super::Pin>)>,
+    /// Places of writes under way.
+    writes: Vec<(Reading, BTreeSet<u64>)>,
     /// Freed since the last freeze.
     pins: Vec<super::Pin>,
 }
@@ -126,14 +134,29 @@ proptest! {
                     let Some((bitmap, pins)) = model.frozen.take() else { continue };
                     model.bitmap = bitmap;
                     space.after_merge();
-                    space.published(&space.reserved(3));
+                    space.published(&space.reserved(1000));
                     space.let_go(pins);
                 }
                 Step::Room => {
                     space.room(1);
                 }
                 Step::Freeze => {}
+                Step::Write(want) => {
+                    let writing = space.begin_write();
+                    let places: BTreeSet<u64> = space.take(want, 0).into_iter().flatten().collect();
+                    prop_assert!(places.iter().all(|block| model.out.insert(*block)), "handed out twice");
+                    model.writes.push((writing, places));
+                }
+                Step::EndWrite(at) if at < model.writes.len() => drop(model.writes.swap_remove(at)),
+                Step::EndWrite(_) => {}
             }
+            let listed = space.reserved(1000);
+            let places = model.writes.iter().flat_map(|(_, places)| places);
+            let lost: Vec<u64> = places
+                .copied()
+                .filter(|block| model.out.contains(block) && !listed.contains(&geometry.unit_of(*block)))
+                .collect();
+            prop_assert!(lost.is_empty(), "a superblock would not know that {:?} may be written", lost);
             let taken = (model.out.len() + model.named.len()) as u64;
             prop_assert_eq!(space.free() + taken + space.pinned(), total);
         }
@@ -241,6 +264,53 @@ fn a_list_of_units_is_spent_only_when_a_superblock_could_list_fewer() {
     space.after_merge();
     space.published(&space.reserved(3));
     assert!(!space.list_is_spent(3));
+}
+
+#[test]
+fn a_unit_is_listed_until_all_writes_that_may_go_there_have_ended() {
+    let (geometry, space, _readers) = space();
+    reserve(&geometry, &space, 1);
+    let first = space.reserved(100);
+    assert_eq!(first.len(), 1);
+    let slow = space.begin_write();
+    space.take(u64::from(geometry.unit_blocks), 0);
+    reserve(&geometry, &space, 1);
+    space.take(1, 0);
+    // This superblock lists it, as it lists each that ran empty since the last one. The next one must, too, and the one behind that.
+    for _ in 0..3 {
+        let listed = space.reserved(100);
+        assert!(listed.contains(&first[0]), "a write may still be on its way to it");
+        space.published(&listed);
+        drop(space.begin_write());
+    }
+    let later = space.begin_write();
+    drop(slow);
+    assert!(!space.reserved(100).contains(&first[0]), "what began later is not on its way to it");
+    // It is like any other then: it may be reserved again when it has room.
+    space.give_back(geometry.unit_range(first[0]).start..geometry.unit_range(first[0]).start + 1);
+    reserve(&geometry, &space, space.free() - space.usable());
+    assert!(space.reserved(100).contains(&first[0]));
+    drop(later);
+}
+
+#[test]
+fn a_full_list_waits_for_writes_under_way_and_for_nothing_else() {
+    let (geometry, space, _readers) = space();
+    while space.room(3) > 0 {
+        reserve(&geometry, &space, 1);
+    }
+    assert!(space.waits_for_writes(3).is_none(), "no write holds it up");
+    let slow = space.begin_write();
+    space.take(u64::from(geometry.unit_blocks), 0);
+    space.take(1, 0);
+    assert!(space.list_is_spent(3));
+    space.published(&space.reserved(3));
+    assert!(!space.list_is_spent(3), "another superblock would list the same");
+    let mut ended = space.waits_for_writes(3).expect("the write under way");
+    assert!((&mut ended).now_or_never().is_none());
+    drop(slow);
+    assert!(ended.now_or_never().is_some(), "nobody was told that it has ended");
+    assert_eq!(space.room(3), 1);
 }
 
 #[test]
