@@ -123,6 +123,11 @@ pub enum VolumeCommand {
         read_only: bool,
         file: PathBuf,
     },
+    /// Has a loop device take the size of its file; started by the daemon
+    #[command(hide = true)]
+    LoopResize {
+        device: PathBuf,
+    },
     /// Detaches a loop device; started by the daemon
     #[command(hide = true)]
     LoopDetach {

@@ -3,7 +3,7 @@
 pub mod attach;
 pub mod check;
 mod create;
-mod grow;
+pub mod grow;
 mod header;
 mod key;
 pub mod manual;
@@ -53,6 +53,7 @@ pub fn volume(command: VolumeCommand) -> Result<(), Failure> {
             output::print(&export::loopdev::attach(&file, read_only)?.display().to_string());
             Ok(())
         }
+        VolumeCommand::LoopResize { device } => Ok(export::loopdev::resize(&device)?),
         VolumeCommand::LoopDetach { device } => Ok(export::loopdev::detach(&device)?),
     }
 }

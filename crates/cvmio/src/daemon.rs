@@ -6,6 +6,7 @@ mod disk;
 pub mod events;
 pub mod front;
 mod ground;
+pub mod growth;
 pub mod holders;
 pub mod latency;
 pub mod metrics;
@@ -46,6 +47,8 @@ pub struct Order {
     pub runtime: PathBuf,
     pub store: PathBuf,
     pub policy: Policy,
+    /// Where that is kept; a volume that grows needs another.
+    pub policy_file: PathBuf,
     pub memory: u64,
     pub queues: u8,
     pub show: Show,
@@ -84,6 +87,8 @@ pub enum Errors {
 enum Event {
     Signal,
     Detach(Asker),
+    /// The volume has grown, and its front end is to show it.
+    Grown(Sender<Result<(), Failure>>),
     /// The maintenance job ended by itself, so the session has failed.
     Failed(Failure),
 }
@@ -215,6 +220,10 @@ fn answer(
         Request::BeginRekey { remove_others, .. } => {
             send(reply(begin_rekey(&service, credentials, remove_others)))
         }
+        Request::Grow { logical_blocks } => {
+            let told = || tell_front(&events);
+            send(reply(growth::grow(&service, &ready.shown, credentials, logical_blocks, told)));
+        }
         Request::Slots => send(reply(slots::list(&service))),
         Request::AddSlot { label } => send(reply(slots::add(&service, credentials, label))),
         Request::RemoveSlot { slot } => send(reply(slots::remove(&service, credentials, slot))),
@@ -243,6 +252,14 @@ fn begin_rekey(
         credentials.next().ok_or_else(|| Failure::usage("nothing was given that opens the volume"))?;
     let begun = service.begin_rekey(&Rekeying { credential, keep: credentials.collect(), remove_others })?;
     serde_json::to_value(rekey::Begun::from(begun)).map_err(|error| Failure::internal(error.to_string()))
+}
+
+/// Has the main thread tell the front end, which is its own.
+fn tell_front(events: &std::sync::Mutex<Sender<Event>>) -> Result<(), Failure> {
+    let (told, done) = channel();
+    let asked = events.lock().map(|events| events.send(Event::Grown(told)));
+    let done = asked.ok().and_then(|_| done.recv().ok());
+    done.unwrap_or_else(|| Err(Failure::usage("the volume is being put away")))
 }
 
 fn reply(result: Result<serde_json::Value, Failure>) -> Reply {
@@ -289,6 +306,7 @@ fn until_told(front: &dyn Front, events: &Receiver<Event>) -> Option<Asker> {
             Err(_) | Ok(Event::Signal) => return None,
             // Reads may still work, and whoever has mounted it must see errors, not a device that is gone.
             Ok(Event::Failed(failure)) => events::failed("the session has failed", &failure),
+            Ok(Event::Grown(told)) => drop(told.send(front.resized())),
             Ok(Event::Detach(asker)) => match front.hide() {
                 Ok(()) => return Some(asker),
                 Err(failure) => drop(asker.result.send(Err(failure))),

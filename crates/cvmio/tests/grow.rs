@@ -6,9 +6,11 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::Desk;
-use common::machine::{content, sh};
+use common::machine::{content, sh, wait_for};
 use common::session::Session;
 use serde_json::Value;
 
@@ -87,7 +89,8 @@ fn refusals_say_why_and_change_nothing() {
     refused("disk.img --size 1000T --key-file key", 2, "not possible");
     refused("disk.img --size 1T --key-file key", 2, "copy its content to a new volume");
     refused("disk.img --size 20000001 --key-file key", 2, "whole number of blocks");
-    refused("nothing.img --size 64M --key-file key", 11, "there is no attach policy");
+    refused("nothing.img --size 64M --key-file key", 2, "no volume is attached as nothing.img");
+    refused("./nothing.img --size 64M --key-file key", 11, "there is no attach policy");
     let same = desk.done("volume grow disk.img --key-file key");
     assert!(same.contains("there is nothing to do"), "{same}");
 }
@@ -167,4 +170,66 @@ fn a_file_system_grows_with_its_volume() {
     session.unmount();
     session.detach();
     desk.done("volume check disk.img --key-file key");
+}
+
+/// Beside a writer who never notices more than a slow disk.
+#[test]
+fn a_file_system_grows_while_it_is_mounted() {
+    skip_without_devices!();
+    let desk = Rc::new(Desk::new());
+    desk.create("");
+    let session = Session::attach(&desk, true);
+    let device = session.device.clone().unwrap();
+    sh(&format!("mkfs.ext4 -q {}", device.display()));
+    let at = session.mount();
+    let refused = desk.run("volume grow disk --size 64M --key-file other");
+    assert_eq!(refused.code, 10, "{}", refused.error);
+    let refused = desk.run("volume grow disk --size 64M --key-file key --policy disk.img.policy.toml");
+    assert_eq!((refused.code, refused.error.contains("--policy")), (2, true), "{refused:?}");
+
+    let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let writer = std::thread::spawn({
+        let (stop, written, path) = (Arc::clone(&stop), Arc::clone(&written), at.join("numbers"));
+        move || {
+            let file = fs::File::create(path).unwrap();
+            while !stop.load(Ordering::SeqCst) {
+                let number = written.load(Ordering::SeqCst);
+                file.write_all_at(&number.to_le_bytes(), number % 10_000 * 8).unwrap();
+                file.sync_data().unwrap();
+                written.store(number + 1, Ordering::SeqCst);
+            }
+        }
+    });
+    wait_for("a write before the growth", || written.load(Ordering::SeqCst) > 0);
+    let said = desk.done("volume grow disk --size 64M --key-file key");
+    assert!(said.contains("grown from 16 MiB to 64 MiB") && said.contains("resize2fs"), "{said}");
+    let size = sh(&format!("blockdev --getsize64 {}", device.display()));
+    assert_eq!(size.trim().parse(), Ok(64 * MIB));
+    assert_eq!(fs::metadata(&session.file).unwrap().len(), 64 * MIB);
+    let grown = written.load(Ordering::SeqCst);
+    wait_for("a write behind the growth", || written.load(Ordering::SeqCst) > grown);
+    stop.store(true, Ordering::SeqCst);
+    writer.join().unwrap();
+    // ext4 grows while it is mounted, too, but wants a capability for it that containers lack; a guest does it (`guest::volume`).
+    session.unmount();
+    sh(&format!("e2fsck -fp {0} > /dev/null && resize2fs {0} 2> /dev/null > /dev/null", device.display()));
+    let at = session.mount();
+    let large = content(2, 40 << 20);
+    fs::write(at.join("large"), &large).unwrap();
+    let again = json(&desk.done("volume grow disk --size 64M --key-file key --json"));
+    assert_eq!((&again["grown"], &again["size"]), (&false.into(), &(64 * MIB).into()));
+    session.unmount();
+    session.detach();
+
+    // By the policy file as it is now.
+    desk.done("volume check disk.img --key-file key");
+    let session = Session::attach(&desk, true);
+    let at = session.mount();
+    let last = written.load(Ordering::SeqCst) - 1;
+    let numbers = fs::read(at.join("numbers")).unwrap();
+    let place = usize::try_from(last % 10_000 * 8).unwrap();
+    assert_eq!(numbers[place..place + 8], last.to_le_bytes());
+    assert!(fs::read(at.join("large")).unwrap() == large);
+    session.unmount();
+    session.detach();
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -197,6 +197,30 @@ h.shutdown()
     );
     sh(&format!("/usr/bin/python3 {}", desk.path("script.py").display()));
     volume.detach();
+}
+
+#[test]
+fn a_volume_that_grows_is_larger_for_who_connects_then() {
+    need!("qemu-io", "nbdinfo");
+    let desk = Desk::new();
+    desk.create("");
+    let volume = Attached::new(&desk, "");
+    let size = || sh(&format!("nbdinfo --size '{}'", volume.uri)).trim().parse::<u64>().unwrap();
+    assert_eq!(size(), 16 << 20);
+    let mut client = volume.client();
+    let said = desk.done("volume grow disk --size 64M --key-file key");
+    assert!(said.contains("connect again"), "{said}");
+    assert_eq!(size(), 64 << 20);
+    // Who was connected goes on, in what he was told.
+    client.stdin.take().unwrap().write_all(b"length\nwrite -P 7 0 4096\nread -P 7 0 4096\n").unwrap();
+    let mut rest = String::new();
+    client.stdout.take().unwrap().read_to_string(&mut rest).unwrap();
+    assert!(client.wait().unwrap().success(), "{rest}");
+    assert!(rest.contains("16 MiB") && rest.contains("read 4096/4096"), "{rest}");
+    let end = (64 << 20) - 4096;
+    sh(&format!("qemu-io -f raw -c 'write -P 9 {end} 4096' -c 'read -P 9 {end} 4096' '{}'", volume.uri));
+    volume.detach();
+    desk.done("volume check disk.img --key-file key");
 }
 
 #[test]

@@ -99,7 +99,7 @@ pub type Found = Box<dyn FnOnce(Result<Vec<Extent>, Errno>) + Send>;
 
 /// A block device: what a front end shows, and what a volume is from outside.
 pub trait Device: Send + Sync + 'static {
-    /// Bytes. A whole number of blocks, and always the same.
+    /// Bytes. A whole number of blocks; it may become more, and whoever shows the device is told then.
     fn size(&self) -> u64;
     /// Memory for so many bytes that are to be written. Any other memory will do, too; this is the device's to plan with.
     fn memory(&self, bytes: usize) -> Memory {

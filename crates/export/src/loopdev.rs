@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const CLEAR: Opcode = 0x4c01;
+const SET_CAPACITY: Opcode = 0x4c07;
 const CONFIGURE: Opcode = 0x4c0a;
 const GET_FREE: Opcode = 0x4c82;
 
@@ -137,6 +138,25 @@ pub fn detach(path: &Path) -> Result<(), Error> {
         waited += GLANCE;
     }
     Ok(())
+}
+
+/// Has the loop device at `path` take the size that its file has now, also while it is in use.
+///
+/// # Errors
+/// [`Error::Usage`] if nothing is attached to it, [`Error::System`] if the kernel refuses.
+pub fn resize(path: &Path) -> Result<(), Error> {
+    let number = number_of(path)?;
+    let nothing = || Error::Usage(format!("{}: nothing is attached to it", path.display()));
+    let file = backing_file(OsStr::new(&format!("loop{number}"))).ok_or_else(nothing)?;
+    // The driver takes the size that the kernel knows, and it asks whoever serves the file only when somebody looks.
+    fs::metadata(&file).map_err(|error| Error::io(format!("looking at {}", file.display()), &error))?;
+    let device = open_device(path, number, OFlags::RDONLY)?;
+    // SAFETY: SET_CAPACITY takes no argument.
+    match unsafe { ioctl::ioctl(&device, NoArg::<SET_CAPACITY>::new()) } {
+        Ok(()) => Ok(()),
+        Err(Errno::NXIO) => Err(nothing()),
+        Err(errno) => Err(Error::at("resizing", path, errno)),
+    }
 }
 
 /// The loop devices that are attached to `file`, a path without links in it.

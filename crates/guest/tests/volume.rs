@@ -9,10 +9,11 @@ const MARKER: &str = "what the host must not see";
 fn day_one_with_fuse_and_a_loop_device() {
     let Some(bed) = guest::bed() else { return };
     let disk = bed.disk("disk", 128 << 20);
-    let guest = bed.guest().modules(&["fuse", "loop", "ext4"]).programs(&["usr/sbin/mkfs.ext4"]).disk(&disk);
+    let programs = ["usr/sbin/mkfs.ext4", "usr/sbin/resize2fs"];
+    let guest = bed.guest().modules(&["fuse", "loop", "ext4"]).programs(&programs).disk(&disk);
     let script = format!(
         "head -c 32 /dev/urandom > key
-         cvmio volume create /dev/vda --key-file key --policy policy.toml --anchor file:/root/anchor
+         cvmio volume create /dev/vda --size 64M --key-file key --policy policy.toml --anchor file:/root/anchor
          attach() {{ cvmio volume attach /dev/vda --name day --key-file key --policy policy.toml \"$@\"; }}
          if attach --as ublk; then echo 'ublk without its module'; exit 1; fi
          attach --loop
@@ -27,6 +28,10 @@ fn day_one_with_fuse_and_a_loop_device() {
          attach --as auto
          mount -t ext4 /dev/loop0 /mnt
          cmp content /mnt/content
+         cvmio volume grow day --key-file key
+         resize2fs /dev/loop0
+         dd if=/dev/zero of=/mnt/large bs=1M count=80 conv=fsync 2>/dev/null
+         cmp content /mnt/content
          umount /mnt
          cvmio volume detach day
          cvmio volume check /dev/vda --key-file key --policy policy.toml"
@@ -34,6 +39,7 @@ fn day_one_with_fuse_and_a_loop_device() {
     let said = guest.succeed(&script);
     assert!(said.contains("/dev/loop0 is mounted on /mnt"), "{said}");
     assert_eq!(said.matches("modprobe ublk_drv").count(), 2, "an error, and a warning: {said}");
+    assert!(said.contains("grown from 64 MiB to"), "{said}");
     let stored = fs::read(&disk).unwrap();
     assert!(stored.iter().filter(|&&byte| byte != 0).count() > 8 << 20, "the volume is on this disk");
     let marker = MARKER.as_bytes();

@@ -59,6 +59,8 @@ fn seeds(text: &str) -> Result<Range<u64>, String> {
     Ok(number(first)?..number(end)?)
 }
 
+/// Between two signs of life of a long run, in seeds.
+const PROGRESS: u64 = 10_000;
 /// Between two looks at the runs.
 const NAP: Duration = Duration::from_millis(20);
 /// A run that is seen more often than this hangs inside one step. Counted in looks, not by the clock: a process that was stopped meanwhile, or
@@ -142,6 +144,9 @@ fn command(seed: u64, ops: u64) -> String {
 fn account(tally: &mut Tally, seed: u64, ops: u64, report: &Report) {
     tally.runs += 1;
     tally.coverage += report.coverage;
+    if tally.runs.is_multiple_of(PROGRESS) {
+        eprintln!("{} seeds, {} failed; seed {seed} has ended", tally.runs, tally.failures.len());
+    }
     if let Some(failure) = &report.failure {
         tally.failures.push(seed);
         println!("seed {seed}: {failure}\n{}", command(seed, ops));

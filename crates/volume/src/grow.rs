@@ -76,6 +76,33 @@ pub fn grow(
     })
 }
 
+/// What [`grow`] would make of the volume, once nobody has it attached. The store is made longer for it, and nothing is written. For whoever
+/// has the volume attached, and would have to end a session for it.
+///
+/// # Errors
+/// In the job: what `grow` would refuse.
+pub fn check_growth(
+    environment: Environment,
+    policy: Policy,
+    credential: Credential,
+    logical_blocks: Option<u64>,
+    enlarge: Enlarge,
+    options: AttachOptions,
+) -> Result<Driven<Result<Grown>>> {
+    let store = Arc::clone(&environment.store);
+    Driven::new(store.as_ref(), 16, move |io| {
+        async move {
+            let opened = open_header(&io, &environment, &policy, &credential, &options).await?;
+            let changing = Changing { environment, io, force: false };
+            let growing = Growing { changing, policy, options };
+            let was = opened.header.geometry;
+            let wanted = growing.plan(&opened.header, logical_blocks, enlarge)?;
+            Ok(growing.grown(&was, &wanted.unwrap_or(was)))
+        }
+        .boxed_local()
+    })
+}
+
 struct Growing {
     changing: Changing,
     policy: Policy,
@@ -90,24 +117,27 @@ impl Growing {
         self.changing.check_released(&opened)?;
         let was = opened.header.geometry;
         let wanted = self.plan(&opened.header, growth.logical_blocks, growth.enlarge)?;
-        let policy = Policy { size: wanted.unwrap_or(was).logical_bytes(), ..self.policy.clone() };
-        let mut save = (policy != self.policy).then_some(growth.save);
+        let grown = self.grown(&was, &wanted.unwrap_or(was));
+        let mut save = (grown.policy != self.policy).then_some(growth.save);
         if mutated(Mutation::PolicyBeforeHeader) {
-            save.take().map_or(Ok(()), |save| save(&policy))?;
+            save.take().map_or(Ok(()), |save| save(&grown.policy))?;
         }
         self.changing.equalize(&mut opened).await?;
         if let Some(geometry) = wanted {
             opened.header.geometry = geometry;
             self.changing.put(&mut opened).await?;
         }
-        save.map_or(Ok(()), |save| save(&policy))?;
-        let now = opened.header.geometry;
-        Ok(Grown {
-            policy,
+        save.map_or(Ok(()), |save| save(&grown.policy))?;
+        Ok(grown)
+    }
+
+    fn grown(&self, was: &Geometry, now: &Geometry) -> Grown {
+        Grown {
+            policy: Policy { size: now.logical_bytes(), ..self.policy.clone() },
             before: (self.policy.size / BLOCK_SIZE as u64, was.physical_blocks),
             now: (now.logical_blocks, now.physical_blocks),
             growths: now.growths(),
-        })
+        }
     }
 
     /// Opens the header by the policy; or, where that has not followed a growth yet, by the policy that would have.

@@ -2,17 +2,23 @@
 
 use clap::Args;
 
-use super::Offline;
+use super::{Offline, RuntimeArgs};
 use crate::input::parse_size;
 
-/// Let a volume that is not attached use more of its store
+/// Let a volume use more of its store
 ///
 /// Nothing moves and nothing is lost: the content stays, and the new space reads as zeros. A file is made longer where that is needed; make a
 /// disk larger first. The policy file gets the new size, so whoever has a copy of it needs the new one. If it is cut short, do it again.
 /// A volume grows 16 times at most, and never shrinks.
+///
+/// With the NAME of an attached volume, those who use it go on: they wait a moment while one session ends and the next begins. Then its file
+/// and loop device have the new size, and NBD clients that connect from then on see it. A ublk device keeps its size: detach the volume first.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Example: then attach it, and enlarge the file system on it
+Example: of an attached volume, and of the file system on its loop device
+  cvmio volume grow ledger --size 200G --key-file ledger.key && resize2fs /dev/loop0
+
+Example: of one that is not attached
   cvmio volume grow /mnt/host/ledger.img --size 200G --policy /etc/cvmio/ledger.toml \\
       --key-file ledger.key")]
 pub struct Grow {
@@ -25,4 +31,6 @@ pub struct Grow {
     /// Go on although a session did not detach (a session that still runs is fenced)
     #[arg(long)]
     pub force: bool,
+    #[command(flatten)]
+    pub runtime: RuntimeArgs,
 }

@@ -75,6 +75,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
         runtime: runtime::directory(&args.runtime)?,
         store,
         policy,
+        policy_file: whole(&policy_path)?,
         memory: args.memory,
         queues: args.queues,
         show,

@@ -2,20 +2,54 @@
 
 use std::path::Path;
 
-use serde_json::json;
-use store::{BLOCK_SIZE, FileStore, Store};
+use store::{FileStore, Store};
 use volume::format::protections::Provision;
-use volume::{AttachOptions, Grown, Growth, Kind};
+use volume::{AttachOptions, Growth, Kind};
 
+use super::offline;
+use crate::cli::Offline;
 use crate::cli::grow::Grow;
+use crate::daemon::control::Request;
+use crate::daemon::front::Shown;
+use crate::daemon::growth::Room;
 use crate::failure::Failure;
 use crate::input::{self, Origin};
+use crate::runtime::Place;
 use crate::{output, system};
 
 pub fn run(args: &Grow) -> Result<(), Failure> {
-    let offline = &args.offline;
     let logical_blocks = args.size.map(input::whole_blocks).transpose()?;
     system::protect()?.iter().for_each(|warning| output::warning(warning));
+    match offline::running(&args.offline.store, &args.runtime)? {
+        Some(place) => grow_attached(args, logical_blocks, &place),
+        None => grow(args, logical_blocks),
+    }
+}
+
+/// Of an attached volume: its daemon does it.
+fn grow_attached(args: &Grow, logical_blocks: Option<u64>, place: &Place) -> Result<(), Failure> {
+    let Offline { store, policy, buffered, credential, .. } = &args.offline;
+    offline::refuse_for_attached(store, policy.as_deref(), *buffered, args.force)?;
+    let shown: Shown = serde_json::from_value(place.ask_soon(&Request::Status)?["report"].take())
+        .map_err(|error| Failure::internal(error.to_string()))?;
+    shown.can_grow()?;
+    let credential = input::load(credential, Origin::Known)?;
+    let spinner = output::spinner("growing the volume");
+    let room = place.ask_with(&Request::Grow { logical_blocks }, &[credential])?;
+    drop(spinner);
+    let room = serde_json::from_value(room).map_err(|error| Failure::internal(error.to_string()))?;
+    let next = match shown {
+        Shown::Fuse { loop_device: Some(device), .. } => {
+            format!("Enlarge what is on {} (resize2fs, xfs_growfs).", device.display())
+        }
+        Shown::Nbd { .. } => "Clients see it when they connect again.".into(),
+        _ => "Its file shows it.".into(),
+    };
+    report(args, &room, &next)
+}
+
+fn grow(args: &Grow, logical_blocks: Option<u64>) -> Result<(), Failure> {
+    let offline = &args.offline;
     let policy_path = input::default_policy(&offline.store, offline.policy.as_deref())?;
     let policy = input::read_policy(&policy_path)?;
     // With the lock of one who writes: nobody on this machine may have it attached.
@@ -32,11 +66,11 @@ pub fn run(args: &Grow) -> Result<(), Failure> {
     let environment = system::environment(store, anchor);
     let grown = volume::grow(environment, policy, credential, growth, AttachOptions::default())?.block()?;
     drop(spinner);
-    report(args, &grown, &policy_path)
+    report(args, &grown.into(), "Attach it, and enlarge what is on it (resize2fs, xfs_growfs).")
 }
 
 /// Makes a file longer. For a volume with full provisioning its space is taken at once, as when it was created.
-fn enlarge(store: FileStore) -> volume::Enlarge {
+pub fn enlarge(store: FileStore) -> volume::Enlarge {
     Box::new(move |blocks, provision| {
         store.extend(blocks)?;
         match provision {
@@ -48,7 +82,8 @@ fn enlarge(store: FileStore) -> volume::Enlarge {
     })
 }
 
-fn save(path: &Path) -> volume::SavePolicy {
+/// Replaces the policy file as a whole.
+pub fn save(path: &Path) -> volume::SavePolicy {
     let path = path.to_path_buf();
     Box::new(move |policy| {
         input::save_policy(&path, policy, true).map_err(|failure| {
@@ -57,36 +92,29 @@ fn save(path: &Path) -> volume::SavePolicy {
     })
 }
 
-fn report(args: &Grow, grown: &Grown, policy: &Path) -> Result<(), Failure> {
-    let block = BLOCK_SIZE as u64;
-    let (before, now) = (grown.before, grown.now);
+/// `next`: what there is to do now.
+fn report(args: &Grow, room: &Room, next: &str) -> Result<(), Failure> {
     if args.offline.json {
-        return output::print_json(&json!({
-            "store": args.offline.store, "policy": policy, "grown": before != now,
-            "size-before": before.0 * block, "size": now.0 * block,
-            "store-size-before": before.1 * block, "store-size": now.1 * block,
-            "growths": grown.growths,
-        }));
+        return output::print_json(room);
     }
-    let size = |blocks: u64| output::bytes(blocks * block);
-    output::print(&match (before.0 != now.0, before.1 != now.1) {
+    let size = output::bytes;
+    output::print(&match (room.size != room.size_before, room.store_size != room.store_size_before) {
         (false, false) => format!(
             "the volume has {} and uses {} of its store already; there is nothing to do",
-            size(now.0),
-            size(now.1)
+            size(room.size),
+            size(room.store_size)
         ),
         (false, true) => format!(
             "grown: {} of the store are used, {} before; the size stays {}",
-            size(now.1),
-            size(before.1),
-            size(now.0)
+            size(room.store_size),
+            size(room.store_size_before),
+            size(room.size)
         ),
         (true, _) => format!(
-            "grown from {} to {}; it uses {} of its store\n  policy  {}\nAttach it, and enlarge what is on it (resize2fs, xfs_growfs). Whoever has a copy of the policy or a header backup needs a new one.",
-            size(before.0),
-            size(now.0),
-            size(now.1),
-            policy.display()
+            "grown from {} to {}; it uses {} of its store, and the policy file says so\n{next} Whoever has a copy of the policy or a header backup needs a new one.",
+            size(room.size_before),
+            size(room.size),
+            size(room.store_size),
         ),
     });
     Ok(())

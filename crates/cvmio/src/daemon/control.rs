@@ -32,6 +32,8 @@ pub enum Request {
     Rekey,
     /// Begin one. So many credentials follow: what opens the volume, and what opens the other slots that shall stay.
     BeginRekey { credentials: u8, remove_others: bool },
+    /// Let the volume grow to so many blocks, or as its store allows. A credential that opens it follows.
+    Grow { logical_blocks: Option<u64> },
     /// What opens the volume, slot by slot.
     Slots,
     /// Let another credential open the volume. It follows behind one that does.
@@ -58,7 +60,7 @@ impl Request {
         match *self {
             Self::BeginRekey { credentials, .. } => credentials,
             Self::AddSlot { .. } => 2,
-            Self::RemoveSlot { .. } => 1,
+            Self::RemoveSlot { .. } | Self::Grow { .. } => 1,
             _ => 0,
         }
     }

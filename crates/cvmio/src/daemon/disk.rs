@@ -36,7 +36,8 @@ const POOL_BLOCKS: usize = 8192;
 /// The volume as a device. Clones share it.
 #[derive(Clone)]
 pub struct Disk {
-    size: u64,
+    /// Bytes; more when the volume has grown.
+    size: Arc<AtomicU64>,
     /// At freshness `transaction` a flush is not the last word.
     transactions: bool,
     clock: SystemClock,
@@ -163,6 +164,7 @@ impl Disk {
         }
         let size = volume.blocks() * BLOCK_SIZE as u64;
         let transactions = volume.status().freshness == Freshness::Transaction.to_string();
+        let size = Arc::new(AtomicU64::new(size));
         Ok((Self { size, transactions, clock, lanes: lanes.into(), pool }, threads))
     }
 
@@ -197,6 +199,11 @@ impl Disk {
             done.recv().map_err(|_| Failure::usage("the volume is being put away"))??;
         }
         Ok(Idle(changing))
+    }
+
+    /// Takes the size of the session that it has now, which may be larger than before.
+    pub fn take_size(&self, volume: &Volume) {
+        self.size.store(volume.blocks() * BLOCK_SIZE as u64, Ordering::SeqCst);
     }
 
     /// Takes no more requests; the threads end when those in flight have ended.
@@ -246,7 +253,7 @@ impl Lane {
 
 impl Device for Disk {
     fn size(&self) -> u64 {
-        self.size
+        self.size.load(Ordering::SeqCst)
     }
 
     fn memory(&self, bytes: usize) -> Memory {

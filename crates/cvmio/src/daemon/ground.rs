@@ -1,10 +1,15 @@
 //! What the sessions of one daemon stand on: the store and the anchor, with their locks, and the owner's policy.
 
+use std::path::PathBuf;
+use std::sync::mpsc::channel;
+
 use seal::slot::Credential;
+use store::FileStore;
 use volume::policy::Policy;
-use volume::{AttachOptions, Environment, Left, RekeyOrder, Rekeyed, Volume, Window};
+use volume::{AttachOptions, Enlarge, Environment, Grown, Growth, Left, RekeyOrder, Rekeyed, Volume, Window};
 
 use super::Order;
+use crate::commands::grow::{enlarge, save};
 use crate::failure::Failure;
 use crate::{input, system};
 
@@ -12,6 +17,10 @@ use crate::{input, system};
 pub struct Ground {
     environment: Environment,
     policy: Policy,
+    /// Where the owner keeps that.
+    policy_file: PathBuf,
+    /// The store, as a file that may be made longer.
+    file: Option<FileStore>,
     options: AttachOptions,
     read_only: bool,
 }
@@ -54,12 +63,15 @@ impl Ground {
             reading: order.reading.unwrap_or_default(),
             ..AttachOptions::default()
         };
-        Ok(Self { environment: system::environment(store, anchor), policy, options, read_only })
+        let (file, policy_file) = (Some(store.clone()), order.policy_file.clone());
+        let environment = system::environment(store, anchor);
+        Ok(Self { environment, policy, policy_file, file, options, read_only })
     }
 
     #[cfg(test)]
-    pub fn on(environment: Environment, policy: Policy) -> Self {
-        Self { environment, policy, options: AttachOptions::default(), read_only: false }
+    pub fn on(environment: Environment, policy: Policy, policy_file: PathBuf) -> Self {
+        let options = AttachOptions::default();
+        Self { environment, policy, policy_file, file: None, options, read_only: false }
     }
 
     /// A session; behind the one that has left this, if that is said.
@@ -91,5 +103,44 @@ impl Ground {
         let credential = input::copy(&wanted.credential);
         let options = AttachOptions { follows: Some(follows), ..self.options };
         Ok(volume::begin_rekey(environment, policy, credential, wanted.order(), options)?.block()?)
+    }
+
+    /// What a growth would make of the volume, also beside a session. The store is made longer for it.
+    ///
+    /// # Errors
+    /// What speaks against it.
+    pub fn check_growth(
+        &self,
+        credential: &Credential,
+        logical_blocks: Option<u64>,
+    ) -> Result<Grown, Failure> {
+        let (environment, policy) = (self.environment.clone(), self.policy.clone());
+        let (credential, enlarge) = (input::copy(credential), self.enlarge());
+        let job =
+            volume::check_growth(environment, policy, credential, logical_blocks, enlarge, self.options)?;
+        Ok(job.block()?)
+    }
+
+    /// Lets the volume grow, between two sessions; and lives by the new policy from then on, also where it could not be saved.
+    ///
+    /// # Errors
+    /// The volume's own, and that of saving the policy.
+    pub fn grow(&mut self, credential: &Credential, logical_blocks: Option<u64>) -> Result<Grown, Failure> {
+        let (environment, policy) = (self.environment.clone(), self.policy.clone());
+        let (keep, kept) = channel();
+        let save = save(&self.policy_file);
+        let keep_and_save: volume::SavePolicy = Box::new(move |policy| {
+            let _ = keep.send(policy.clone());
+            save(policy)
+        });
+        let growth = Growth { logical_blocks, enlarge: self.enlarge(), save: keep_and_save, force: false };
+        let job = volume::grow(environment, policy, input::copy(credential), growth, self.options)?;
+        let grown = job.block();
+        self.policy = kept.try_recv().unwrap_or_else(|_| self.policy.clone());
+        Ok(grown?)
+    }
+
+    fn enlarge(&self) -> Enlarge {
+        self.file.clone().map_or_else(|| Box::new(|_, _| Ok(())) as Enlarge, enlarge)
     }
 }

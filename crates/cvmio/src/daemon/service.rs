@@ -5,7 +5,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use seal::slot::{Credential, SlotInfo, SlotLimits};
-use volume::{CheckProgress, Clock, KeyChange, Kind, Left, Rekeyed, Volume};
+use volume::{CheckProgress, Clock, Grown, KeyChange, Kind, Left, Rekeyed, Volume};
 
 use super::disk::{Disk, Idle, Threads};
 use super::ground::{Ground, Rekeying};
@@ -28,7 +28,6 @@ const CHECK_THREADS: usize = 4;
 pub struct Service {
     /// Gone when it was put away: as long as it is there, nobody else can have the store.
     volume: Mutex<Option<Volume>>,
-    size: u64,
     disk: Disk,
     clock: SystemClock,
     events: Sender<Event>,
@@ -80,7 +79,6 @@ impl Service {
         let goes_on = volume.is_rekeying() && writes;
         let service = Self {
             volume: Mutex::new(Some(volume)),
-            size: export::Device::size(&disk),
             disk,
             clock,
             events,
@@ -107,7 +105,7 @@ impl Service {
 
     /// Bytes of the device.
     pub fn size(&self) -> u64 {
-        self.size
+        export::Device::size(&self.disk)
     }
 
     /// Notes whether the volume stays, or is on its way out.
@@ -225,12 +223,65 @@ impl Service {
     /// other does. When the volume fails in between, a session goes on under the key that it has; if there is none to be had, or somebody
     /// else had the volume meanwhile, whatever is asked of the device fails.
     pub fn begin_rekey(&self, wanted: &Rekeying) -> Result<Rekeyed, Failure> {
+        let begun = self.between_sessions(
+            &wanted.credential,
+            |ground| ground.check_rekey(wanted).map(|()| true),
+            |ground, left| ground.begin_rekey(wanted, left),
+        )?;
+        let begun = begun.ok_or_else(|| Failure::internal("a change of key that was to begin did not"))?;
+        self.rekey()?;
+        Ok(begun)
+    }
+
+    /// Lets the volume grow to so many blocks, or as its store allows, in a session of its own; those who use it wait meanwhile. If it is as
+    /// large already, nothing happens.
+    ///
+    /// # Errors
+    /// As of [`begin_rekey`](Self::begin_rekey).
+    pub fn grow(&self, credential: &Credential, logical_blocks: Option<u64>) -> Result<Grown, Failure> {
+        if self.volume()?.is_rekeying() {
+            return Err(Failure::usage(
+                "a change of key is under way; wait for its end (`cvmio volume rekey`), and grow the volume then",
+            ));
+        }
+        if !self.disk.keeps_what_is_flushed() {
+            return Err(Failure::usage(
+                "at freshness transaction the end of a session forgets what was not committed, under those who use it; detach the volume, and grow it by the path of its store",
+            ));
+        }
+        let mut found = None;
+        let grown = self.between_sessions(
+            credential,
+            |ground| {
+                let will = ground.check_growth(credential, logical_blocks)?;
+                let changes = will.before != will.now;
+                found = Some(will);
+                Ok(changes)
+            },
+            |ground, _| ground.grow(credential, logical_blocks),
+        )?;
+        grown.or(found).ok_or_else(|| Failure::internal("a growth was neither refused nor found done"))
+    }
+
+    /// Ends the session, changes the volume, and begins another session, while those who use it wait. Nothing, if there is nothing to change,
+    /// which is found out before.
+    ///
+    /// # Errors
+    /// See [`begin_rekey`](Self::begin_rekey).
+    fn between_sessions<T>(
+        &self,
+        credential: &Credential,
+        check: impl FnOnce(&Ground) -> Result<bool, Failure>,
+        change: impl FnOnce(&mut Ground, Left) -> Result<T, Failure>,
+    ) -> Result<Option<T>, Failure> {
         // Held to the end: who puts the volume away waits for the next session.
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let running = threads.as_mut().ok_or_else(|| by_errno(rustix::io::Errno::SHUTDOWN))?;
         let volume = self.volume()?;
         self.check_undisturbed(&volume)?;
-        running.ground.check_rekey(wanted)?;
+        if !check(&running.ground)? {
+            return Ok(None);
+        }
         let changing = self.begin_change()?;
         let idle = self.disk.idle()?;
         drop(self.rekey.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -241,16 +292,14 @@ impl Service {
             return idle.go_on(&volume).and(Err(failure));
         }
         let left = volume.left();
-        let begun = running.ground.begin_rekey(wanted, left);
-        if let Err(failure) = self.next_session(running, idle, wanted, left) {
+        let changed = change(&mut running.ground, left);
+        if let Err(failure) = self.next_session(running, idle, credential, left) {
             failed(&failure);
             *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure.clone());
             return Err(failure);
         }
         drop((changing, threads));
-        let begun = begun?;
-        self.rekey()?;
-        Ok(begun)
+        changed.map(Some)
     }
 
     /// Changes what opens the volume, beside those who use it.
@@ -277,7 +326,7 @@ impl Service {
     /// Whether nothing is at work that the end of a session would cut short.
     fn check_undisturbed(&self, volume: &Volume) -> Result<(), Failure> {
         if volume.status().read_only {
-            return Err(Failure::usage("the volume is attached for reading only, so its key stays"));
+            return Err(Failure::usage("the volume is attached for reading only, and stays as it is"));
         }
         if let Some(failure) = volume.failure() {
             return Err(failure.into());
@@ -307,7 +356,9 @@ impl Service {
 
     fn check_no_change(&self) -> Result<(), Failure> {
         match self.changing.load(Ordering::SeqCst) {
-            true => Err(Failure::usage("the volume is being given a new key; ask again when that has begun")),
+            true => {
+                Err(Failure::usage("the volume is being given a new key or more room; ask again in a moment"))
+            }
             false => Ok(()),
         }
     }
@@ -317,13 +368,15 @@ impl Service {
         &self,
         running: &mut Running,
         idle: Idle,
-        wanted: &Rekeying,
+        credential: &Credential,
         left: Left,
     ) -> Result<(), Failure> {
-        let volume = running.ground.attach(input::copy(&wanted.credential), Some(left))?;
+        let volume = running.ground.attach(input::copy(credential), Some(left))?;
         running.upkeep = Some(Upkeep::start(&volume, &self.events, &self.tamper)?);
         *self.volume.lock().unwrap_or_else(PoisonError::into_inner) = Some(volume.clone());
-        idle.go_on(&volume)
+        idle.go_on(&volume)?;
+        self.disk.take_size(&volume);
+        Ok(())
     }
 
     fn volume(&self) -> Result<Volume, Failure> {

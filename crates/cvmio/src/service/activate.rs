@@ -221,6 +221,7 @@ fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure
         runtime: runtime.into(),
         store: target.store.clone(),
         policy: policy.clone(),
+        policy_file: target.policy.clone(),
         memory: target.memory,
         queues: target.queues,
         show,

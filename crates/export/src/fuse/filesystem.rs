@@ -21,9 +21,9 @@ const MAX_REQUEST: u32 = 1 << 20;
 
 const _: () = assert!((MAX_REQUEST as u64).next_multiple_of(BLOCK_SIZE) + BLOCK_SIZE <= MAX_TRANSFER);
 
-const FILE: INodeNo = INodeNo(2);
+pub(super) const FILE: INodeNo = INodeNo(2);
 
-/// Name and size of the file never change.
+/// The file's name never changes, and when its size does, the kernel is told (`Mount::resized`).
 const FOREVER: Duration = Duration::from_secs(86_400);
 
 /// The kernel must ask for the root each time, so that a look at it tells a dead mount from a living one.

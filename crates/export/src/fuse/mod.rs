@@ -52,6 +52,7 @@ pub struct Mount {
     file: PathBuf,
     running: Mutex<Option<Running>>,
     ended: Arc<Ended>,
+    notifier: fuser::Notifier,
 }
 
 /// Whether serving has ended.
@@ -97,10 +98,12 @@ impl Mount {
         let ended = Arc::new(Ended::default());
         let signal = EndSignal(Arc::clone(&ended));
         let started = Session::from_fd(disk, channel, SessionACL::All, config).and_then(|session| {
-            std::thread::Builder::new().name("fuse".into()).spawn(move || serve(session, signal))
+            let notifier = session.notifier();
+            let thread = std::thread::Builder::new().name("fuse".into());
+            Ok((thread.spawn(move || serve(session, signal))?, notifier))
         });
         match started {
-            Ok(session) => {
+            Ok((session, notifier)) => {
                 let watch = Watch::start(point.path());
                 let file = point.path().join(name);
                 Ok(Mount {
@@ -108,6 +111,7 @@ impl Mount {
                     file,
                     running: Mutex::new(Some(Running { session, watch, _lock: lock })),
                     ended,
+                    notifier,
                 })
             }
             Err(error) => {
@@ -121,6 +125,18 @@ impl Mount {
     #[must_use]
     pub fn file(&self) -> &Path {
         &self.file
+    }
+
+    /// Says that the device has another size: the kernel asks for it the next time somebody looks.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the kernel does not take the notice.
+    pub fn resized(&self) -> Result<(), Error> {
+        match self.notifier.inval_inode(filesystem::FILE, -1, 0) {
+            // Nobody has looked at the file yet, so there is nothing to forget.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            told => told.map_err(|error| Error::io(format!("resizing {}", self.file.display()), &error)),
+        }
     }
 
     /// Unmounts, and returns when the last request has been answered. Does nothing if that was done before, here

@@ -77,6 +77,15 @@ impl Front for Fuse {
         Shown::Fuse { device: self.device.clone(), loop_device: self.loop_device.clone() }
     }
 
+    fn resized(&self) -> Result<(), Failure> {
+        self.mount.resized()?;
+        // Also those that somebody else has made of the file.
+        for device in export::loopdev::holders(self.mount.file())? {
+            helper("loop-resize", &[], &device)?;
+        }
+        Ok(())
+    }
+
     fn hide(&self) -> Result<(), Failure> {
         let users = holders::of(self.mount.file());
         if !users.is_empty() {

@@ -69,6 +69,12 @@ pub trait Front {
     /// Where the device is.
     fn shown(&self) -> Shown;
 
+    /// Shows that the device has become larger.
+    ///
+    /// # Errors
+    /// When whoever shows it does not take that; it keeps the size that it had.
+    fn resized(&self) -> Result<(), Failure>;
+
     /// Takes the device away if nobody uses it.
     ///
     /// # Errors
@@ -159,6 +165,23 @@ impl Shown {
             Self::Nbd { .. } => "nbd",
             Self::Ublk { .. } => "ublk",
         }
+    }
+
+    /// Whether it can show a device that becomes larger.
+    ///
+    /// # Errors
+    /// Says what to do instead.
+    pub fn can_grow(&self) -> Result<(), Failure> {
+        match self {
+            Self::Fuse { .. } | Self::Nbd { .. } => Ok(()),
+            Self::Ublk { .. } => Err(Self::keeps_size()),
+        }
+    }
+
+    fn keeps_size() -> Failure {
+        Failure::usage(
+            "a ublk device keeps its size as long as it is there; unmount it and detach the volume, then grow it by the path of its store",
+        )
     }
 
     /// What it is, and where, for people: one line for each way to reach it.

@@ -19,7 +19,7 @@ use crate::testing::{Bench, key};
 fn start(bench: &Bench) -> (Service, Receiver<Event>) {
     let (sender, events) = channel();
     let tamper = Tamper::new(&Orders { on: OnTamper::Continue, hook: None }, "disk", "memory").unwrap();
-    let ground = Ground::on(bench.environment.clone(), bench.policy.clone());
+    let ground = Ground::on(bench.environment.clone(), bench.policy.clone(), bench.policy_file());
     let volume = ground.attach(key(), None).unwrap();
     (Service::start(volume, ground, 2, sender, Arc::new(tamper)).unwrap(), events)
 }
@@ -122,4 +122,69 @@ fn nothing_reads_a_session_that_is_about_to_end() {
     drop(changing);
     assert_eq!(service.check().unwrap().damaged_blocks, 0);
     service.stop().unwrap();
+}
+
+const SIZE: u64 = 4096;
+
+#[test]
+fn a_session_goes_on_in_a_larger_volume() {
+    let bench = Bench::with(Freshness::Strict);
+    let (service, events) = start(&bench);
+    done(&service, write(SIZE - 1, 1)).unwrap();
+    let policy_file = tempfile::NamedTempFile::new().unwrap();
+    let threads = |service: &Service| {
+        let mut threads = service.threads.lock().unwrap();
+        threads.as_mut().unwrap().ground =
+            Ground::on(bench.environment.clone(), bench.policy.clone(), policy_file.path().to_path_buf());
+    };
+    threads(&service);
+    let grown = service.grow(&key(), Some(2 * SIZE)).unwrap();
+    assert_eq!((grown.before.0, grown.now.0), (SIZE, 2 * SIZE));
+    assert_eq!(service.size(), 2 * SIZE * 4096);
+    assert_eq!(input::read_policy(policy_file.path()).unwrap(), grown.policy);
+    done(&service, write(2 * SIZE - 1, 2)).unwrap();
+    done(&service, export::Request::Flush).unwrap();
+    let last = export::Request::Read { offset: (SIZE - 1) * 4096, length: 4096 };
+    assert!(done(&service, last).unwrap() == vec![1; 4096]);
+    // Once more, and by the policy of now; and to what it is.
+    assert_eq!(service.grow(&key(), Some(3 * SIZE)).unwrap().growths, 2);
+    let same = service.grow(&key(), Some(3 * SIZE)).unwrap();
+    assert_eq!((same.before, same.growths), (same.now, 2));
+    assert_eq!(failure(&service), None);
+    service.stop().unwrap();
+    assert!(events.try_recv().is_err());
+}
+
+#[test]
+fn a_growth_that_is_refused_ends_no_session() {
+    let bench = Bench::with(Freshness::Strict);
+    let (service, _events) = start(&bench);
+    done(&service, write(0, 1)).unwrap();
+    let claims = || service.volume().unwrap().status().claims;
+    let before = claims();
+    let other = Credential::KeyFile(seal::SecretBytes::from_slice(&[8; 64]));
+    assert_eq!(service.grow(&other, Some(2 * SIZE)).unwrap_err().code(), 10);
+    assert!(service.grow(&key(), Some(SIZE / 2)).unwrap_err().to_string().contains("does not shrink"));
+    assert!(service.grow(&key(), Some(1 << 40)).unwrap_err().is_usage());
+    assert_eq!((claims(), service.size()), (before, SIZE * 4096));
+    service.stop().unwrap();
+
+    let bench = Bench::with(Freshness::Transaction);
+    let (service, _events) = start(&bench);
+    let refused = service.grow(&key(), Some(2 * SIZE)).unwrap_err();
+    assert!(refused.is_usage() && refused.to_string().contains("transaction"), "{refused}");
+    service.stop().unwrap();
+}
+
+#[test]
+fn a_policy_that_cannot_be_saved_is_lived_by_all_the_same() {
+    let bench = Bench::with(Freshness::Strict);
+    let (service, events) = start(&bench);
+    let failed = service.grow(&key(), Some(2 * SIZE)).unwrap_err();
+    assert!(failed.is_io() && failed.to_string().contains("grow it again"), "{failed}");
+    assert_eq!(service.size(), 2 * SIZE * 4096, "the header in force says so");
+    done(&service, write(2 * SIZE - 1, 2)).unwrap();
+    assert_eq!(failure(&service), None);
+    service.stop().unwrap();
+    assert!(events.try_recv().is_err());
 }
