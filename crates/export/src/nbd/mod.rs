@@ -254,20 +254,20 @@ fn accept(listener: &Listener, shared: &Arc<Shared>) {
         let shared = Arc::clone(shared);
         let talk = move || {
             // Whatever ended it, the client notices by itself, and the volume's log has the errors of requests.
-            let _ = talk(&shared, socket, &seat);
+            let _ = talk(&shared, socket, seat);
         };
         let _ = std::thread::Builder::new().name("nbd-client".into()).spawn(talk);
     }
 }
 
-fn talk(shared: &Shared, socket: Arc<Socket>, seat: &Seat) -> io::Result<()> {
+fn talk(shared: &Shared, socket: Arc<Socket>, seat: Seat) -> io::Result<()> {
     socket.prepare()?;
     let offer = Offer {
         name: &shared.name,
         size: shared.device.size(),
         flags: flags(shared.read_only),
         most: MAX_REQUEST,
-        seat,
+        seat: &seat,
         tls: shared.tls.as_ref(),
     };
     let link = Link::new(Arc::clone(&socket), Instant::now() + PATIENCE);
@@ -286,6 +286,8 @@ fn talk(shared: &Shared, socket: Arc<Socket>, seat: &Seat) -> io::Result<()> {
         Some(threads) if input.is_plain() => attend(threads, connection, &socket, writer),
         _ => converse(connection, input, &socket, writer),
     };
+    // First: who has waited to be hung up on is not in anybody's way any more.
+    drop(seat);
     socket.cut();
     served
 }

@@ -254,6 +254,19 @@ fn in_use_is_who_uses_it_and_not_who_only_asks() {
     assert!(std::os::unix::net::UnixStream::connect(shown.socket()).is_err());
 }
 
+/// Or whoever disconnects and then puts the volume away would be told that he is connected.
+#[test]
+fn who_was_hung_up_on_is_not_connected_any_more() {
+    for round in 0..100 {
+        let shown = ByNbd::new(true);
+        let mut client = Client::connect(&shown.socket(), round % 2 == 0);
+        client.write(0, &[1; 4096]).unwrap();
+        client.send(Command::Disconnect, Flags::default(), 0, 0, &[]);
+        assert!(client.is_cut());
+        assert_eq!(shown.server.close(), Ok(()), "round {round}");
+    }
+}
+
 #[test]
 fn dropping_the_server_hangs_up_on_everybody() {
     let ByNbd { server, device, directory, .. } = ByNbd::new(true);
