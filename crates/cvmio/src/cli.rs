@@ -74,8 +74,9 @@ pub enum VolumeCommand {
     Attach(Attach),
     /// Put a volume away
     ///
-    /// Refuses while the device is mounted or open, and says by whom. Everything that was written is durable and anchored when it returns.
-    /// A ublk device whose daemon was killed, and that nobody has attached again, is taken away whoever uses it.
+    /// Refuses while the device is mounted or open, and says by whom. When it returns, everything that was written is durable and anchored, the
+    /// process that served the volume is gone, and the store is free. A ublk device whose daemon was killed, and that nobody has attached again,
+    /// is taken away whoever uses it.
     #[command(after_help = "Example:\n  umount /srv/ledger && cvmio volume detach ledger")]
     Detach(Named),
     List(List),

@@ -31,7 +31,7 @@ use volume::policy::Policy;
 use volume::{Reading, Volume};
 
 use crate::failure::Failure;
-use crate::runtime::{Claim, Place};
+use crate::runtime::{Claim, Place, being_put_away};
 use crate::system;
 use control::{Reply, Request};
 pub use front::fuse::clear_left;
@@ -232,7 +232,7 @@ fn answer(
             let (said, heard) = channel();
             let asked = events.lock().map(|events| events.send(Event::Detach(Asker { result, heard })));
             let ended = asked.ok().and_then(|_| ended.recv().ok());
-            let ended = ended.unwrap_or_else(|| Err(Failure::usage("the volume is being put away already")));
+            let ended = ended.unwrap_or_else(|| Err(being_put_away()));
             send(reply(ended.map(|()| serde_json::Value::Null)));
             let _ = said.send(());
         }
@@ -289,7 +289,7 @@ fn stay(
     // Whoever asked after the first one hears it now, and not that nobody answers.
     for event in events.try_iter() {
         if let Event::Detach(asker) = event {
-            let _ = asker.result.send(Err(Failure::usage("the volume is being put away already")));
+            let _ = asker.result.send(Err(being_put_away()));
         }
     }
     if let Some(asker) = asker {

@@ -68,7 +68,8 @@ pub struct Activate {
 
 /// Take a volume down, with its file system, whatever state it is in
 ///
-/// Refuses while it is in use, and says by whom. Prints the same again when it is called again.
+/// Refuses while it is in use, and says by whom. When it returns, the process that served it is gone, and the store is free. Prints the same
+/// again when it is called again.
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("what").required(true).args(["name", "config", "all"]), after_help = "\
 Example:

@@ -117,9 +117,12 @@ pub fn check(
         show(progress.blocks.load(Ordering::Relaxed));
         std::thread::sleep(GLANCE);
     }
+    let defect = |_| Failure::internal("a checking thread ended by a defect");
+    // All of them, whatever one says: each has the store open.
+    let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().map_err(defect)).collect();
     let mut report = CheckReport::default();
-    for thread in threads {
-        report.merge(thread.join().map_err(|_| Failure::internal("a checking thread ended by a defect"))??);
+    for end in ends {
+        report.merge(end??);
     }
     Ok(Report {
         blocks: report.blocks,

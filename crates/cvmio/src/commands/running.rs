@@ -26,7 +26,7 @@ pub fn detach(args: &Named) -> Result<(), Failure> {
         return done(args, "cleared away what a killed daemon left of");
     }
     let spinner = output::spinner(format!("detaching {}", args.name));
-    place.ask(&Request::Detach)?;
+    place.detach()?;
     drop(spinner);
     done(args, "detached")
 }

@@ -97,7 +97,10 @@ fn talk(mut stream: UnixStream, answer: &Answer) {
         let credentials = (0..request.credentials()).map(&mut next).collect::<Result<Vec<_>, _>>()?;
         Ok((request, credentials))
     });
+    let leaves = matches!(&asked, Ok((Request::Detach, _)));
+    let mut is_last = false;
     let mut send = |reply| {
+        is_last = leaves && matches!(&reply, Reply::Ok(_));
         if let Ok(mut bytes) = serde_json::to_vec(&reply) {
             bytes.push(b'\n');
             let _ = stream.write_all(&bytes);
@@ -106,6 +109,10 @@ fn talk(mut stream: UnixStream, answer: &Answer) {
     match asked {
         Ok((request, credentials)) => answer(request, credentials, &mut send),
         Err(error) => send(Reply::Error(Failure::usage(format!("this request is not understood: {error}")))),
+    }
+    if is_last {
+        // Who cannot see this process takes note of its end by that of the connection.
+        std::mem::forget(stream);
     }
 }
 
@@ -166,6 +173,23 @@ mod tests {
         assert!(matches!(ask(&asked), Reply::Ok(Value::String(text)) if text.ends_with(" [11, 5]")));
         asked.pop();
         assert!(matches!(ask(&asked), Reply::Error(failure) if failure.code() == 2), "one byte is missing");
+    }
+
+    #[test]
+    fn the_last_connection_stays_open_to_the_end_of_the_process() {
+        let closed = |line: &[u8], reply: Reply| {
+            let (mut ours, theirs) = UnixStream::pair().unwrap();
+            ours.write_all(line).unwrap();
+            talk(theirs, &move |_, _, send: &mut dyn FnMut(Reply)| send(reply.clone()));
+            let mut answer = String::new();
+            BufReader::new(&ours).read_line(&mut answer).unwrap();
+            ours.set_nonblocking(true).unwrap();
+            ours.read(&mut [0]).is_ok()
+        };
+        let refused = || Reply::Error(Failure::usage("in use"));
+        assert!(!closed(b"{\"command\":\"detach\"}\n", Reply::Ok(Value::Null)));
+        assert!(closed(b"{\"command\":\"detach\"}\n", refused()));
+        assert!(closed(b"{\"command\":\"status\"}\n", Reply::Ok(Value::Null)));
     }
 
     #[test]

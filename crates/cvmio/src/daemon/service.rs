@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use seal::slot::{Credential, SlotInfo, SlotLimits};
 use volume::{CheckProgress, Clock, Grown, KeyChange, Kind, Left, Rekeyed, Volume};
@@ -23,6 +24,8 @@ use crate::system::SystemClock;
 
 /// Most threads of a check beside users.
 const CHECK_THREADS: usize = 4;
+/// How often it is looked whether a check has ended.
+const GLANCE: Duration = Duration::from_millis(5);
 
 /// An attached volume with its threads.
 pub struct Service {
@@ -439,10 +442,19 @@ impl Service {
         // It ends by itself then, and the maintenance job may wait for what it has under way.
         drop(self.rekey.lock().unwrap_or_else(PoisonError::into_inner).take());
         let maintained = upkeep.map_or(Ok(()), Upkeep::end);
+        self.await_checks();
         // Of a session that failed when the key was to be changed, nobody else says it.
         let failed = self.failure().or(volume.as_ref().and_then(Volume::failure).map(Failure::from));
         drop((volume, ground));
         maintained.and(served).and(failed.map_or(Ok(()), Err))
+    }
+
+    /// A check ends by itself once the volume is stopped. Until then it has the store open, and the kernel would keep the ring of one that is cut
+    /// off, and with it the store, for a moment after the end of this process.
+    fn await_checks(&self) {
+        while self.checking.lock().unwrap_or_else(PoisonError::into_inner).strong_count() > 0 {
+            std::thread::sleep(GLANCE);
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::daemon::tamper::{Orders, Tamper};
 use crate::daemon::{Order, events, holders};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
-use crate::runtime::Place;
+use crate::runtime::{Daemon, Peer, Place};
 use crate::{output, system};
 
 /// How long a volume may take to be put away by others.
@@ -115,7 +115,7 @@ fn put_away(place: &Place, turn: &Turn) -> Result<(), Failure> {
     }
     unmount(turn)?;
     match settled(place)? {
-        Some(_) => drop(place.ask(&Request::Detach)?),
+        Some(_) => place.detach()?,
         None => clear(turn, place)?,
     }
     turn.remember(&Record::default())
@@ -124,15 +124,19 @@ fn put_away(place: &Place, turn: &Turn) -> Result<(), Failure> {
 /// What the daemon says; one that is just leaving, since it was told to or since whoever started it was killed, is waited for.
 fn settled(place: &Place) -> Result<Option<Value>, Failure> {
     let begun = Instant::now();
+    let mut leaving: Option<Peer> = None;
     loop {
-        let trouble = match place.status() {
-            Ok(Some(status)) if status["report"]["leaving"] == true => {
-                Failure::io("the volume is being put away, and that does not end; see its log")
-            }
+        let Some(Daemon { said, peer }) = place.status()? else {
+            // It has given up its name, and ends.
+            return leaving.map_or(Ok(()), |peer| peer.wait(&place.name(), PATIENCE)).map(|()| None);
+        };
+        let trouble = match said {
+            Ok(status) if status["report"]["leaving"] != true => return Ok(Some(status)),
+            Ok(_) => Failure::io("the volume is being put away, and that does not end; see its log"),
             // It has no volume any more, or ended while it was asked.
             Err(failure) => failure,
-            found => return found,
         };
+        leaving = Some(peer);
         if begun.elapsed() > PATIENCE {
             return Err(trouble);
         }
