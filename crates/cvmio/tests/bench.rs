@@ -1,4 +1,5 @@
-//! `cvmio bench volume` in all its cases; `cvmio bench nbd` with the real servers and clients, and what it leaves behind; `cvmio bench upkeep`.
+//! `cvmio bench volume` in all its cases; `cvmio bench nbd` with the real servers and clients, and what it leaves behind; `cvmio bench upkeep`; `cvmio bench
+//! attach`.
 
 mod common;
 
@@ -129,6 +130,37 @@ fn the_long_jobs_are_measured_alone_and_beside_users() {
     }
     let here = desk.path("").display().to_string();
     assert!(!sh(&format!("ls -a {here}")).contains("cvmio-bench-"), "its files are gone");
+}
+
+#[test]
+fn an_attach_is_measured_after_a_detach_and_after_a_kill() {
+    let desk = Desk::new();
+    let fuse = fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
+    let ways: &[&str] = if fuse { &["nbd", "fuse"] } else { &["nbd"] };
+    let said = desk.done("bench attach --dir . --size 256 --written 1 --turns 3 --json");
+    let rows: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let subjects: Vec<_> =
+        rows.iter().map(|row| (row["front-end"].as_str().unwrap(), row["after"].as_str().unwrap())).collect();
+    let expected: Vec<_> =
+        ways.iter().flat_map(|way| ["detach", "crash"].map(|after| (*way, after))).collect();
+    assert_eq!(subjects, expected);
+    for row in &rows {
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+        assert!((row["unit"] == "ms" && row["turns"] == 3) && number("min") > 1.0, "{row}");
+        let ranks = ["min", "median", "p95", "max"].map(number);
+        assert!(ranks.is_sorted(), "{row}");
+        // Blocks at random, of which some are the same.
+        let changes = if row["after"] == "crash" { 200.0..=256.0 } else { 0.0..=0.0 };
+        assert!(changes.contains(&number("changes")), "{row}");
+    }
+    let here = desk.path("").display().to_string();
+    assert!(!sh(&format!("ls -a {here}")).contains("cvmio-bench-"), "its files are gone");
+    assert_eq!(at_work(&here, ""), 0, "no daemon is left");
+    assert!(!sh("cat /proc/mounts").contains(&here), "no mount is left");
+    let text = desk.done("bench attach --dir . --size 16 --written 1 --turns 1 --as nbd");
+    assert!(text.contains("nbd       crash") && !text.contains("fuse"), "{text}");
+    assert_eq!(desk.run("bench attach --dir . --size 16 --written 17").code, 2);
+    assert_eq!(desk.run("bench attach --dir nowhere").code, 2);
 }
 
 /// How fast a change of key is, nobody knows beforehand.

@@ -1,10 +1,12 @@
 //! What protection costs on this machine: a volume against the bare store under it, in turns.
 
+mod attach;
 mod case;
 mod gate;
 mod lane;
 mod load;
 mod nbd;
+mod program;
 mod report;
 mod setup;
 mod upkeep;
@@ -74,17 +76,19 @@ pub enum BenchCommand {
     Volume(BenchArgs),
     Nbd(nbd::NbdArgs),
     Upkeep(upkeep::UpkeepArgs),
+    Attach(attach::AttachArgs),
 }
 
 /// Runs a benchmark.
 ///
 /// # Errors
-/// See [`run_volume`], [`nbd::run`] and [`upkeep::run`].
+/// See [`run_volume`], [`nbd::run`], [`upkeep::run`] and [`attach::run`].
 pub fn run(command: &BenchCommand) -> std::result::Result<(), Failure> {
     match command {
         BenchCommand::Volume(args) => Ok(run_volume(args)?),
         BenchCommand::Nbd(args) => nbd::run(args),
         BenchCommand::Upkeep(args) => Ok(upkeep::run(args)?),
+        BenchCommand::Attach(args) => attach::run(args),
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::contestant::run;
 use crate::bench::case::Case;
+use crate::bench::program::run;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 
