@@ -183,6 +183,72 @@ fn what_was_ended_half_way_goes_on() {
     holds_the_same(&desk);
 }
 
+#[test]
+fn a_stream_is_verified_without_a_volume() {
+    skip_without_devices!();
+    const CHECK: &str = "--check --stream-key-file stream.key";
+    let desk = filled();
+    let exported = json(&desk.run(&format!("{EXPORT} --to a.stream --json")));
+    let state = exported["state"].as_str().unwrap();
+    let files = || {
+        let mut names: Vec<_> =
+            fs::read_dir(desk.path("")).unwrap().map(|file| file.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let before = (files(), desk.read("disk.img"));
+    let checked = json(&desk.run(&format!("volume import a.stream {CHECK} --expect {state} --json")));
+    for same in ["volume", "state", "size", "bytes"] {
+        assert_eq!(checked[same], exported[same], "{same}");
+    }
+    assert_eq!(
+        (&checked["data-bytes"], &checked["chunks"]),
+        (&((25 << 20) + 16_384).into(), &26.into()),
+        "{checked}"
+    );
+    let said = desk.done(&format!("volume import a.stream {CHECK}"));
+    assert!(said.contains("the stream is whole") && said.contains(state), "{said}");
+    let piped = desk
+        .command(&format!("volume import - {CHECK}"))
+        .stdin(File::open(desk.path("a.stream")).unwrap())
+        .output();
+    assert!(piped.unwrap().status.success());
+
+    let refused = |arguments: &str, code, why: &str| {
+        let said = desk.run(&format!("volume import {arguments}"));
+        assert!(
+            said.code == code && said.error.contains(why) && said.out.is_empty(),
+            "{arguments}: {said:?}"
+        );
+    };
+    refused(&format!("a.stream {CHECK} --expect 7:0123456789abcdef"), 5, "is expected");
+    refused("a.stream --check --stream-key-file other", 10, "does not open with this");
+    refused(&format!("disk.img {CHECK}"), 2, "no stream");
+    refused(&format!("nothing.stream {CHECK}"), 2, "cannot be read");
+    refused(&format!("a.stream {CHECK} --to new.img"), 2, "--to");
+    refused(&format!("a.stream {CHECK} --key-file key"), 2, "--key-file");
+    refused("a.stream --stream-key-file stream.key", 2, "--to");
+    assert!((files(), desk.read("disk.img")) == before, "a check has left something");
+
+    let whole = desk.read("a.stream");
+    let check = |bytes: &[u8], code, why: &str| {
+        desk.write("b.stream", bytes);
+        refused(&format!("b.stream {CHECK}"), code, why);
+    };
+    check(&whole[..100], 3, "ends in its header");
+    check(&whole[..whole.len() - 1], 3, "was cut short: it ends in chunk 25");
+    check(&whole[..whole.len() / 2], 3, "was cut short: it ends in chunk");
+    check(&[&whole[..], b"x"].concat(), 4, "something follows the last chunk");
+    let last = whole.len() - 1;
+    for (at, why) in
+        [(5000, "header was changed"), (whole.len() / 2, "does not verify"), (last, "chunk 25 of the stream")]
+    {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        check(&bytes, 4, why);
+    }
+}
+
 /// What an import works on.
 fn made(desk: &Desk) -> [Vec<u8>; 3] {
     ["new.img", "new.anchor", "new.img.policy.toml"].map(|name| desk.read(name))

@@ -1,6 +1,6 @@
 //! What belongs to streams: a volume's content as a file, or through a pipe.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueHint};
 
@@ -66,20 +66,30 @@ pub struct Export {
 /// The new volume has an id, key, policy and anchor of its own, and may differ in everything but its content. Until all of the stream has been
 /// verified, its policy lies at POLICY.importing, and no attach takes it for a whole volume. If it is cut short, run the same command again: what
 /// is there already is compared, and not written again. One that had ended says so, if all that the volume holds is still what the stream holds.
+///
+/// With --check no volume is made: the stream is verified from its beginning to its end, and what it holds is said. That needs the stream's
+/// own key and nothing else. Check each backup when it is made, and now and then where it lies.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example: restore a backup to a new volume
   cvmio volume import /mnt/nas/ledger.stream --to /mnt/host/ledger-2.img \\
       --stream-key-file backup.key --key-file ledger-2.key \\
       --policy /etc/cvmio/ledger-2.toml --anchor file:/var/lib/cvmio/ledger-2.anchor \\
+      --expect 41:9f3ac2d17be0a455
+
+Example: is the backup whole, and of the state that it should be of?
+  cvmio volume import /mnt/nas/ledger.stream --check --stream-key-file backup.key \\
       --expect 41:9f3ac2d17be0a455")]
 pub struct Import {
     /// File with a stream, or `-` for standard input
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub from: PathBuf,
     /// File (made if it does not exist) or block device for the new volume
-    #[arg(long, value_name = "STORE", value_hint = ValueHint::AnyPath)]
-    pub to: PathBuf,
+    #[arg(long, value_name = "STORE", value_hint = ValueHint::AnyPath, required_unless_present = "check")]
+    to: Option<PathBuf>,
+    /// Only verify all of the stream, and say what it holds
+    #[arg(long, conflicts_with_all = NEEDLESS)]
+    pub check: bool,
     #[command(flatten)]
     pub stream: StreamCredential,
     /// Refuse a stream that holds another state of its volume, as `export` named it
@@ -90,4 +100,29 @@ pub struct Import {
     pub size: Option<u64>,
     #[command(flatten)]
     pub new: NewVolume,
+}
+
+/// Options that are about a volume, where none is made.
+const NEEDLESS: [&str; 14] = [
+    "to",
+    "size",
+    "anchor",
+    "policy",
+    "suite",
+    "no_confidentiality",
+    "no_integrity",
+    "freshness",
+    "provision",
+    "key_file",
+    "passphrase_file",
+    "label",
+    "buffered",
+    "force",
+];
+
+impl Import {
+    /// Where the new volume goes. Without --check it is always named.
+    pub fn to(&self) -> &Path {
+        self.to.as_deref().unwrap_or(Path::new(""))
+    }
 }

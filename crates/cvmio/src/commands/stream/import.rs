@@ -18,7 +18,7 @@ use volume::format::stream::StreamHeader;
 use volume::policy::{self, Policy};
 use volume::{AttachOptions, CreateOptions, Imported, Kind, Reading, StreamProgress, StreamReader, Volume};
 
-use super::drive;
+use super::{check, drive};
 use crate::cli::CredentialArgs;
 use crate::cli::stream::Import;
 use crate::commands::create::{self, Wanted};
@@ -28,17 +28,14 @@ use crate::session::Session;
 use crate::{output, system};
 
 pub fn run(args: &Import) -> Result<(), Failure> {
-    let policy_path = input::default_policy(&args.to, args.new.policy.as_deref())?;
+    if args.check {
+        return check::run(args);
+    }
+    let policy_path = input::default_policy(args.to(), args.new.policy.as_deref())?;
     let is_there = !args.new.force && policy_path.exists();
     create::check_anchor(&args.new)?;
-    let stream = args.stream.as_credential();
-    check_input(args, &stream)?;
-    system::protect()?.iter().for_each(|warning| output::warning(warning));
-    let (file, length) = open_input(&args.from)?;
-    let credential = input::load(&stream, Origin::KnownStream)?;
-    let reader = StreamReader::open(file, &credential, &SlotLimits::default())?;
+    let (reader, length) = open(args)?;
     let header = reader.header().clone();
-    check_state(args, &header)?;
     if is_there {
         return done_already(args, reader, length, &policy_path);
     }
@@ -62,7 +59,7 @@ fn done_already(
 ) -> Result<(), Failure> {
     let header = reader.header().clone();
     let there = input::already_there(policy_path);
-    let wanted = Wanted { store: &args.to, size: Some(size(args, &header)?), new: &args.new };
+    let wanted = Wanted { store: args.to(), size: Some(size(args, &header)?), new: &args.new };
     let wanted = policy(args, &create::options(wanted)?, wanted.size.unwrap_or_default());
     let policy = input::read_policy(policy_path)?;
     if input::unfinished(policy_path).exists() || wanted != (Policy { volume: [0; 16], ..policy.clone() }) {
@@ -85,7 +82,7 @@ fn compare(
     length: Option<u64>,
 ) -> Result<Imported, Failure> {
     let credential = input::load(&args.new.credential, Origin::Known)?;
-    let store = system::open_store_read_only(&args.to, args.new.buffered)?;
+    let store = system::open_store_read_only(args.to(), args.new.buffered)?;
     let environment = system::environment(store, system::open_anchor_read_only(policy)?);
     let options = AttachOptions { reading: Reading::Pinned, ..AttachOptions::default() };
     let volume = volume::attach_read_only(environment, policy.clone(), credential, options)?.block()?;
@@ -93,6 +90,18 @@ fn compare(
     let bar = output::bytes_bar("comparing", length);
     let job = volume.compare(reader, Arc::clone(&progress))?;
     Ok(drive(job, &bar, || progress.bytes.load(Ordering::Relaxed))?)
+}
+
+/// The stream, opened and of the state that is expected; and its length, if that is known.
+pub fn open(args: &Import) -> Result<(StreamReader<File>, Option<u64>), Failure> {
+    let stream = args.stream.as_credential();
+    check_input(args, &stream)?;
+    system::protect()?.iter().for_each(|warning| output::warning(warning));
+    let (file, length) = open_input(&args.from)?;
+    let credential = input::load(&stream, Origin::KnownStream)?;
+    let reader = StreamReader::open(file, &credential, &SlotLimits::default())?;
+    check_state(args, reader.header())?;
+    Ok((reader, length))
 }
 
 /// Standard input is one thing only.
@@ -177,7 +186,7 @@ impl<'a> Target<'a> {
     /// What was begun, or a new one. Writes nothing.
     fn find(args: &'a Import, header: &StreamHeader, policy_path: &'a Path) -> Result<Self, Failure> {
         let size = size(args, header)?;
-        let wanted = Wanted { store: &args.to, size: Some(size), new: &args.new };
+        let wanted = Wanted { store: args.to(), size: Some(size), new: &args.new };
         let options = create::options(wanted)?;
         let unfinished = input::unfinished(policy_path);
         let begun = unfinished.exists();
@@ -284,7 +293,7 @@ fn report(
     let bytes = |blocks: u64| blocks * BLOCK_SIZE as u64;
     if args.new.json {
         return output::print_json(&json!({
-            "store": args.to,
+            "store": args.to(),
             "policy": policy_path,
             "volume": policy,
             "from": { "volume": hex::encode(header.volume), "state": header.state().to_string() },
@@ -303,7 +312,7 @@ fn report(
         "imported volume {} in its state {} to {}: {} of data{kept}, {}\n  policy  {}\nKeep policy and anchor where the host of the store cannot change them.",
         hex::encode(header.volume),
         header.state(),
-        args.to.display(),
+        args.to().display(),
         output::bytes(bytes(imported.blocks)),
         output::bytes(policy.size),
         policy_path.display()

@@ -1,5 +1,6 @@
 //! `cvmio volume export` and `import`: a volume's content as a sealed stream, and back.
 
+mod check;
 pub mod export;
 pub mod import;
 
