@@ -1,5 +1,6 @@
 //! What can be typed, and the help for it.
 
+pub mod answer;
 #[cfg(test)]
 mod documents;
 pub mod grow;
@@ -27,7 +28,7 @@ Example: everything at once, and what it costs here
 
 Exit codes:
    0  done
-   1  a defect in cvmio itself
+   1  defect: of cvmio itself
    2  usage: it cannot be done as asked, and nothing was changed
    3  io: the store failed, or does not answer
    4  corrupt: something on the store is not what was written there
@@ -35,9 +36,12 @@ Exit codes:
    6  forked: the store has a history of its own beside the anchored one
    7  fenced: another session has claimed the volume
    8  anchor: it cannot be reached, or holds nothing usable
-   9  no space is left on the volume
+   9  no-space: none is left on the volume
   10  locked: the passphrase or key file opens no key slot
-  11  policy: it is missing or unreadable, or the store contradicts it";
+  11  policy: it is missing or unreadable, or the store contradicts it
+
+Who asked for JSON also gets a failure so, on standard output:
+  {\"error\":{\"code\":5,\"kind\":\"stale\",\"message\":\"...\"}}";
 
 /// Disks for confidential VMs, on storage that nobody trusts.
 ///

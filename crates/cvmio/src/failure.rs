@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::daemon::events::Sign;
 
@@ -14,7 +15,25 @@ pub struct Failure {
     /// Somebody else has the store open.
     #[serde(default)]
     in_use: bool,
+    /// What was printed for a program says so already.
+    #[serde(skip)]
+    told: bool,
 }
+
+/// What a program is told instead of each exit code; the README says what to do.
+const KINDS: [(u8, &str); 11] = [
+    (INTERNAL, "defect"),
+    (USAGE, "usage"),
+    (IO, "io"),
+    (4, "corrupt"),
+    (5, "stale"),
+    (6, "forked"),
+    (7, "fenced"),
+    (ANCHOR, "anchor"),
+    (9, "no-space"),
+    (10, "locked"),
+    (POLICY, "policy"),
+];
 
 /// A defect of this program.
 const INTERNAL: u8 = 1;
@@ -25,7 +44,7 @@ const POLICY: u8 = 11;
 
 impl Failure {
     fn new(code: u8, message: impl fmt::Display) -> Self {
-        Self { code, message: message.to_string(), in_use: false }
+        Self { code, message: message.to_string(), in_use: false, told: false }
     }
 
     /// A defect of this program.
@@ -61,6 +80,26 @@ impl Failure {
     /// The exit code.
     pub fn code(&self) -> u8 {
         self.code
+    }
+
+    /// What a program is told: the exit code, its name, and the words for people.
+    pub fn as_json(&self) -> Value {
+        json!({ "code": self.code, "kind": self.kind(), "message": self.message })
+    }
+
+    fn kind(&self) -> &'static str {
+        KINDS.iter().find(|(code, _)| *code == self.code).map_or("defect", |(_, kind)| kind)
+    }
+
+    /// The same, which a program has been told already.
+    pub fn told(mut self) -> Self {
+        self.told = true;
+        self
+    }
+
+    /// Whether a program has been told already.
+    pub fn is_told(&self) -> bool {
+        self.told
     }
 
     /// What it is a sign of, if of tampering.
@@ -174,5 +213,26 @@ mod tests {
             let failure = Failure::from(volume::Error::new(kind, ""));
             assert_eq!(failure.tamper(), Sign::of(kind), "{kind:?}");
         }
+    }
+
+    /// Whoever writes a program reads the table.
+    #[test]
+    fn the_readme_has_each_kind() {
+        let readme = include_str!("../../../README.md");
+        let table = readme.split("## Exit codes").nth(1).unwrap().split("\n## ").next().unwrap();
+        let rows: Vec<(u8, String)> = table
+            .lines()
+            .filter_map(|line| {
+                let mut cells = line.split('|').skip(1).map(str::trim);
+                let code = cells.next()?.parse().ok()?;
+                let kind = cells.next()?.split([':', ' ']).next()?.trim_matches('`').to_string();
+                Some((code, kind))
+            })
+            .collect();
+        let kinds: Vec<_> =
+            std::iter::once((0, "done")).chain(KINDS).map(|(code, kind)| (code, kind.to_string())).collect();
+        assert_eq!(rows, kinds);
+        let stale = Failure::from(volume::Error::new(volume::Kind::Stale, "old"));
+        assert_eq!(stale.as_json(), json!({ "code": 5, "kind": "stale", "message": "old" }));
     }
 }

@@ -16,28 +16,43 @@ mod system;
 #[cfg(test)]
 mod testing;
 
+use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use crate::cli::{Cli, Command};
+use crate::cli::Command;
+use crate::cli::answer::{self, Asked, Unclear};
 use crate::failure::Failure;
 
 /// The name under which systemd starts this program at boot.
 const GENERATOR: &str = "cvmio-generator";
 
 fn main() -> ExitCode {
-    let mut arguments = std::env::args_os();
-    let name = arguments.next().unwrap_or_default();
-    let done = match Path::new(&name).file_name().is_some_and(|name| name == GENERATOR) {
-        true => commands::service::generate(arguments),
-        false => run(Cli::parse().command),
-    };
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let is_generator =
+        words.first().and_then(|name| Path::new(name).file_name()).is_some_and(|name| name == GENERATOR);
+    if is_generator {
+        return end(commands::service::generate(words.into_iter().skip(1)), false);
+    }
+    match answer::parse(&words) {
+        Ok(Asked { command, json }) => end(run(command), json),
+        Err(Unclear { error, json }) => {
+            // That nobody reads it is no failure of its own.
+            let _ = error.print();
+            json.iter().for_each(output::json_error);
+            ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(u8::MAX))
+        }
+    }
+}
+
+fn end(done: Result<(), Failure>, json: bool) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             output::error(&failure);
+            if json && !failure.is_told() {
+                output::json_error(&failure);
+            }
             ExitCode::from(failure.code())
         }
     }

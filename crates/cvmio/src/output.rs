@@ -32,6 +32,11 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Says a program what went wrong, in one line: some answer line by line.
+pub fn json_error(failure: &Failure) {
+    print(&serde_json::json!({ "error": failure.as_json() }).to_string());
+}
+
 /// A sign of life on the terminal, gone when dropped.
 pub struct Spinner(ProgressBar);
 

@@ -139,18 +139,27 @@ fn lengths(ranges: &[Range<u64>]) -> Vec<(u64, u64)> {
 }
 
 fn show(args: &Check, report: &Report) -> Result<(), Failure> {
-    if args.offline.json {
-        let stretches = |list: &[(u64, u64)]| -> Vec<Value> {
-            list.iter().map(|(block, blocks)| json!({ "block": block, "blocks": blocks })).collect()
-        };
-        output::print_json(&json!({
-            "blocks": report.blocks,
-            "damaged-blocks": report.damaged_blocks, "damaged": stretches(&report.damaged),
-            "unreadable-blocks": report.unreadable_blocks, "unreadable": stretches(&report.unreadable),
-        }))?;
-    } else {
+    let verdict = verdict(report);
+    if !args.offline.json {
         output::print(&text(report));
+        return verdict;
     }
+    let stretches = |list: &[(u64, u64)]| -> Vec<Value> {
+        list.iter().map(|(block, blocks)| json!({ "block": block, "blocks": blocks })).collect()
+    };
+    let mut found = json!({
+        "blocks": report.blocks,
+        "damaged-blocks": report.damaged_blocks, "damaged": stretches(&report.damaged),
+        "unreadable-blocks": report.unreadable_blocks, "unreadable": stretches(&report.unreadable),
+    });
+    if let Err(failure) = &verdict {
+        found["error"] = failure.as_json();
+    }
+    output::print_json(&found)?;
+    verdict.map_err(Failure::told)
+}
+
+fn verdict(report: &Report) -> Result<(), Failure> {
     match (report.damaged_blocks, report.unreadable_blocks) {
         (0, 0) => Ok(()),
         (0, unreadable) => Err(Failure::io(format!(

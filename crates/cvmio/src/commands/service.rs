@@ -7,6 +7,7 @@ use std::path::Path;
 
 use seal::Random;
 use serde::Serialize;
+use serde_json::json;
 use volume::policy::{Policy, VERSION};
 
 use super::create::new_anchor;
@@ -48,7 +49,7 @@ pub fn prepare(args: &Prepare) -> Result<(), Failure> {
     let saved = input::save_policy(&args.policy, &policy, false);
     saved.inspect_err(|_| made.iter().for_each(|path| drop(std::fs::remove_file(path))))?;
     if args.json {
-        return output::print_json(&serde_json::json!({ "policy": args.policy, "volume": policy }));
+        return output::print_json(&json!({ "policy": args.policy, "volume": policy }));
     }
     output::print(&format!(
         "prepared a volume of {}; `cvmio volume activate` makes it on first use\n  policy  {}\n  anchor  {}\n\
@@ -123,16 +124,22 @@ fn each<'a, T: Serialize>(
     let mut done = Vec::new();
     let mut failed = None;
     for line in lines {
+        let name = &line.target.name;
         match act(line) {
-            Ok(result) => done.push(result),
+            Ok(result) => {
+                done.push(
+                    serde_json::to_value(result).map_err(|error| Failure::internal(error.to_string()))?,
+                );
+            }
             Err(failure) => {
-                output::warning(&format!("{}: {failure}", line.target.name));
+                output::warning(&format!("{name}: {failure}"));
+                done.push(json!({ "name": name, "error": failure.as_json() }));
                 failed.get_or_insert(failure);
             }
         }
     }
     output::print_json(&done)?;
-    failed.map_or(Ok(()), Err)
+    failed.map_or(Ok(()), |failure| Err(failure.told()))
 }
 
 fn read_config(path: &Path) -> Result<Target, Failure> {
