@@ -3,7 +3,9 @@
 mod common;
 
 use std::fs::File;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -184,6 +186,92 @@ fn an_attached_volume_gets_a_new_key_beside_its_users() {
     assert_eq!(desk.run("volume check disk.img --key-file key").code, 10);
     desk.write("disk.img", &before);
     assert_eq!(desk.run("volume check disk.img --key-file other").code, 5, "the old image was put back");
+}
+
+/// What the daemon says to whoever asks it, sooner than a command could.
+fn ask(desk: &Desk) -> Value {
+    let mut stream = UnixStream::connect(desk.path("run/disk/control")).unwrap();
+    stream.write_all(b"{\"command\":\"status\"}\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    json(&answer)["ok"]["report"]["rekey"].take()
+}
+
+/// A metric of the change of key, in blocks.
+fn metric(desk: &Desk, name: &str) -> u64 {
+    let mut stream = UnixStream::connect(desk.path("metrics.sock")).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    let sample = format!("cvmio_rekey_{name}{{name=\"disk\"}} ");
+    let value = page.lines().find_map(|line| line.strip_prefix(&sample)).unwrap_or_else(|| panic!("{page}"));
+    value.parse::<u64>().unwrap() / BLOCK as u64
+}
+
+/// From the beginning to the end, beside users, who make it slow enough to be watched.
+#[test]
+fn who_watches_sees_how_far_it_is() {
+    skip_without_devices!();
+    const BLOCKS: u64 = 12_000;
+    let desk = Desk::new();
+    let anchor = desk.path("anchor");
+    desk.done(&format!(
+        "volume create disk.img --size 64M --key-file key --anchor file:{}",
+        anchor.display()
+    ));
+    fill(&desk, BLOCKS);
+    desk.done("volume attach disk.img --key-file key --metrics unix:metrics.sock");
+    assert!(ask(&desk).is_null(), "nothing is under way");
+    let (device, stop) = (device(&desk), AtomicBool::new(false));
+    let (mut seen, mut shown) = (Vec::new(), 0);
+    std::thread::scope(|scope| {
+        let user = scope.spawn(|| use_it(&device, BLOCKS - 64, &stop));
+        // However a claim below fails, the user ends.
+        let watched = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            desk.done("volume rekey disk --key-file key --begin");
+            loop {
+                let standing = ask(&desk);
+                let number = |key: &str| standing[key].as_u64().unwrap();
+                assert_eq!(number("of"), BLOCKS, "{standing}");
+                if standing["stage"] == "done" {
+                    break;
+                }
+                assert_eq!(standing["stage"], "running", "{standing}");
+                seen.push(number("blocks"));
+                let (done, then) = (metric(&desk, "done_bytes"), ask(&desk)["blocks"].as_u64().unwrap());
+                assert!(
+                    number("blocks") <= done && done <= then,
+                    "{done} is not between {standing} and {then}"
+                );
+                assert_eq!(metric(&desk, "size_bytes"), BLOCKS);
+                if shown == 0 && number("blocks") > 0 {
+                    let line = json(&desk.done("volume top disk --once --interval 1ms --json"));
+                    let text = desk.done("volume status disk");
+                    let (done, of) = (&line["rekey"]["done-bytes"], &line["rekey"]["size-bytes"]);
+                    shown += u64::from(text.contains(" % sealed anew"));
+                    assert!(of == BLOCKS * BLOCK as u64 && done.as_u64() > Some(0), "{line}");
+                }
+            }
+        }));
+        stop.store(true, Ordering::SeqCst);
+        user.join().unwrap();
+        watched.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    assert!(seen.is_sorted(), "it went back: {seen:?}");
+    let between = seen.iter().filter(|blocks| (1..BLOCKS).contains(blocks)).count();
+    assert!(seen[0] < BLOCKS / 2 && between >= 5 && seen.last() > Some(&(BLOCKS / 2)), "{seen:?}");
+    assert_eq!(shown, 1);
+    let ended = ask(&desk);
+    assert_eq!(
+        (&ended["blocks"], &ended["seconds-left"], &ended["rate"]),
+        (&BLOCKS.into(), &Value::Null, &0.into())
+    );
+    assert_eq!((metric(&desk, "done_bytes"), metric(&desk, "size_bytes")), (BLOCKS, BLOCKS));
+    // But for what users have overwritten, which is under the new key for that.
+    let resealed = ended["resealed-blocks"].as_u64().unwrap();
+    assert!((BLOCKS - 64..=BLOCKS).contains(&resealed), "{ended}");
+    drop(device);
+    desk.done("volume detach disk");
 }
 
 #[test]

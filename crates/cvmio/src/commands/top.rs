@@ -104,12 +104,37 @@ struct Interval {
     anchored_generation: Option<u64>,
     journal_size_bytes: u64,
     journal_free_bytes: u64,
+    /// A change of key that is under way.
+    rekey: Option<Rekeying>,
     /// Since the volume was attached, as all that follows.
     tamper_events: u64,
     corrupt_blocks: u64,
     corrupt_nodes: u64,
     failed_requests: u64,
     failure: Option<String>,
+}
+
+/// How far a change of key is.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Rekeying {
+    done_bytes: u64,
+    size_bytes: u64,
+    /// At the rate so far; none at the very beginning.
+    seconds_left: Option<u64>,
+}
+
+impl Rekeying {
+    /// From a status; none where it has ended, or there is none.
+    fn of(standing: &Value) -> Option<Self> {
+        let bytes =
+            |field: &str| standing[field].as_u64().unwrap_or(0).saturating_mul(store::BLOCK_SIZE as u64);
+        (standing["stage"] == "running").then(|| Self {
+            done_bytes: bytes("blocks"),
+            size_bytes: bytes("of"),
+            seconds_left: standing["seconds-left"].as_u64(),
+        })
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -165,6 +190,7 @@ impl Interval {
             anchored_generation: now.report["volume"]["anchored-generation"].as_u64(),
             journal_size_bytes: now.number("journal-blocks").saturating_mul(block),
             journal_free_bytes: now.number("journal-free-blocks").saturating_mul(block),
+            rekey: Rekeying::of(&now.report["rekey"]),
             tamper_events: now.report["tamper"]["caught"].as_u64().unwrap_or(0),
             corrupt_blocks: now.number("corrupt-blocks"),
             corrupt_nodes: now.number("corrupt-nodes"),
@@ -218,6 +244,12 @@ impl Interval {
             self.checkpoints,
             journal_fill(self.journal_free_bytes, self.journal_size_bytes)
         )?;
+        if let Some(Rekeying { done_bytes, size_bytes, seconds_left }) = self.rekey {
+            let left = seconds_left.map_or(String::new(), |seconds| {
+                format!(", {} left", duration(Duration::from_secs(seconds)))
+            });
+            writeln!(out, "  change of key: {} sealed anew{left}", percent(done_bytes, size_bytes))?;
+        }
         if self.tamper_events > 0 {
             writeln!(out, "  TAMPERING: caught {} times; see the log", count(self.tamper_events))?;
         }
@@ -277,7 +309,8 @@ mod tests {
         let times = vec![Times { kind: Kind::Read, counts }];
         Look {
             at,
-            report: json!({ "volume": fields, "failed-requests": 3, "tamper": { "caught": 2 } }),
+            report: json!({ "volume": fields, "failed-requests": 3, "tamper": { "caught": 2 },
+                "rekey": { "stage": "running", "blocks": 30, "of": 40, "seconds-left": 90 } }),
             times,
         }
     }
@@ -310,11 +343,14 @@ mod tests {
             "90.0 %",
             "x1.50",
             "journal 25.0 % full",
+            "change of key: 75.0 % sealed anew, 1 min left",
             "TAMPERING: caught 2 times",
             "3 requests failed",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+        let ended = json!({ "stage": "done", "blocks": 40, "of": 40, "seconds-left": null });
+        assert!(Rekeying::of(&ended).is_none() && Rekeying::of(&Value::Null).is_none());
         let idle = Interval::between("v", &now, &now);
         assert_eq!(
             (idle.cache_hit_ratio, idle.write_amplification, idle.requests[0].p99_nanoseconds),

@@ -7,6 +7,7 @@ use volume::Status;
 
 use crate::daemon::events::Sign;
 use crate::daemon::latency::Times;
+use crate::daemon::rekey;
 use crate::daemon::scrub::{self, Stage};
 use crate::daemon::status::Report;
 
@@ -54,6 +55,7 @@ fn daemon(page: &mut Page, snapshot: &Snapshot) {
         page.sample("tamper_events_total", &[("kind", tamper.name())], times);
     }
     scrub(page, report.scrub.as_ref());
+    rekey(page, report.rekey.as_ref());
     page.gauge("attached_seconds", "How long the volume has been attached.", report.seconds);
     page.counter("failed_requests_total", "Requests that ended with an error.", report.failed_requests);
 }
@@ -73,6 +75,15 @@ fn scrub(page: &mut Page, standing: Option<&scrub::Standing>) {
     page.gauge("scrub_damaged_blocks", damaged, scrub.damaged_blocks);
     let unreadable = "Blocks that the store could not read to it.";
     page.gauge("scrub_unreadable_blocks", unreadable, scrub.unreadable_blocks);
+}
+
+/// How far a change of key is in this session, or was; absent where there was none.
+fn rekey(page: &mut Page, standing: Option<&rekey::Standing>) {
+    let Some(rekey) = standing else { return };
+    let done = "Data that the change of key has looked at, and that is under the new key.";
+    page.gauge("rekey_done_bytes", done, bytes(rekey.blocks));
+    let all = "Data that there was when this session began with it.";
+    page.gauge("rekey_size_bytes", all, bytes(rekey.of));
 }
 
 /// Every field has its place: whoever adds one to the status finds that this does not compile.
