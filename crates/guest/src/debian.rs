@@ -1,8 +1,11 @@
 //! Packages of Debian, unpacked in a directory.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+
+use crate::seal::{self, Broken};
 
 /// The machine's own release may be older than a QEMU that works (7.2 crashes this kernel).
 const RELEASE: &str = "trixie";
@@ -71,18 +74,31 @@ pub(crate) struct Debian {
 }
 
 impl Debian {
-    /// What lies in `directory`, fetched if it does not lie there yet.
+    /// What lies in `directory`, fetched if it does not lie there yet, or not as it was unpacked.
     ///
     /// # Errors
     /// Why this machine cannot have it.
     pub(crate) fn get(directory: &Path) -> Result<Self, String> {
+        let mirror = std::env::var("DEBIAN_MIRROR").unwrap_or_else(|_| "http://deb.debian.org/debian".into());
+        Self::get_from(directory, &mirror)
+    }
+
+    fn get_from(directory: &Path, mirror: &str) -> Result<Self, String> {
         if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
             return Err("guests are of x86-64, and this machine is not".into());
         }
-        let known = directory.join("packages");
         let wanted = format!("{RELEASE} {} / {}", PACKAGES.join(" "), SYSTEM.join(" "));
-        if fs::read_to_string(&known).is_ok_and(|found| found == wanted) {
-            return Self::open(directory);
+        match seal::check(directory, &wanted) {
+            Ok(()) => return Self::open(directory),
+            Err(Broken::Other) => {}
+            // Whoever waits for packages that he has already should know why.
+            Err(Broken::Damaged(path)) => {
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "{}: {path} is damaged; fetching all anew",
+                    directory.display()
+                );
+            }
         }
         if !Path::new(KEYS).exists() {
             return Err(format!("Debian's keys are not there ({KEYS}; package debian-archive-keyring)"));
@@ -96,7 +112,7 @@ impl Debian {
                 _ => {}
             }
         }
-        let apt = Apt::new(&fresh.join("apt"))?;
+        let apt = Apt::new(&fresh.join("apt"), mirror)?;
         let root = fresh.join("root");
         unpack(&apt.download("machine", PACKAGES)?, &root)?;
         let debian = Self::open(&fresh)?;
@@ -105,8 +121,8 @@ impl Debian {
         unpack(&packages, &debian.system)?;
         debian.configure(&packages)?;
         fs::remove_dir_all(fresh.join("apt")).map_err(|error| error.to_string())?;
-        let written = fs::write(fresh.join("packages"), wanted);
-        written.and_then(|()| fs::rename(&fresh, directory)).map_err(|error| error.to_string())?;
+        seal::close(&fresh, &wanted)?;
+        fs::rename(&fresh, directory).map_err(|error| error.to_string())?;
         Self::open(directory)
     }
 
@@ -217,10 +233,9 @@ impl Debian {
 struct Apt(PathBuf);
 
 impl Apt {
-    fn new(directory: &Path) -> Result<Self, String> {
+    fn new(directory: &Path, mirror: &str) -> Result<Self, String> {
         make(&directory.join("lists/partial"))?;
         let here = directory.display();
-        let mirror = std::env::var("DEBIAN_MIRROR").unwrap_or_else(|_| "http://deb.debian.org/debian".into());
         let source =
             format!("Types: deb\nURIs: {mirror}\nSuites: {RELEASE}\nComponents: main\nSigned-By: {KEYS}\n");
         let settings = format!(
@@ -275,7 +290,7 @@ fn run(command: &mut Command) -> Result<(), String> {
 }
 
 /// The same, and what it prints.
-fn said(command: &mut Command) -> Result<String, String> {
+pub(crate) fn said(command: &mut Command) -> Result<String, String> {
     let name = command.get_program().display().to_string();
     let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{name}: {error}"))?;
     if output.status.success() {
@@ -292,4 +307,37 @@ pub(crate) fn output(command: &mut Command) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{command:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where nothing can be fetched from.
+    const NOWHERE: &str = "file:/nonexistent";
+
+    /// A tree as `get` leaves it, as far as it looks at one.
+    fn tree(at: &Path) {
+        for (path, content) in [("root/boot/vmlinuz-6.1", "kernel"), ("system/usr/bin/sh", "shell")] {
+            make(at.join(path).parent().unwrap()).unwrap();
+            fs::write(at.join(path), content).unwrap();
+        }
+        let wanted = format!("{RELEASE} {} / {}", PACKAGES.join(" "), SYSTEM.join(" "));
+        seal::close(at, &wanted).unwrap();
+    }
+
+    #[test]
+    fn a_tree_that_is_there_is_used_and_a_damaged_one_never() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path().join("debian");
+        tree(&at);
+        assert_eq!(Debian::get_from(&at, NOWHERE).unwrap().version(), "6.1");
+        fs::write(at.join("system/usr/bin/sh"), "shelf").unwrap();
+        let reason = Debian::get_from(&at, NOWHERE).unwrap_err();
+        assert!(reason.contains("apt-get") || reason.contains("keys"), "{reason}");
+        assert!(!at.exists() || !Path::new(KEYS).exists());
+        // Nor is what was cut short while it was made.
+        tree(&at.with_extension("new"));
+        assert!(Debian::get_from(&at, NOWHERE).is_err());
+    }
 }

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Nothing is installed on this machine, and nothing needs root: packages are fetched once, checked by apt against the distribution's key, and
-//! unpacked under `target/guest`; their programs run there with their own libraries ([decision 15](../../../docs/decisions/0015-guests.md)).
+//! unpacked under `target/guest`, where each test program looks first whether all is as it was; their programs run there with their own libraries ([decision 15](../../../docs/decisions/0015-guests.md)).
 
 #![forbid(unsafe_code)]
 
@@ -17,11 +17,13 @@ mod debian;
 mod image;
 mod machine;
 mod program;
+mod seal;
 mod system;
 
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 pub use image::Guest;
 pub use machine::{Outcome, Trouble};
@@ -32,7 +34,7 @@ use debian::Debian;
 /// All that guests are made of, and this test's turn: there is one bed at a time, since a guest fills the processors.
 #[derive(Debug)]
 pub struct Bed {
-    debian: Debian,
+    debian: &'static Debian,
     cvmio: PathBuf,
     running: PathBuf,
     /// Locked as long as the bed lives.
@@ -110,12 +112,14 @@ pub fn bed() -> Option<Bed> {
     let running = directory.join("running");
     let _ = fs::remove_dir_all(&running);
     fs::create_dir_all(&running).expect("the directory of running guests can be made");
-    match Debian::get(&directory.join("debian")) {
+    // Once: to look at all that is there takes seconds.
+    static DEBIAN: OnceLock<Result<Debian, String>> = OnceLock::new();
+    match DEBIAN.get_or_init(|| Debian::get(&directory.join("debian"))) {
         Ok(debian) => {
             Some(Bed { debian, cvmio: program::cvmio(&target(), &directory), running, _turn: turn })
         }
         Err(reason) => {
-            skipped(&reason);
+            skipped(reason);
             None
         }
     }
