@@ -19,8 +19,14 @@ const PRELUDE: &str = r#"
 "#;
 
 fn with_ublk(bed: &Bed) -> Guest<'_> {
-    let programs =
-        ["usr/sbin/mkfs.ext4", "usr/sbin/e2fsck", "usr/sbin/mkfs.xfs", "usr/bin/sqlite3", "usr/bin/dd"];
+    let programs = [
+        "usr/sbin/mkfs.ext4",
+        "usr/sbin/e2fsck",
+        "usr/sbin/mkfs.xfs",
+        "usr/sbin/xfs_repair",
+        "usr/bin/sqlite3",
+        "usr/bin/dd",
+    ];
     let disk = bed.disk("volume", 512 << 20);
     let guest = bed.guest().modules(&["ublk_drv", "ext4", "xfs"]).programs(&programs).disk(&disk);
     guest.limit(Duration::from_secs(300))
@@ -108,14 +114,12 @@ fn it_goes_on_when_its_daemon_was_killed() {
     dd if=$device of=back bs=64k count=64 iflag=direct 2>/dev/null
     cmp content back
 
-    mkfs.ext4 -q -F $device
-    mount -t ext4 $device /mnt
-    sqlite3 /mnt/database 'create table t (n);'
+    # Each record is a new file: its directory and its size are to be there, too.
     records() {
         number=0
         while [ ! -e stop ]; do
             number=$((number + 1))
-            echo "record $number" | dd of=/mnt/record-$((number % 8)) conv=fsync 2>/dev/null || exit 1
+            echo "record $number" | dd of=/mnt/records/$number conv=fsync 2>/dev/null || exit 1
             echo $number > acknowledged.new && mv acknowledged.new acknowledged
         done
     }
@@ -129,32 +133,49 @@ fn it_goes_on_when_its_daemon_was_killed() {
     }
     # Writes without a sync, which go to the device when the kernel likes.
     bulk() { while [ ! -e stop ]; do cat content > /mnt/bulk || exit 1; done; }
-    records & records=$!
-    rows & rows=$!
-    bulk & bulk=$!
-    for round in 1 2 3 4; do
-        before=$(cat acknowledged 2>/dev/null || echo 0)
-        sleep 0.$((round * 2 + 1))
+    # All that was acknowledged, and what may have been on its way.
+    whole() {
+        number=0
+        while [ $number -lt "$(cat acknowledged)" ]; do
+            number=$((number + 1))
+            read -r record < /mnt/records/$number
+            [ "$record" = "record $number" ]
+        done
+        [ "$(ls /mnt/records | wc -l)" -le $((number + 1)) ]
+    }
+    for kind in ext4 xfs; do
+        rm -f stop acknowledged inserted
+        mkfs.$kind $([ $kind = ext4 ] && echo -q -F || echo -q -f) $device
+        mount -t $kind $device /mnt
+        mkdir /mnt/records
+        sqlite3 /mnt/database 'create table t (n);'
+        records & records=$!
+        rows & rows=$!
+        bulk & bulk=$!
+        for round in 1 2 3 4; do
+            before=$(cat acknowledged 2>/dev/null || echo 0)
+            sleep 0.$((round * 2 + 1))
+            kill_daemon
+            attach --as ublk
+            # Until it has gone on.
+            while [ "$(cat acknowledged)" -lt $((before + 3)) ]; do sleep 0.1; done
+        done
+        touch stop
+        wait $records; wait $rows; wait $bulk
+        echo "$kind: $(cat acknowledged) records, $(cat inserted) rows"
+        whole
+        umount /mnt
         kill_daemon
         attach --as ublk
-        # Until it has gone on.
-        while [ "$(cat acknowledged)" -lt $((before + 3)) ]; do sleep 0.1; done
+        if [ $kind = ext4 ]; then e2fsck -fn $device; else xfs_repair -n $device 2>&1; fi
+        mount -t $kind $device /mnt
+        whole
+        [ "$(sqlite3 /mnt/database 'pragma integrity_check; select count(*) from t' | tr '\n' ' ')" = "ok $(cat inserted) " ]
+        cmp content /mnt/bulk
+        umount /mnt
     done
-    touch stop
-    wait $records; wait $rows; wait $bulk
-    number=$(cat acknowledged)
-    echo "$number records, $(cat inserted) rows"
-    for one in $(seq $((number - 7)) $number); do [ "$(cat /mnt/record-$((one % 8)))" = "record $one" ]; done
-    umount /mnt
-    kill_daemon
-    attach --as ublk
-    mount -t ext4 $device /mnt
-    for one in $(seq $((number - 7)) $number); do [ "$(cat /mnt/record-$((one % 8)))" = "record $one" ]; done
-    [ "$(sqlite3 /mnt/database 'pragma integrity_check; select count(*) from t' | tr '\n' ' ')" = "ok $(cat inserted) " ]
-    cmp content /mnt/bulk
-    umount /mnt
-    e2fsck -fn $device
     [ "$(dmesg | grep -c 'I/O error')" = 0 ]
+    [ "$(dmesg | grep -c 'XFS.*\(orrupt\|hutdown\|shut down\)')" = 0 ]
 
     # Nobody goes on with it.
     kill_daemon
