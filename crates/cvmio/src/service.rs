@@ -8,4 +8,4 @@ mod target;
 pub mod units;
 
 pub use activate::{activate, deactivate, refuse_claimed};
-pub use target::{MAX_CONFIG, NO_READ_ONLY_UBLK, Target};
+pub use target::{MAX_CONFIG, Target};

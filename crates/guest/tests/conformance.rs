@@ -9,5 +9,5 @@ fn fuse_loop_and_ublk_pass_the_suite() {
     let said = guest.limit(Duration::from_secs(480)).succeed(
         "linux --test-threads 1 conformance::fuse_file conformance::loop_device conformance::ublk_devices --nocapture",
     );
-    assert!(said.contains("25 passed; 0 failed") && !said.contains("SKIPPED"), "{said}");
+    assert!(said.contains("29 passed; 0 failed") && !said.contains("SKIPPED"), "{said}");
 }

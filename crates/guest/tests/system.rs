@@ -27,11 +27,18 @@ dpkg -i /packages/new.deb
 [ "$(state)" = '0.1.0-1 installed' ]
 cvmio volume status ledger > /dev/null
 cat /mnt/file
-dpkg -r cvmio
+dpkg -r cvmio > removed 2>&1
+cat removed
+grep '^ledger  *attached' removed
 # The daemon needs no file of its own any more.
 cat /mnt/file
 echo second >> /mnt/file
 umount /mnt
+# Nor does a purge take anything that is in use, or its owner's.
+kept="/run/cvmio/ledger/control /etc/cvmio/ledger.toml /etc/cvmio/ledger.key /var/lib/cvmio/ledger.anchor"
+dpkg --purge cvmio
+if dpkg-query -W cvmio; then echo 'it is known still'; exit 1; fi
+ls $kept
 files > after
 diff before after
 dpkg -i /packages/new.deb
@@ -49,6 +56,16 @@ cvmio volume prepare /etc/cvmio/scratch.toml --size 320M --anchor file:/var/lib/
 mkdir -p /usr/local/bin
 printf '#!/bin/sh\necho "$CVMIO_NAME $CVMIO_KIND" >> /root/told\n' > /usr/local/bin/hook
 chmod +x /usr/local/bin/hook
+# What a killed daemon has left goes with a purge, the table stays, and all works again.
+cvmio volume attach /dev/vdc --name left --policy /etc/cvmio/broken.toml --key-file /etc/cvmio/ledger.key --json > ready
+daemon=$(sed -n 's/.*"process": *\([0-9]*\).*/\1/p' ready)
+kill -9 $daemon
+while [ -e /proc/$daemon ]; do sleep 0.1; done
+ls /run/cvmio/left/lock
+dpkg --purge cvmio
+ls -A /run/cvmio && exit 1
+ls /etc/cvmiotab ${kept#* }
+dpkg -i /packages/new.deb
 SCRIPT
 chroot /mnt /bin/bash /root/script
 mount -o remount,ro /mnt
@@ -117,6 +134,17 @@ journalctl --no-pager -o cat MESSAGE_ID=6d68ac3b75fc44b1992387937ea2538c CVMIO_N
 dd if=/root/new of=/dev/vdb bs=1M conv=fsync 2>/dev/null
 rm /root/old /root/new
 systemctl start cvmio@ledger
+
+# The package goes, and comes back, under a volume that is up.
+dpkg -r cvmio
+[ "$(property LoadState cvmio@scratch)" = not-found ]
+[ ! -e /run/systemd/generator/cvmio@ledger.service.d ]
+[ "$(property ActiveState cvmio@ledger)" = active ]
+cat /srv/ledger/file
+dpkg -i /packages/new.deb
+[ "$(property LoadState cvmio@scratch)" = loaded ]
+systemctl is-active local-fs.target cvmio@ledger srv-ledger.mount
+cvmio volume status ledger > /dev/null
 
 # In use, and not flushed, when the machine goes down.
 sleep 1000 < /srv/ledger/file &

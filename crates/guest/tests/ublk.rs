@@ -79,6 +79,44 @@ fn file_systems_live_on_it_and_other_disks_see_nothing_of_it() {
     cvmio volume status day
     cvmio volume detach day
     cvmio volume check /dev/vda --key-file key --policy policy.toml
+
+    # Two daemons show it to readers at once, and nobody can write.
+    image="image.img --key-file key --policy image.toml --buffered"
+    cvmio volume create $image --size 32M --anchor file:/root/image-anchor
+    cvmio volume attach $image --as ublk
+    mkfs.ext4 -q -F $device
+    mount -t ext4 $device /mnt
+    cp content /mnt
+    umount /mnt
+    cvmio volume detach image
+    before=$(cat image.img image-anchor | sha256sum)
+    reader() { cvmio volume attach $image --name $1 --read-only --json --as $2 > ready; }
+    refused() { must_fail "$@" 2>said; grep -i 'read-only\|not permitted\|permission denied' said; }
+    reader one auto
+    reader two ublk
+    mkdir 0 1
+    for number in 0 1; do
+        device=/dev/ublkb$number
+        echo "read-only: $(blockdev --getro $device)"
+        # What root says about it does not help.
+        blockdev --setrw $device
+        refused dd if=content of=$device bs=4k count=1 oflag=direct conv=fsync
+        refused dd if=content of=$device bs=4k count=1 conv=fsync
+        must_fail blkdiscard $device
+        mount -t ext4 -o ro,noload $device $number
+    done
+    cmp content 0/content
+    cmp content 1/content
+    refused touch 1/new
+    must_fail cvmio volume detach two
+    umount 0 1
+    # There is nothing to go on with.
+    kill_daemon
+    for glance in $(seq 200); do [ ! -e $device ] || sleep 0.05; done
+    [ ! -e $device ]
+    reader two ublk
+    for name in one two; do cvmio volume detach $name; done
+    [ "$(cat image.img image-anchor | sha256sum)" = "$before" ]
     [ "$sum" = "$(sha256sum < /dev/vdb)" ]
     [ "$(dmesg | grep -c 'I/O error')" = 0 ]
 "#,
@@ -93,7 +131,9 @@ fn file_systems_live_on_it_and_other_disks_see_nothing_of_it() {
     ] {
         assert!(said.contains(expected), "{expected}: {said}");
     }
-    assert_eq!(said.matches("rows: 2").count(), 2, "{said}");
+    for twice in ["rows: 2", "read-only: 1"] {
+        assert_eq!(said.matches(twice).count(), 2, "{twice}: {said}");
+    }
     assert!(fs::read(&other).unwrap() == content, "the other disk was written to");
 }
 
@@ -110,6 +150,7 @@ fn it_goes_on_when_its_daemon_was_killed() {
     dd if=content of=$device bs=64k oflag=direct 2>/dev/null
     kill_daemon
     must_fail attach --as fuse
+    must_fail attach --as ublk --read-only --force
     attach --as ublk
     dd if=$device of=back bs=64k count=64 iflag=direct 2>/dev/null
     cmp content back
@@ -204,7 +245,7 @@ fn a_service_goes_on_with_its_device() {
     cvmio volume prepare /root/policy.toml --size 256M --anchor file:/root/anchor
     up() {
         echo '{"name": "day", "store": "/dev/vda", "policy": "/root/policy.toml", "key-file": "/root/key", "as": "'$1'",
-            "fs": "ext4", "mountpoint": "/root/at"}' | cvmio volume activate --config -
+            "fs": "ext4", "mountpoint": "/root/at", "read-only": '${2:-false}'}' | cvmio volume activate --config -
     }
     up auto > first
     cat first
@@ -219,6 +260,7 @@ fn a_service_goes_on_with_its_device() {
     kill_daemon
     must_fail cvmio volume deactivate day
     must_fail up fuse
+    must_fail up auto true
     up auto > again
     cmp again first
     [ "$(cat at/note)" = kept ]
@@ -238,6 +280,14 @@ fn a_service_goes_on_with_its_device() {
     up auto > again
     [ "$(cat at/note)" = kept ]
     cvmio volume deactivate day
+    # For reading only.
+    up auto true > again
+    cmp again first
+    [ "$(cat at/note)" = kept ]
+    must_fail touch at/note
+    must_fail up auto
+    cvmio volume deactivate day
+    [ ! -e $device ]
     "#,
     );
 }

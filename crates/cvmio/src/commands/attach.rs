@@ -18,7 +18,6 @@ use crate::daemon::{self, Errors, Order, Ready, tamper};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
 use crate::runtime::{self, Place};
-use crate::service::NO_READ_ONLY_UBLK;
 use crate::{output, system};
 
 /// Most bytes of an order.
@@ -103,12 +102,12 @@ fn show(args: &Attach, policy: &Policy) -> Result<Show, Failure> {
     if args.front_end != FrontEnd::Nbd {
         refuse_any(&for_nbd, "nbd")?;
     }
-    let fuse = |use_loop| Ok(Show::Fuse { use_loop, mount: args.mount.as_deref().map(whole).transpose()? });
     let ublk = Show::Ublk { queues: args.queues, owner: policy.volume };
     match args.front_end {
-        FrontEnd::Fuse => fuse(args.use_loop),
-        FrontEnd::Auto if args.read_only => fuse(true),
-        FrontEnd::Ublk if args.read_only => Err(Failure::usage(NO_READ_ONLY_UBLK)),
+        FrontEnd::Fuse => {
+            let mount = args.mount.as_deref().map(whole).transpose()?;
+            Ok(Show::Fuse { use_loop: args.use_loop, mount })
+        }
         FrontEnd::Ublk => Ok(ublk),
         FrontEnd::Auto => {
             let (show, why) = Show::block_device(args.queues, policy.volume);

@@ -180,11 +180,11 @@ fn refuse_users(turn: &Turn, place: &Place) -> Result<(), Failure> {
 
 /// Clears away what a killed daemon left, but for a ublk device that is to go on.
 fn make_room(target: &Target, turn: &Turn, place: &Place) -> Result<(), Failure> {
-    match (waits_for_daemon(place), target.may_be_ublk()) {
+    match (waits_for_daemon(place), target.may_go_on()) {
         (true, true) => Ok(()),
         (true, false) => Err(Failure::usage(format!(
-            "the daemon of {name} was killed, and its ublk device waits for it: activate {name} with `as` ublk or auto to go on with it, or \
-             deactivate it first",
+            "the daemon of {name} was killed, and its ublk device waits for it: activate {name} with `as` ublk or auto, for writing, to go \
+             on with it, or deactivate it first",
             name = place.name()
         ))),
         (false, _) => clear(turn, place),

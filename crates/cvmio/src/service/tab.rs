@@ -5,7 +5,7 @@
 //!
 //! A line with the option `initramfs` is for the boot script there, which knows no other option but `on-tamper`; its key may be `ask`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
@@ -44,6 +44,17 @@ const OPTIONS: [&str; 17] = [
     "read-only",
     "tamper-hook",
 ];
+
+/// Words for disks that other tables have, and where the system shows them as paths.
+const TAGS: [(&str, &str); 4] = [
+    ("LABEL=", "/dev/disk/by-label/"),
+    ("PARTLABEL=", "/dev/disk/by-partlabel/"),
+    ("PARTUUID=", "/dev/disk/by-partuuid/"),
+    ("UUID=", "/dev/disk/by-uuid/"),
+];
+
+/// What a line is made of.
+const FIELDS: &str = "a line has name, store, policy, key and options";
 
 /// What may stand beside `initramfs`, and itself.
 const BOOT_OPTIONS: [&str; 2] = ["initramfs", "on-tamper"];
@@ -89,12 +100,22 @@ pub fn read(path: &Path) -> Result<Vec<Line>, Failure> {
             path.display()
         ))
     };
-    let mut text = String::new();
-    File::open(path).map_err(fail)?.take(MAX_TAB + 1).read_to_string(&mut text).map_err(fail)?;
-    if text.len() as u64 > MAX_TAB {
+    let mut bytes = Vec::new();
+    File::open(path).map_err(fail)?.take(MAX_TAB + 1).read_to_end(&mut bytes).map_err(fail)?;
+    if bytes.len() as u64 > MAX_TAB {
         return Err(Failure::usage(format!("the table {} is longer than {MAX_TAB} bytes", path.display())));
     }
-    parse(&text).map_err(|error| Failure::usage(format!("{}:{error}", path.display())))
+    let lines = text_of(&bytes).and_then(parse);
+    lines.map_err(|error| Failure::usage(format!("{}:{error}", path.display())))
+}
+
+fn text_of(bytes: &[u8]) -> Result<&str, TabError> {
+    std::str::from_utf8(bytes).map_err(|error| {
+        let before = String::from_utf8_lossy(&bytes[..error.valid_up_to()]);
+        let (line, rest) = (before.matches('\n').count() + 1, before.rsplit('\n').next().unwrap_or_default());
+        let message = "this is no text in UTF-8; write the table anew with an editor".into();
+        TabError { line, column: rest.chars().count() + 1, message }
+    })
 }
 
 /// The volume `name` of the table at `path`.
@@ -123,18 +144,20 @@ pub fn find(path: &Path, name: &str) -> Result<Target, Failure> {
 /// The first thing that is wrong.
 pub fn parse(text: &str) -> Result<Vec<Line>, TabError> {
     let mut lines = Vec::new();
-    let (mut names, mut mountpoints) = (BTreeSet::new(), BTreeSet::new());
+    let (mut names, mut mountpoints) = (BTreeMap::new(), BTreeMap::new());
     for (index, text) in text.lines().enumerate() {
         let at = |(column, message)| TabError { line: index + 1, column, message };
         let Some(line) = parse_line(text).map_err(at)? else { continue };
         let first = text.chars().take_while(|c| c.is_whitespace()).count() + 1;
-        if !names.insert(line.target.name.clone()) {
-            return Err(at((first, format!("there is a volume `{}` above already", line.target.name))));
+        if let Some(above) = names.insert(line.target.name.clone(), index + 1) {
+            let message = format!("line {above} has a volume `{}` already", line.target.name);
+            return Err(at((first, message)));
         }
         if let Some(mountpoint) = &line.target.mountpoint
-            && !mountpoints.insert(mountpoint.clone())
+            && let Some(above) = mountpoints.insert(mountpoint.clone(), index + 1)
         {
-            let message = format!("another volume above is mounted on {} already", mountpoint.display());
+            let message =
+                format!("the volume of line {above} is mounted on {} already", mountpoint.display());
             return Err(at((first, message)));
         }
         lines.push(line);
@@ -171,10 +194,15 @@ impl Word<'_> {
     }
 
     fn path(self) -> Result<PathBuf, (usize, String)> {
-        match self.text.starts_with('/') {
-            true => Ok(self.text.into()),
-            false => self.wrong(format!("`{}` is no absolute path", self.text)),
+        let text = self.text;
+        if text.starts_with('/') {
+            return Ok(text.into());
         }
+        let hint = match TAGS.iter().find_map(|(tag, place)| Some((place, text.strip_prefix(tag)?))) {
+            Some((place, rest)) => format!("; did you mean `{place}{rest}`?"),
+            None => ", which begins with `/`".into(),
+        };
+        self.wrong(format!("`{text}` is no absolute path{hint}"))
     }
 }
 
@@ -190,13 +218,13 @@ fn parse_line(text: &str) -> Result<Option<Line>, (usize, String)> {
         [_, _, _, _, _, more, ..] => {
             return more.wrong("nothing follows the options: they are apart by commas, without blanks");
         }
+        [_, _, key] if key.text.starts_with("key-file:") || key.text.starts_with("passphrase-file:") => {
+            return key.wrong(format!("a policy is missing before the key; {FIELDS}"));
+        }
         [.., last] => {
             let missing = ["a store", "a policy", "a key"].get(words.len() - 1).copied().unwrap_or("a field");
             let end = last.column + last.text.chars().count();
-            return Err((
-                end,
-                format!("{missing} is missing; a line has name, store, policy, key and options"),
-            ));
+            return Err((end, format!("{missing} is missing; {FIELDS}")));
         }
     };
     let id = parse_name(name.text).or_else(|message| name.wrong(message))?;
@@ -214,19 +242,22 @@ fn parse_line(text: &str) -> Result<Option<Line>, (usize, String)> {
             return key.wrong("`ask` goes with the option initramfs only: later nobody can be asked");
         }
         (true, true) => {}
-        (false, _) => parsed.target.check().or_else(|message| name.wrong(message))?,
+        // Each word was looked at by itself: what is wrong still is between options.
+        (false, _) => parsed.target.check().or_else(|message| options.unwrap_or(name).wrong(message))?,
     }
     Ok(Some(parsed))
 }
 
 fn parse_key(word: Word, target: &mut Target) -> Result<(), (usize, String)> {
-    let (kind, path) = word.text.split_once(':').unwrap_or((word.text, ""));
-    let path = Word { column: word.column + kind.chars().count() + 1, text: path };
-    match kind {
-        "key-file" => target.key_file = Some(path.path()?),
-        "passphrase-file" => target.passphrase_file = Some(path.path()?),
-        _ => {
-            let hint = suggestion(kind, ["key-file", "passphrase-file"]);
+    let behind = |path: &str| {
+        let kind = word.text.chars().count() - path.chars().count();
+        Word { column: word.column + kind, text: path }.path()
+    };
+    match word.text.split_once(':') {
+        Some(("key-file", path)) => target.key_file = Some(behind(path)?),
+        Some(("passphrase-file", path)) => target.passphrase_file = Some(behind(path)?),
+        other => {
+            let hint = suggestion(other.map_or("", |(kind, _)| kind), ["key-file", "passphrase-file"]);
             return word.wrong(format!(
                 "`{}` says not where the key is: write key-file:/PATH or passphrase-file:/PATH{hint}",
                 word.text
@@ -266,8 +297,10 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
         ("nofail", None) => line.nofail = true,
         ("initramfs", None) => line.initramfs = true,
         ("read-only", None) => target.read_only = true,
-        ("as", Some(value)) => target.front_end = typed(value, parse_front_end)?,
-        ("fs", Some(value)) => target.fs = Some(typed(value, str::parse)?),
+        ("as", Some(value)) => {
+            target.front_end = one_of(value, ["auto", "fuse", "nbd", "ublk"], parse_front_end)?
+        }
+        ("fs", Some(value)) => target.fs = Some(one_of(value, ["ext4", "xfs"], str::parse)?),
         ("mountpoint", Some(value)) => target.mountpoint = Some(value.path()?),
         ("mount-option", Some(value)) if !value.text.is_empty() => {
             let all = target.mount_options.take().map_or(String::new(), |before| before + ",");
@@ -276,13 +309,22 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
         ("memory", Some(value)) => target.memory = typed(value, parse_size)?,
         ("interval", Some(value)) => target.interval = typed(value, parse_duration)?,
         ("queues", Some(value)) => {
-            let number = |text: &str| text.parse().map_err(|_| format!("`{text}` is no number of queues"));
-            target.queues = typed(value, number)?;
+            let number = |text: &str| text.parse().ok().filter(|number| (1..=64).contains(number));
+            let wrong = |text: &str| format!("`{text}` is no number of queues; there are 1 to 64");
+            target.queues = typed(value, |text| number(text).ok_or_else(|| wrong(text)))?;
         }
-        ("provision", Some(value)) => target.provision = typed(value, str::parse)?,
-        ("on-tamper", Some(value)) => target.on_tamper = typed(value, parse_on_tamper)?,
+        ("provision", Some(value)) => target.provision = one_of(value, ["full", "thin"], str::parse)?,
+        ("on-tamper", Some(value)) => {
+            target.on_tamper = one_of(value, ["continue", "read-only", "stop"], parse_on_tamper)?;
+        }
         ("tamper-hook", Some(value)) => target.tamper_hook = Some(value.path()?),
-        ("metrics", Some(value)) => target.metrics = Some(typed(value, str::parse)?),
+        ("metrics", Some(value)) => {
+            if let Some(path) = value.text.strip_prefix("unix:") {
+                // Where that would be depends on who reads the table.
+                Word { column: value.column + 5, text: path }.path()?;
+            }
+            target.metrics = Some(typed(value, str::parse)?);
+        }
         (known, None) if OPTIONS.contains(&known) => {
             return option.wrong(format!("`{known}` wants a value: {known}=..."));
         }
@@ -292,6 +334,7 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
                 false => option.wrong(format!("`{known}` takes no value")),
             };
         }
+        ("", _) => return option.wrong("no option stands here: there is a comma too many"),
         (unknown, _) => {
             let hint = suggestion(unknown, OPTIONS);
             return option.wrong(format!("there is no option `{unknown}`{hint}"));
@@ -310,6 +353,15 @@ fn typed<T, E: ToString>(value: Word, parse: impl Fn(&str) -> Result<T, E>) -> R
     parse(value.text).or_else(|message| value.wrong(message.to_string()))
 }
 
+/// As [`typed`], for one of a few words.
+fn one_of<T, E: ToString, const N: usize>(
+    value: Word,
+    words: [&str; N],
+    parse: impl Fn(&str) -> Result<T, E>,
+) -> Result<T, (usize, String)> {
+    typed(value, |text| parse(text).map_err(|message| message.to_string() + &suggestion(text, words)))
+}
+
 /// What somebody may have meant.
 fn suggestion<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let near = known.into_iter().map(|known| (strsim::damerau_levenshtein(word, known), known)).min();
@@ -318,121 +370,4 @@ fn suggestion<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Strin
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cli::FrontEnd;
-    use crate::service::filesystem::FileSystem;
-    use proptest::prelude::*;
-
-    const TABLE: &str = "\
-# name  store      policy            key                    options
-ledger  /dev/vdb   /etc/ledger.toml  key-file:/k/ledger     fs=ext4,mountpoint=/srv/ledger,mount-option=noatime,mount-option=nodev,nofail
-
-  scratch /dev/vdc /etc/scratch.toml passphrase-file:/k/p   loop,noauto,memory=64M,queues=4,interval=500ms,provision=thin,metrics=unix:/m
-plain\t/dev/vdd\t/etc/plain.toml\tkey-file:/k/plain\t-
-device /dev/vde /etc/device.toml key-file:/k/device       as=auto,on-tamper=read-only,tamper-hook=/usr/sbin/page
-root   /dev/vda /etc/root.toml   ask                      initramfs,on-tamper=stop
-image  /dev/vdf /etc/image.toml  key-file:/k/image        as=auto,read-only
-";
-
-    #[test]
-    fn each_line_is_a_volume() {
-        let lines = parse(TABLE).unwrap();
-        let names: Vec<&str> = lines.iter().map(|line| line.target.name.as_str()).collect();
-        assert_eq!(names, ["ledger", "scratch", "plain", "device", "root", "image"]);
-        let ledger = &lines[0].target;
-        assert_eq!(
-            (ledger.fs, ledger.mount_options.as_deref()),
-            (Some(FileSystem::Ext4), Some("noatime,nodev"))
-        );
-        assert_eq!((lines[0].noauto, lines[0].nofail, lines[1].noauto), (false, true, true));
-        assert_eq!((lines[1].target.memory, lines[1].target.queues), (64 << 20, 4));
-        assert_eq!(lines[2].target.key_file.as_deref(), Some(Path::new("/k/plain")));
-        assert_eq!((lines[2].target.front_end, lines[3].target.front_end), (FrontEnd::Fuse, FrontEnd::Auto));
-        let device = &lines[3].target;
-        assert_eq!(device.on_tamper, OnTamper::ReadOnly);
-        assert_eq!(device.tamper_hook.as_deref(), Some(Path::new("/usr/sbin/page")));
-        assert_eq!((lines[4].initramfs, lines[4].target.on_tamper), (true, OnTamper::Stop));
-        let image = &lines[5].target;
-        assert!(image.read_only && !image.may_be_ublk());
-        assert_eq!(parse("").unwrap(), []);
-    }
-
-    #[test]
-    fn what_is_wrong_is_named_with_its_place() {
-        for (line, column, part) in [
-            ("a", 2, "a store is missing"),
-            ("a /s", 5, "a policy is missing"),
-            ("a /s /p", 8, "a key is missing"),
-            ("a/b /s /p key-file:/k", 1, "cannot be a volume's name"),
-            ("a s /p key-file:/k", 3, "`s` is no absolute path"),
-            ("a /s /p key-fil:/k", 9, "did you mean `key-file`?"),
-            ("a /s /p key-file:k", 18, "`k` is no absolute path"),
-            ("a /s /p /k", 9, "says not where the key is"),
-            ("a /s /p key-file:/k loop,mountpiont=/x", 26, "did you mean `mountpoint`?"),
-            ("a /s /p key-file:/k colour=red", 21, "there is no option `colour`"),
-            ("a /s /p key-file:/k loop,loop", 26, "twice"),
-            ("a /s /p key-file:/k loop=yes", 21, "takes no value"),
-            ("a /s /p key-file:/k fs", 21, "wants a value"),
-            ("a /s /p key-file:/k mount-option=", 21, "wants a value"),
-            ("a /s /p key-file:/k fs=ntfs,mountpoint=/x", 24, "no file system that is made here"),
-            ("a /s /p key-file:/k loop,memory=1X", 33, "not a size"),
-            ("a /s /p key-file:/k as=iscsi", 24, "`iscsi` is no front end"),
-            ("a /s /p key-file:/k as=ublk,loop", 1, "loop goes with fuse"),
-            ("a /s /p key-file:/k loop,", 26, "no option ``"),
-            ("a /s /p key-file:/k fs=ext4", 1, "go together"),
-            ("a /s /p key-file:/k loop noauto", 26, "apart by commas"),
-            ("a /s /p ask", 9, "`ask` goes with the option initramfs only"),
-            ("a /s /p ask initramfs,nofail", 13, "`initramfs` stands alone"),
-            ("a /s /p key-file:/k on-tamper=panic", 31, "continue, read-only and stop"),
-            ("a /s /p key-file:/k tamper-hook=page", 33, "`page` is no absolute path"),
-            ("a /s /p key-file:/k as=ublk,read-only", 1, "cannot be read-only"),
-            ("\u{e4}\u{e4} /s /p key-file:/k", 1, "cannot be a volume's name"),
-            ("a /\u{e4}\u{e4} p key-file:/k", 7, "`p` is no absolute path"),
-        ] {
-            let error = parse(&format!("# first\n{line}\n")).unwrap_err();
-            assert_eq!((error.line, error.column), (2, column), "{line}: {error}");
-            assert!(error.message.contains(part), "{line}: {error}");
-        }
-    }
-
-    #[test]
-    fn no_two_volumes_share_a_name_or_a_mountpoint() {
-        let one = "a /s /p key-file:/k fs=ext4,mountpoint=/srv";
-        assert!(parse(&format!("{one}\n{one}")).unwrap_err().message.contains("a volume `a` above"));
-        let error = parse(&format!("{one}\n b{}", one.trim_start_matches('a'))).unwrap_err();
-        assert_eq!((error.line, error.column), (2, 2));
-        assert!(error.message.contains("mounted on /srv already"), "{error}");
-    }
-
-    /// A line like one of the table's, with something of it changed.
-    fn damaged() -> impl Strategy<Value = String> {
-        let lines: Vec<&'static str> = TABLE.lines().collect();
-        (prop::sample::select(lines), any::<prop::sample::Index>(), any::<prop::sample::Index>(), ".{0,3}")
-            .prop_map(|(line, from, to, new)| {
-                let characters: Vec<char> = line.chars().collect();
-                let (from, to) = (from.index(characters.len() + 1), to.index(characters.len() + 1));
-                let (from, to) = (from.min(to), from.max(to).min(from.min(to) + 3));
-                characters[..from]
-                    .iter()
-                    .copied()
-                    .chain(new.chars())
-                    .chain(characters[to..].iter().copied())
-                    .collect()
-            })
-    }
-
-    proptest! {
-        /// Whatever is written, the answer is a table of usable volumes, or a place inside the text.
-        #[test]
-        fn any_text_is_read_or_refused_with_its_place(text in prop_oneof![".{0,200}", damaged(), "[a/:=,# \\n\\t-]{0,80}"]) {
-            match parse(&text) {
-                Ok(lines) => prop_assert!(lines.iter().all(|line| line.initramfs || line.target.check().is_ok())),
-                Err(error) => {
-                    let line = text.lines().nth(error.line - 1);
-                    prop_assert!(line.is_some_and(|line| (1..=line.chars().count() + 1).contains(&error.column)), "{error}");
-                }
-            }
-        }
-    }
-}
+mod tests;

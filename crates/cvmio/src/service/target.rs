@@ -111,10 +111,6 @@ pub fn parse_front_end(text: &str) -> Result<FrontEnd, String> {
         .map_err(|_| format!("`{text}` is no front end; there are auto, fuse, nbd and ublk"))
 }
 
-/// Why there is no such device.
-pub const NO_READ_ONLY_UBLK: &str =
-    "a ublk device cannot be read-only here; take a loop device (fuse with loop), or nbd";
-
 /// Most bytes of a configuration.
 pub const MAX_CONFIG: u64 = MAX_SIZE as u64;
 
@@ -198,7 +194,6 @@ impl Target {
                     "loop goes with fuse; auto takes a loop device where the kernel has no ublk".into()
                 );
             }
-            FrontEnd::Ublk if self.read_only => return Err(NO_READ_ONLY_UBLK.into()),
             _ => {}
         }
         if !(1..=64).contains(&self.queues) {
@@ -213,7 +208,6 @@ impl Target {
             FrontEnd::Fuse => (Show::Fuse { use_loop: self.needs_loop(), mount: None }, None),
             FrontEnd::Nbd => (Show::Nbd(Where { listen: None, tls: None }), None),
             FrontEnd::Ublk => (Show::Ublk { queues: self.queues, owner }, None),
-            FrontEnd::Auto if self.read_only => (Show::Fuse { use_loop: true, mount: None }, None),
             FrontEnd::Auto => Show::block_device(self.queues, owner),
         }
     }
@@ -235,9 +229,14 @@ impl Target {
         }
     }
 
-    /// Whether a ublk device that has outlived its daemon may go on.
+    /// Whether the kernel's ublk is wanted, where it has it.
     pub fn may_be_ublk(&self) -> bool {
-        matches!(self.front_end, FrontEnd::Ublk | FrontEnd::Auto) && !self.read_only
+        matches!(self.front_end, FrontEnd::Ublk | FrontEnd::Auto)
+    }
+
+    /// Whether a ublk device that has outlived its daemon may go on: it was attached for writing.
+    pub fn may_go_on(&self) -> bool {
+        self.may_be_ublk() && !self.read_only
     }
 
     /// What the file system is mounted with.

@@ -165,6 +165,8 @@ impl Info {
 
 /// Which parts of the parameters are set: the basic ones, and those of discards.
 const BASIC_AND_DISCARD: u32 = 3;
+/// The driver refuses what would change the device.
+const READ_ONLY: u32 = 1;
 /// Writes stay in a cache until a flush; the driver may ask for single ones that do not.
 const VOLATILE_CACHE_AND_FUA: u32 = 1 << 2 | 1 << 3;
 /// log2 of a block.
@@ -173,11 +175,12 @@ const BLOCK_SHIFT: u8 = 12;
 const MAX_DISCARD: u32 = 1 << 21;
 
 /// The parameters of a device of `size` bytes.
-pub(super) fn parameters(size: u64) -> [u8; PARAMETERS] {
+pub(super) fn parameters(size: u64, read_only: bool) -> [u8; PARAMETERS] {
+    let attributes = VOLATILE_CACHE_AND_FUA | if read_only { READ_ONLY } else { 0 };
     let mut bytes = [0; PARAMETERS];
     put(&mut bytes, 0, &60_u32.to_ne_bytes());
     put(&mut bytes, 4, &BASIC_AND_DISCARD.to_ne_bytes());
-    put(&mut bytes, 8, &VOLATILE_CACHE_AND_FUA.to_ne_bytes());
+    put(&mut bytes, 8, &attributes.to_ne_bytes());
     // Logical block, physical block, best and smallest transfer.
     put(&mut bytes, 12, &[BLOCK_SHIFT; 4]);
     put(&mut bytes, 16, &(MAX_IO >> 9).to_ne_bytes());
@@ -232,6 +235,14 @@ impl Wanted {
             5 => Self::WriteZeroes { offset, length },
             _ => return None,
         })
+    }
+
+    /// Whether something would be different afterwards.
+    pub(super) fn changes(self) -> bool {
+        match self {
+            Self::Read { .. } | Self::Flush => false,
+            Self::Write { .. } | Self::Discard { .. } | Self::WriteZeroes { .. } => true,
+        }
     }
 
     /// Bytes that the driver is to be told when it is done.
@@ -296,7 +307,12 @@ mod tests {
         let mut quiesced = info.encode();
         quiesced[4] = 2;
         assert_eq!(Info::decode(&quiesced).state, State::Quiesced);
-        assert_eq!(size(&parameters(123 << 20)), 123 << 20);
+        for read_only in [false, true] {
+            let bytes = parameters(123 << 20, read_only);
+            assert_eq!(size(&bytes), 123 << 20);
+            // UBLK_ATTR_READ_ONLY, _VOLATILE_CACHE and _FUA.
+            assert_eq!(bytes[8], 4 | 8 | u8::from(read_only));
+        }
     }
 
     fn descriptor(word: u32, sectors: u32, sector: u64) -> [u8; DESCRIPTOR] {

@@ -74,8 +74,8 @@ impl Control {
     }
 
     /// Says how large a device is to be, and what it can do.
-    pub(super) fn set_size(&mut self, number: u32, size: u64) -> Result<(), Error> {
-        let mut bytes = abi::parameters(size);
+    pub(super) fn describe(&mut self, number: u32, size: u64, read_only: bool) -> Result<(), Error> {
+        let mut bytes = abi::parameters(size, read_only);
         self.command(Command::SetParameters, number, &mut bytes, 0)
     }
 

@@ -40,7 +40,9 @@ pub struct Options {
     pub queues: u16,
     /// Requests that each queue may have in flight. At least 1.
     pub depth: u16,
-    /// Whether the device outlives this process.
+    /// Whether the device refuses all that would change it.
+    pub read_only: bool,
+    /// Whether the device outlives this process. One that is read-only does not: there is nothing that would be lost.
     pub recovery: Option<Recovery>,
 }
 
@@ -51,6 +53,12 @@ pub struct Recovery {
     pub path: PathBuf,
     /// What the device shows. Who comes with another name does not get it.
     pub owner: [u8; 16],
+}
+
+impl Options {
+    fn recovery(&self) -> Option<&Recovery> {
+        self.recovery.as_ref().filter(|_| !self.read_only)
+    }
 }
 
 /// How long the kernel may take to notice that a server has died, and the system to make a device's node.
@@ -113,7 +121,7 @@ impl Ublk {
     /// [`Error::Usage`] if there can be no such device here, or what was left is of another; [`Error::System`] if the kernel refuses.
     pub fn show(device: Arc<dyn Device>, options: &Options) -> Result<Self, Error> {
         let mut control = Control::open()?;
-        let left = match &options.recovery {
+        let left = match options.recovery() {
             Some(recovery) => claim(&mut control, recovery, device.size())?,
             None => None,
         };
@@ -124,11 +132,11 @@ impl Ublk {
     }
 
     fn begin(mut control: Control, device: Arc<dyn Device>, options: &Options) -> Result<Self, Error> {
-        let recoverable = options.recovery.is_some();
+        let recoverable = options.recovery().is_some();
         let info = control.add(options.queues.max(1), options.depth.max(1), recoverable)?;
         let mut kept = None;
         let shown = (|| {
-            let device: Arc<dyn Device> = match &options.recovery {
+            let device: Arc<dyn Device> = match options.recovery() {
                 Some(Recovery { path, owner }) => {
                     let record =
                         Record { number: info.number, servers: [std::process::id(); 2], owner: *owner };
@@ -136,8 +144,8 @@ impl Ublk {
                 }
                 None => device,
             };
-            control.set_size(info.number, device.size())?;
-            serve(&mut control, info, &device, Command::Start)
+            control.describe(info.number, device.size(), options.read_only)?;
+            serve(&mut control, info, &device, options.read_only, Command::Start)
         })();
         match shown {
             Ok(queues) => Ok(Self::new(control, queues, info.number, false, kept)),
@@ -156,7 +164,7 @@ impl Ublk {
         wait_while_busy(|| control.start_recovery(info.number))?;
         let kept = Kept::new(device, log)?;
         let device: Arc<dyn Device> = Arc::new(kept.clone());
-        let queues = serve(&mut control, info, &device, Command::EndRecovery)?;
+        let queues = serve(&mut control, info, &device, false, Command::EndRecovery)?;
         Ok(Self::new(control, queues, info.number, true, Some(kept)))
     }
 
@@ -268,6 +276,7 @@ fn serve(
     control: &mut Control,
     info: Info,
     device: &Arc<dyn Device>,
+    read_only: bool,
     start: Command,
 ) -> Result<Vec<JoinHandle<()>>, Error> {
     let file = Arc::new(open_character_device(info.number)?);
@@ -279,7 +288,7 @@ fn serve(
         let serve = move || {
             // Without the right to do this the device still works; see `set_io_flusher`.
             let _ = crate::set_io_flusher();
-            let mut queue = match Queue::new(number, info.depth, file, device, share) {
+            let mut queue = match Queue::new((number, info.depth), file, device, share, read_only) {
                 Ok(queue) => queue,
                 Err(error) => return drop(sender.send(Err(error))),
             };

@@ -24,6 +24,8 @@ pub(super) struct Queue {
     number: u16,
     depth: u16,
     device: Arc<dyn Device>,
+    /// Whether changes are refused here, too: the kernel keeps them from us.
+    read_only: bool,
     share: Arc<Share>,
     descriptors: Descriptors,
     ended: Arc<Ended>,
@@ -41,14 +43,16 @@ struct Ended {
 }
 
 impl Queue {
+    /// The queue of a number and with a depth.
+    ///
     /// # Errors
     /// When the kernel refuses memory or a ring.
     pub(super) fn new(
-        number: u16,
-        depth: u16,
+        (number, depth): (u16, u16),
         file: Arc<File>,
         device: Arc<dyn Device>,
         share: Arc<Share>,
+        read_only: bool,
     ) -> Result<Self, Error> {
         let doing = || format!("setting up queue {number} of a ublk device");
         let fail = |errno| Error::system(doing(), errno);
@@ -57,7 +61,7 @@ impl Queue {
         let ended = Arc::new(Ended { list: Mutex::default(), bell, file });
         let ring = IoUring::builder().setup_clamp().setup_coop_taskrun().build(u32::from(depth) + 1);
         let ring = ring.map_err(|error| Error::io(doing(), &error))?;
-        Ok(Self { number, depth, device, share, descriptors, ended, ring, live: depth })
+        Ok(Self { number, depth, device, read_only, share, descriptors, ended, ring, live: depth })
     }
 
     /// Asks for the first requests. From then on the kernel knows the thread that calls this as the queue's, and waits for it when the device
@@ -135,6 +139,9 @@ impl Queue {
         let Some(wanted) = Wanted::decode(&self.descriptors.read(tag), self.device.size()) else {
             return ended.end(tag, Err(Errno::INVAL));
         };
+        if self.read_only && wanted.changes() {
+            return ended.end(tag, Err(Errno::ROFS));
+        }
         // Those in flight end, and give back what they have, without this thread.
         let permit = self.share.wait(weight(wanted.transferred()));
         let ending = Ending { tag, ended: Some(Arc::clone(&ended)) };

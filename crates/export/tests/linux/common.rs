@@ -28,6 +28,27 @@ pub struct Counts {
     pub wrong: Vec<String>,
 }
 
+/// What a device does not do any more: it answers with `EIO`.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    #[default]
+    Nothing,
+    /// As a store does that fails.
+    Flushes,
+    /// As a volume does whose session is over.
+    AllButReads,
+}
+
+impl Refused {
+    fn has(self, request: &Request) -> bool {
+        match self {
+            Refused::Nothing => false,
+            Refused::Flushes => *request == Request::Flush,
+            Refused::AllButReads => !matches!(request, Request::Read { .. }),
+        }
+    }
+}
+
 #[derive(Default)]
 struct State {
     bytes: Vec<u8>,
@@ -42,6 +63,7 @@ struct State {
     /// How often somebody asked for it: who waits for one that is over must not end the next.
     gatherings: u32,
     fail: Option<Errno>,
+    refused: Refused,
     /// A block that cannot be read.
     corrupt: Option<usize>,
     /// No write finds space.
@@ -107,6 +129,10 @@ impl Memory {
 
     pub fn fail_with(&self, errno: Option<Errno>) {
         self.shared.lock().fail = errno;
+    }
+
+    pub fn refuse(&self, refused: Refused) {
+        self.shared.lock().refused = refused;
     }
 
     /// Serves nothing until so many requests are in flight, or five seconds have passed.
@@ -207,6 +233,9 @@ impl State {
     fn execute(&mut self, request: Request) -> Result<Vec<u8>, Errno> {
         if let Some(errno) = self.fail {
             return Err(errno);
+        }
+        if self.refused.has(&request) {
+            return Err(Errno::IO);
         }
         if self.full && matches!(request, Request::Write { .. }) {
             return Err(Errno::NOSPC);

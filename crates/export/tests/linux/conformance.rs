@@ -1,7 +1,7 @@
 //! What every front end must do alike, over the same device in memory.
 
 use crate::client::Client;
-use crate::common::{Memory, Rig, Turn, turn, turn_with};
+use crate::common::{Memory, Refused, Rig, Turn, turn, turn_with};
 use export::fuse::Options;
 use export::nbd::wire::{Command, Flags};
 use export::nbd::{self, Listen, Server};
@@ -162,7 +162,8 @@ impl ByUblk {
         // In memory in a guest, as the log wants it.
         let directory = tempfile::tempdir_in("/run").unwrap();
         let recovery = Recovery { path: directory.path().join("ublk"), owner: [7; 16] };
-        let options = ublk::Options { queues: 2, depth: 64, recovery: recoverable.then_some(recovery) };
+        let recovery = recoverable.then_some(recovery);
+        let options = ublk::Options { queues: 2, depth: 64, read_only: false, recovery };
         let ublk = Ublk::show(device.clone(), &options).unwrap();
         Box::new(ByUblk { device, ublk, directory })
     }
@@ -471,6 +472,41 @@ fn a_corrupt_block_is_an_error_there_and_nowhere_else(shown: &dyn Shown) {
     assert_eq!(user.write(200 * 4096, &[1; 4096], true), Err(shown.full()));
 }
 
+/// Also for the second who asks; and the device is asked again, so that what it can do later counts.
+fn a_flush_that_fails_is_an_error_for_who_asked(shown: &dyn Shown) {
+    let (mut one, mut other) = (shown.user(), shown.user());
+    let data = pattern(9, 8192);
+    one.write(0, &data, false).unwrap();
+    shown.device().refuse(Refused::Flushes);
+    assert_eq!(one.flush(), Err(Errno::IO));
+    assert_eq!(other.flush(), Err(Errno::IO));
+    shown.device().refuse(Refused::Nothing);
+    one.write(4096, &data, false).unwrap();
+    one.flush().unwrap();
+    assert!(shown.device().durable(4096, data.len()) == data);
+}
+
+/// As with a volume that another session has claimed: no change is ever acknowledged for good, and what is there can be read.
+fn a_session_that_is_over_is_an_error_for_all_but_readers(shown: &dyn Shown) {
+    let mut user = shown.user();
+    let data = pattern(10, 1 << 16);
+    user.write(0, &data, true).unwrap();
+    user.flush().unwrap();
+    shown.device().refuse(Refused::AllButReads);
+    assert_eq!(user.write(0, &[1; 4096], true), Err(Errno::IO));
+    assert_eq!(user.discard(8192, 4096), Err(Errno::IO));
+    assert_eq!(user.zero(16384, 4096), Err(Errno::IO));
+    assert_eq!(user.flush(), Err(Errno::IO));
+    // The kernel may take a write into its cache; then the flush says that it went no further.
+    let _ = user.write(20480, &[2; 4096], false);
+    assert_eq!(user.flush(), Err(Errno::IO));
+    user.forget();
+    let mut reader = shown.user();
+    assert!(reader.read(32768, 32768).unwrap() == data[32768..]);
+    assert!(shown.device().bytes(0, data.len()) == data, "something was changed all the same");
+    assert!(shown.device().durable(0, data.len()) == data);
+}
+
 fn who_leaves_disturbs_nobody(shown: &dyn Shown) {
     let mut stays = shown.user();
     for round in 0..20_u8 {
@@ -517,6 +553,8 @@ macro_rules! with_all_checks {
             of_writes_at_the_same_time_one_counts,
             nothing_is_beyond_the_end,
             a_corrupt_block_is_an_error_there_and_nowhere_else,
+            a_flush_that_fails_is_an_error_for_who_asked,
+            a_session_that_is_over_is_an_error_for_all_but_readers,
             who_leaves_disturbs_nobody,
             who_leaves_with_requests_under_way_disturbs_nobody
         ]);

@@ -139,12 +139,12 @@ impl Show {
         }
     }
 
-    /// Shows the device; one that is `read_only` refuses writes by itself (not ublk's, which is never asked for one).
+    /// Shows the device; one that is `read_only` refuses writes by itself.
     ///
     /// # Errors
     /// When the front end refuses; nothing is left then.
     pub fn show(&self, claim: &Claim, disk: Disk, read_only: bool) -> Result<Box<dyn Front>, Failure> {
-        if !matches!(self, Self::Ublk { .. }) {
+        if read_only || !matches!(self, Self::Ublk { .. }) {
             ublk::nothing_left(&claim.place().ublk())?;
         }
         match self {
@@ -152,7 +152,9 @@ impl Show {
                 Ok(Box::new(fuse::Fuse::show(*use_loop, mount.as_deref(), claim, disk, read_only)?))
             }
             Self::Nbd(wanted) => Ok(Box::new(nbd::Nbd::show(wanted, claim.place(), disk, read_only)?)),
-            Self::Ublk { queues, owner } => Ok(Box::new(ublk::show(*queues, *owner, claim, disk)?)),
+            Self::Ublk { queues, owner } => {
+                Ok(Box::new(ublk::show(*queues, *owner, claim, disk, read_only)?))
+            }
         }
     }
 }

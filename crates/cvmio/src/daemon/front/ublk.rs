@@ -12,19 +12,28 @@ use crate::runtime::{Claim, Place};
 /// Requests in flight for each queue.
 const DEPTH: u16 = 128;
 
-/// Shows the volume `owner`.
+/// Shows the volume `owner`. A device that is `read_only` goes with its daemon: nothing is lost, and it is attached again as it was.
 ///
 /// # Errors
 /// When the kernel refuses. Nothing is left then; but a device whose daemon was killed stays as it is.
-pub fn show(queues: u8, owner: [u8; 16], claim: &Claim, disk: Disk) -> Result<Ublk, Failure> {
+pub fn show(
+    queues: u8,
+    owner: [u8; 16],
+    claim: &Claim,
+    disk: Disk,
+    read_only: bool,
+) -> Result<Ublk, Failure> {
     // What a commit has not anchored yet is gone when the daemon is: a file system must not go on as if it were there.
-    let recovery = if disk.keeps_what_is_flushed() {
+    let recovery = if read_only {
+        None
+    } else if disk.keeps_what_is_flushed() {
         in_memory(claim.place()).then(|| Recovery { path: claim.place().ublk(), owner })
     } else {
         events::tell("with freshness transaction, the device does not outlive its daemon");
         None
     };
-    let shown = Ublk::show(Arc::new(disk), &Options { queues: queues.into(), depth: DEPTH, recovery })?;
+    let options = Options { queues: queues.into(), depth: DEPTH, read_only, recovery };
+    let shown = Ublk::show(Arc::new(disk), &options)?;
     if shown.recovered() {
         events::tell(&format!("{} goes on: its daemon had been killed", shown.path().display()));
     }
@@ -50,8 +59,8 @@ fn in_memory(place: &Place) -> bool {
 pub fn nothing_left(place: &Path) -> Result<(), Failure> {
     if place.exists() {
         return Err(Failure::usage(
-            "the daemon of this name was killed, and its ublk device is there still: attach with --as ublk to go on with it, or detach it \
-             (`cvmio volume detach`)",
+            "the daemon of this name was killed, and its ublk device is there still: attach with --as ublk, for writing, to go on with it, or detach \
+             it (`cvmio volume detach`)",
         ));
     }
     Ok(())
