@@ -468,6 +468,30 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_client_that_comes_as_the_session_changes_is_served_in_the_next() {
+        let bench = Bench::new();
+        let session = Session::begin(bench.attach()).unwrap();
+        let (disk, threads) = start(&session.volume);
+        let (serving, served) = channel();
+        let client: Client = Box::new(move |_| Box::pin(async move { serving.send(()).unwrap() }));
+        let ((sender, next), (done, changed)) = (channel(), channel());
+        {
+            // The thread finds both at once.
+            let mut inbox = disk.lanes[0].inbox();
+            inbox.clients.push(client);
+            inbox.change = Some(Change { done, next });
+            inbox.waker.wake_by_ref();
+        }
+        changed.recv().unwrap().unwrap();
+        sender.send(session.volume.clone()).unwrap();
+        changed.recv().unwrap().unwrap();
+        assert!(served.recv_timeout(Duration::from_secs(20)).is_ok(), "it was hung up on");
+        disk.close();
+        threads.join().unwrap();
+        session.end().unwrap();
+    }
+
+    #[test]
     fn clients_are_served_by_the_queue_threads_and_stay_while_the_session_changes() {
         let (bench, directory) = (Bench::new(), tempfile::tempdir().unwrap());
         let first = Session::begin(bench.attach()).unwrap();

@@ -45,6 +45,9 @@ const OPTIONS: [&str; 17] = [
     "tamper-hook",
 ];
 
+/// Those of them that have no value.
+const FLAGS: [&str; 6] = ["buffered", "initramfs", "loop", "noauto", "nofail", "read-only"];
+
 /// Words for disks that other tables have, and where the system shows them as paths.
 const TAGS: [(&str, &str); 4] = [
     ("LABEL=", "/dev/disk/by-label/"),
@@ -290,6 +293,10 @@ fn parse_options(word: Word, line: &mut Line) -> Result<(), (usize, String)> {
 
 fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result<(), (usize, String)> {
     let target = &mut line.target;
+    let wants_value = OPTIONS.contains(&name) && !FLAGS.contains(&name);
+    if wants_value && value.as_ref().is_none_or(|value| value.text.is_empty()) {
+        return option.wrong(format!("`{name}` wants a value: {name}=..."));
+    }
     match (name, value) {
         ("loop", None) => target.use_loop = true,
         ("buffered", None) => target.buffered = true,
@@ -302,7 +309,7 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
         }
         ("fs", Some(value)) => target.fs = Some(one_of(value, ["ext4", "xfs"], str::parse)?),
         ("mountpoint", Some(value)) => target.mountpoint = Some(value.path()?),
-        ("mount-option", Some(value)) if !value.text.is_empty() => {
+        ("mount-option", Some(value)) => {
             let all = target.mount_options.take().map_or(String::new(), |before| before + ",");
             target.mount_options = Some(all + value.text);
         }
@@ -325,14 +332,8 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
             }
             target.metrics = Some(typed(value, str::parse)?);
         }
-        (known, None) if OPTIONS.contains(&known) => {
-            return option.wrong(format!("`{known}` wants a value: {known}=..."));
-        }
-        (known, Some(value)) if OPTIONS.contains(&known) => {
-            return match value.text.is_empty() {
-                true => option.wrong(format!("`{known}` wants a value: {known}=...")),
-                false => option.wrong(format!("`{known}` takes no value")),
-            };
+        (known, _) if OPTIONS.contains(&known) => {
+            return option.wrong(format!("`{known}` takes no value"));
         }
         ("", _) => return option.wrong("no option stands here: there is a comma too many"),
         (unknown, _) => {

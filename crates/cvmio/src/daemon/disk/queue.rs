@@ -98,13 +98,14 @@ impl Server {
         loop {
             {
                 let mut inbox = self.lane.inbox();
-                clients.append(&mut inbox.clients);
                 let idle = self.queue.pending() == 0;
                 if inbox.change.is_none() {
                     std::mem::swap(&mut inbox.tasks, &mut tasks);
                 } else if idle {
+                    // Who has just come stays in the inbox, for the next session.
                     return inbox.change.take();
                 }
+                clients.append(&mut inbox.clients);
                 if idle && inbox.closed && tasks.is_empty() {
                     return None;
                 }
