@@ -176,21 +176,11 @@ fn detach_from_another_pid_namespace_waits_too() {
     }
 }
 
-/// The daemon waits for its hook, and the hook for the daemon.
-#[test]
-fn a_tamper_hook_may_detach() {
-    if !has("nbdcopy") {
-        return tell_skipped("no nbdcopy");
-    }
-    let clean = Clean::new();
+/// A volume of which a block is damaged, attached with this script as its hook, which has begun; the daemon's process.
+fn caught(clean: &Clean, script: &str) -> u32 {
     let desk = &clean.0;
-    let told = desk.path("told");
-    let hook = format!(
-        "#!/bin/sh\n{} volume detach disk 2> {told}.error\necho $? > {told}.new\nmv {told}.new {told}\n",
-        env!("CARGO_BIN_EXE_cvmio"),
-        told = told.display()
-    );
-    desk.write("hook", hook.as_bytes());
+    let begun = desk.path("begun");
+    desk.write("hook", format!("#!/bin/sh\ntouch {}\n{script}", begun.display()).as_bytes());
     fs::set_permissions(desk.path("hook"), fs::Permissions::from_mode(0o755)).unwrap();
     let before = desk.read("disk.img");
     clean.attach("");
@@ -198,12 +188,42 @@ fn a_tamper_hook_may_detach() {
     desk.done("volume detach disk");
     damage_middle(desk, &before);
     let process = clean.attach("--tamper-hook hook");
-    let begun = Instant::now();
     let Said { code, error, .. } = desk.run("volume check disk");
     assert_eq!(code, 4, "{error}");
+    wait_for("the hook", || begun.exists());
+    process
+}
+
+/// Its volume is put away long before.
+#[test]
+fn a_daemon_that_waits_for_its_hook_is_waited_for() {
+    if !has("nbdcopy") {
+        return tell_skipped("no nbdcopy");
+    }
+    let clean = Clean::new();
+    let process = caught(&clean, "sleep 2\n");
+    clean.0.done("volume detach disk");
+    check_gone(process, &clean.0.path("disk.img"));
+}
+
+/// The daemon waits for its hook, and the hook for the daemon.
+#[test]
+fn a_tamper_hook_may_detach() {
+    if !has("nbdcopy") {
+        return tell_skipped("no nbdcopy");
+    }
+    let clean = Clean::new();
+    let told = clean.0.path("told");
+    let hook = format!(
+        "{} volume detach disk 2> {told}.error\necho $? > {told}.new\nmv {told}.new {told}\n",
+        env!("CARGO_BIN_EXE_cvmio"),
+        told = told.display()
+    );
+    let begun = Instant::now();
+    let process = caught(&clean, &hook);
     wait_for("the hook's end", || told.exists());
-    let error = String::from_utf8_lossy(&desk.read("told.error")).into_owned();
-    assert_eq!(desk.read("told"), b"0\n", "{error}");
-    check_gone(process, &desk.path("disk.img"));
-    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    let error = String::from_utf8_lossy(&clean.0.read("told.error")).into_owned();
+    assert_eq!(clean.0.read("told"), b"0\n", "{error}");
+    check_gone(process, &clean.0.path("disk.img"));
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }
