@@ -25,7 +25,7 @@ use crate::failure::Failure;
 use case::{Case, STANDARD};
 use gate::Gate;
 use load::{Load, Seen, Until, histogram, processor_time};
-use report::{METHOD, Row, Subject, Times, Turn};
+use report::{METHOD, Row, Subject, Times, Turn, show};
 use setup::{Bench, Setup, Side};
 
 /// What the volume protects.
@@ -141,13 +141,7 @@ fn run_volume(args: &BenchArgs) -> Result<()> {
             case.flush_every = args.fsync_every;
         }
         let row = measure(&bench, args, &case, time)?;
-        if args.json {
-            let text =
-                serde_json::to_string(&row).map_err(|error| Error::new(Kind::Io, error.to_string()))?;
-            println!("{text}");
-        } else {
-            println!("{}", row.line(case.depth == 1 || case.flush_every > 0));
-        }
+        show(args.json, &row, &row.line(case.depth == 1 || case.flush_every > 0))?;
     }
     let status = bench.session.volume.status();
     let Bench { session, .. } = bench;

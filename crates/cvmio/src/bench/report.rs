@@ -4,8 +4,23 @@ use std::fmt::Write;
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
+use volume::{Error, Kind};
 
 use super::setup::{Medium, Side};
+
+/// Prints a row: for programs as one line of JSON, for people as this line.
+///
+/// # Errors
+/// When the row is no JSON.
+pub fn show(json: bool, row: &impl Serialize, line: &str) -> Result<(), Error> {
+    if !json {
+        println!("{line}");
+        return Ok(());
+    }
+    let text = serde_json::to_string(row).map_err(|error| Error::new(Kind::Io, error.to_string()))?;
+    println!("{text}");
+    Ok(())
+}
 
 /// One turn of one contestant.
 pub struct Turn {

@@ -9,6 +9,7 @@ use clap::Args;
 use serde::Serialize;
 use tempfile::TempDir;
 
+use super::report::show;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::output;
@@ -140,11 +141,7 @@ pub fn run(args: &AttachArgs) -> Result<(), Failure> {
                 turns.push(subject.turn(front_end, before)?);
             }
             let row = Row::new(front_end, before, &turns);
-            if args.json {
-                println!("{}", serde_json::to_string(&row).map_err(Failure::internal)?);
-            } else {
-                println!("{}", row.line());
-            }
+            show(args.json, &row, &row.line())?;
         }
     }
     if !args.json {

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::Scale;
 use super::case::Case;
-use super::report::{count, interval};
+use super::report::{count, interval, show};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use contestant::{Contestant, Server};
@@ -147,11 +147,7 @@ pub fn run(args: &NbdArgs) -> Result<(), Failure> {
     }
     for case in &args.cases {
         for row in measure(&servers, args, case, time, &interrupt)? {
-            if args.json {
-                println!("{}", serde_json::to_string(&row).map_err(Failure::internal)?);
-            } else {
-                println!("{}", row.line());
-            }
+            show(args.json, &row, &row.line())?;
         }
     }
     if !args.json {

@@ -7,13 +7,13 @@ mod report;
 use std::time::Duration;
 
 use clap::Args;
-use serde::Serialize;
 use store::BLOCK_SIZE;
-use volume::{Error, Kind, Result};
+use volume::Result;
 
 use super::case::Case;
 use super::gate::Gate;
 use super::load::histogram;
+use super::report::show;
 use super::setup::{Bench, Setup, Side};
 use super::{Run, quiesce};
 use job::Job;
@@ -67,16 +67,6 @@ pub fn run(args: &UpkeepArgs) -> Result<()> {
     Ok(())
 }
 
-fn show(args: &UpkeepArgs, row: &impl Serialize, line: &str) -> Result<()> {
-    if !args.json {
-        println!("{line}");
-        return Ok(());
-    }
-    let text = serde_json::to_string(row).map_err(|error| Error::new(Kind::Io, error.to_string()))?;
-    println!("{text}");
-    Ok(())
-}
-
 #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
 fn mebibytes(blocks: f64) -> f64 {
     blocks * BLOCK_SIZE as f64 / (1 << 20) as f64
@@ -103,7 +93,7 @@ fn speeds(mut bench: Bench, args: &UpkeepArgs) -> Result<Bench> {
     }
     for (job, turns) in Job::ALL.into_iter().zip(turns) {
         let row = Speed::new(job, &turns);
-        show(args, &row, &row.line())?;
+        show(args.json, &row, &row.line())?;
     }
     Ok(bench)
 }
@@ -128,7 +118,7 @@ impl Turns<'_> {
         }
         for (job, turns) in Job::ALL.into_iter().zip(turns) {
             let row = Latency::new(case.to_string(), job, &turns);
-            show(self.args, &row, &row.line())?;
+            show(self.args.json, &row, &row.line())?;
         }
         Ok(self)
     }
