@@ -172,11 +172,6 @@ impl Bench {
         Self { environment, policy, trouble }
     }
 
-    /// Where the policy would be kept; there is no such directory.
-    pub fn policy_file(&self) -> std::path::PathBuf {
-        "/nowhere/policy.toml".into()
-    }
-
     /// A session, without its threads.
     pub fn attach(&self) -> Volume {
         let (environment, policy) = (self.environment.clone(), self.policy.clone());

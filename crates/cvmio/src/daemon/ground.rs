@@ -1,7 +1,6 @@
 //! What the sessions of one daemon stand on: the store and the anchor, with their locks, and the owner's policy.
 
 use std::path::PathBuf;
-use std::sync::mpsc::channel;
 
 use seal::slot::Credential;
 use store::FileStore;
@@ -19,6 +18,8 @@ pub struct Ground {
     policy: Policy,
     /// Where the owner keeps that.
     policy_file: PathBuf,
+    /// The volume has grown, and the file does not say so yet.
+    unsaved: bool,
     /// The store, as a file that may be made longer.
     file: Option<FileStore>,
     options: AttachOptions,
@@ -65,13 +66,13 @@ impl Ground {
         };
         let (file, policy_file) = (Some(store.clone()), order.policy_file.clone());
         let environment = system::environment(store, anchor);
-        Ok(Self { environment, policy, policy_file, file, options, read_only })
+        Ok(Self { environment, policy, policy_file, unsaved: false, file, options, read_only })
     }
 
     #[cfg(test)]
     pub fn on(environment: Environment, policy: Policy, policy_file: PathBuf) -> Self {
         let options = AttachOptions::default();
-        Self { environment, policy, policy_file, file: None, options, read_only: false }
+        Self { environment, policy, policy_file, unsaved: false, file: None, options, read_only: false }
     }
 
     /// A session; behind the one that has left this, if that is said.
@@ -121,23 +122,32 @@ impl Ground {
         Ok(job.block()?)
     }
 
-    /// Lets the volume grow, between two sessions; and lives by the new policy from then on, also where it could not be saved.
+    /// Lets the volume grow, between two sessions, and lives by the new policy from then on.
     ///
     /// # Errors
-    /// The volume's own, and that of saving the policy.
+    /// The volume's own.
     pub fn grow(&mut self, credential: &Credential, logical_blocks: Option<u64>) -> Result<Grown, Failure> {
         let (environment, policy) = (self.environment.clone(), self.policy.clone());
-        let (keep, kept) = channel();
-        let save = save(&self.policy_file);
-        let keep_and_save: volume::SavePolicy = Box::new(move |policy| {
-            let _ = keep.send(policy.clone());
-            save(policy)
-        });
-        let growth = Growth { logical_blocks, enlarge: self.enlarge(), save: keep_and_save, force: false };
+        // Saved behind it: the next session must have the policy that the header in force needs, wherever else that could not be put.
+        let (enlarge, save) = (self.enlarge(), Box::new(|_: &Policy| Ok(())));
+        let growth = Growth { logical_blocks, enlarge, save, force: false };
         let job = volume::grow(environment, policy, input::copy(credential), growth, self.options)?;
-        let grown = job.block();
-        self.policy = kept.try_recv().unwrap_or_else(|_| self.policy.clone());
-        Ok(grown?)
+        let grown = job.block()?;
+        self.unsaved |= grown.policy != self.policy;
+        self.policy = grown.policy.clone();
+        Ok(grown)
+    }
+
+    /// Sees to it that the owner's file has the policy that this lives by.
+    ///
+    /// # Errors
+    /// When it cannot be written; the next call tries again.
+    pub fn save_policy(&mut self) -> Result<(), Failure> {
+        if self.unsaved {
+            save(&self.policy_file)(&self.policy)?;
+            self.unsaved = false;
+        }
+        Ok(())
     }
 
     fn enlarge(&self) -> Enlarge {

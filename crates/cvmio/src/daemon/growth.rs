@@ -45,7 +45,7 @@ impl From<volume::Grown> for Room {
 /// Lets the volume grow; then `show` has the front end show the new size.
 ///
 /// # Errors
-/// What speaks against it; or that it has grown, and why its device does not show that.
+/// What speaks against it; or that it has grown, and why its device or the policy file does not say so.
 pub(super) fn grow(
     service: &Service,
     shown: &Shown,
@@ -56,12 +56,14 @@ pub(super) fn grow(
     shown.can_grow()?;
     let credential = credentials.into_iter().next();
     let credential = credential.ok_or_else(|| Failure::usage("nothing was given that opens the volume"))?;
-    let room = Room::from(service.grow(&credential, logical_blocks)?);
+    let (grown, saved) = service.grow(&credential, logical_blocks)?;
+    let room = Room::from(grown);
     if room.grown {
         events::tell(&format!("the volume has grown from {} to {} bytes", room.size_before, room.size));
         show().map_err(|failure| {
             failure.with("the volume has grown, but its device does not show it: detach and attach it")
         })?;
     }
+    saved?;
     serde_json::to_value(room).map_err(|error| Failure::internal(error.to_string()))
 }

@@ -237,11 +237,15 @@ impl Service {
     }
 
     /// Lets the volume grow to so many blocks, or as its store allows, in a session of its own; those who use it wait meanwhile. If it is as
-    /// large already, nothing happens.
+    /// large already, nothing happens. Also: whether the policy file says so.
     ///
     /// # Errors
     /// As of [`begin_rekey`](Self::begin_rekey).
-    pub fn grow(&self, credential: &Credential, logical_blocks: Option<u64>) -> Result<Grown, Failure> {
+    pub fn grow(
+        &self,
+        credential: &Credential,
+        logical_blocks: Option<u64>,
+    ) -> Result<(Grown, Result<(), Failure>), Failure> {
         if self.volume()?.is_rekeying() {
             return Err(Failure::usage(
                 "a change of key is under way; wait for its end (`cvmio volume rekey`), and grow the volume then",
@@ -258,10 +262,13 @@ impl Service {
             |ground| {
                 let will = ground.check_growth(credential, logical_blocks)?;
                 let changes = will.before != will.now;
-                found = Some(will);
+                found = Some((will, if changes { Ok(()) } else { ground.save_policy() }));
                 Ok(changes)
             },
-            |ground, _| ground.grow(credential, logical_blocks),
+            |ground, _| {
+                let grown = ground.grow(credential, logical_blocks)?;
+                Ok((grown, ground.save_policy()))
+            },
         )?;
         grown.or(found).ok_or_else(|| Failure::internal("a growth was neither refused nor found done"))
     }
@@ -274,7 +281,7 @@ impl Service {
     fn between_sessions<T>(
         &self,
         credential: &Credential,
-        check: impl FnOnce(&Ground) -> Result<bool, Failure>,
+        check: impl FnOnce(&mut Ground) -> Result<bool, Failure>,
         change: impl FnOnce(&mut Ground, Left) -> Result<T, Failure>,
     ) -> Result<Option<T>, Failure> {
         // Held to the end: who puts the volume away waits for the next session.
@@ -282,7 +289,7 @@ impl Service {
         let running = threads.as_mut().ok_or_else(|| by_errno(rustix::io::Errno::SHUTDOWN))?;
         let volume = self.volume()?;
         self.check_undisturbed(&volume)?;
-        if !check(&running.ground)? {
+        if !check(&mut running.ground)? {
             return Ok(None);
         }
         let changing = self.begin_change()?;

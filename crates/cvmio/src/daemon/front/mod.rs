@@ -73,7 +73,9 @@ pub trait Front {
     ///
     /// # Errors
     /// When whoever shows it does not take that; it keeps the size that it had.
-    fn resized(&self) -> Result<(), Failure>;
+    fn resized(&self) -> Result<(), Failure> {
+        self.shown().can_grow()
+    }
 
     /// Takes the device away if nobody uses it.
     ///
@@ -169,21 +171,18 @@ impl Shown {
         }
     }
 
-    /// Whether it can show a device that becomes larger.
+    /// Whether it can show a device that becomes larger. NBD has no word for it: clients see it when they connect again.
     ///
     /// # Errors
     /// Says what to do instead.
     pub fn can_grow(&self) -> Result<(), Failure> {
         match self {
             Self::Fuse { .. } | Self::Nbd { .. } => Ok(()),
-            Self::Ublk { .. } => Err(Self::keeps_size()),
+            // Before Linux 6.16 the driver has no word for it either.
+            Self::Ublk { .. } => Err(Failure::usage(
+                "a ublk device keeps its size as long as it is there; unmount it and detach the volume, then grow it by the path of its store",
+            )),
         }
-    }
-
-    fn keeps_size() -> Failure {
-        Failure::usage(
-            "a ublk device keeps its size as long as it is there; unmount it and detach the volume, then grow it by the path of its store",
-        )
     }
 
     /// What it is, and where, for people: one line for each way to reach it.

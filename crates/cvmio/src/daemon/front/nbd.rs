@@ -75,11 +75,6 @@ impl Front for Nbd {
         Shown::Nbd { uri: self.0.uri().into() }
     }
 
-    /// The protocol has no word for it: clients see it when they connect again.
-    fn resized(&self) -> Result<(), Failure> {
-        Ok(())
-    }
-
     fn hide(&self) -> Result<(), Failure> {
         self.0.close().map_err(|peers| in_use(&peers.iter().map(name).collect::<Vec<_>>()))
     }

@@ -71,11 +71,6 @@ impl Front for Ublk {
         Shown::Ublk { device: self.path().to_path_buf() }
     }
 
-    /// Nobody asks: the kernel's driver cannot, before Linux 6.16 (see [`super::Shown::can_grow`]).
-    fn resized(&self) -> Result<(), Failure> {
-        Err(super::Shown::keeps_size())
-    }
-
     fn hide(&self) -> Result<(), Failure> {
         let users = holders::of_block_device(self.path());
         if !users.is_empty() {

@@ -1,5 +1,6 @@
 //! A change of session, and what goes wrong in it.
 
+use std::path::Path;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
@@ -17,9 +18,14 @@ use crate::session::Session;
 use crate::testing::{Bench, key};
 
 fn start(bench: &Bench) -> (Service, Receiver<Event>) {
+    start_by(bench, Path::new("/nowhere/policy.toml"))
+}
+
+/// The same with a policy that is kept in this file.
+fn start_by(bench: &Bench, policy_file: &Path) -> (Service, Receiver<Event>) {
     let (sender, events) = channel();
     let tamper = Tamper::new(&Orders { on: OnTamper::Continue, hook: None }, "disk", "memory").unwrap();
-    let ground = Ground::on(bench.environment.clone(), bench.policy.clone(), bench.policy_file());
+    let ground = Ground::on(bench.environment.clone(), bench.policy.clone(), policy_file.into());
     let volume = ground.attach(key(), None).unwrap();
     (Service::start(volume, ground, 2, sender, Arc::new(tamper)).unwrap(), events)
 }
@@ -129,16 +135,11 @@ const SIZE: u64 = 4096;
 #[test]
 fn a_session_goes_on_in_a_larger_volume() {
     let bench = Bench::with(Freshness::Strict);
-    let (service, events) = start(&bench);
-    done(&service, write(SIZE - 1, 1)).unwrap();
     let policy_file = tempfile::NamedTempFile::new().unwrap();
-    let threads = |service: &Service| {
-        let mut threads = service.threads.lock().unwrap();
-        threads.as_mut().unwrap().ground =
-            Ground::on(bench.environment.clone(), bench.policy.clone(), policy_file.path().to_path_buf());
-    };
-    threads(&service);
-    let grown = service.grow(&key(), Some(2 * SIZE)).unwrap();
+    let (service, events) = start_by(&bench, policy_file.path());
+    done(&service, write(SIZE - 1, 1)).unwrap();
+    let (grown, saved) = service.grow(&key(), Some(2 * SIZE)).unwrap();
+    saved.unwrap();
     assert_eq!((grown.before.0, grown.now.0), (SIZE, 2 * SIZE));
     assert_eq!(service.size(), 2 * SIZE * 4096);
     assert_eq!(input::read_policy(policy_file.path()).unwrap(), grown.policy);
@@ -147,8 +148,8 @@ fn a_session_goes_on_in_a_larger_volume() {
     let last = export::Request::Read { offset: (SIZE - 1) * 4096, length: 4096 };
     assert!(done(&service, last).unwrap() == vec![1; 4096]);
     // Once more, and by the policy of now; and to what it is.
-    assert_eq!(service.grow(&key(), Some(3 * SIZE)).unwrap().growths, 2);
-    let same = service.grow(&key(), Some(3 * SIZE)).unwrap();
+    assert_eq!(service.grow(&key(), Some(3 * SIZE)).unwrap().0.growths, 2);
+    let (same, _) = service.grow(&key(), Some(3 * SIZE)).unwrap();
     assert_eq!((same.before, same.growths), (same.now, 2));
     assert_eq!(failure(&service), None);
     service.stop().unwrap();
@@ -179,12 +180,22 @@ fn a_growth_that_is_refused_ends_no_session() {
 #[test]
 fn a_policy_that_cannot_be_saved_is_lived_by_all_the_same() {
     let bench = Bench::with(Freshness::Strict);
-    let (service, events) = start(&bench);
-    let failed = service.grow(&key(), Some(2 * SIZE)).unwrap_err();
+    let directory = tempfile::tempdir().unwrap();
+    let policy_file = directory.path().join("later/policy.toml");
+    let (service, events) = start_by(&bench, &policy_file);
+    let (grown, saved) = service.grow(&key(), Some(2 * SIZE)).unwrap();
+    let failed = saved.unwrap_err();
     assert!(failed.is_io() && failed.to_string().contains("grow it again"), "{failed}");
     assert_eq!(service.size(), 2 * SIZE * 4096, "the header in force says so");
     done(&service, write(2 * SIZE - 1, 2)).unwrap();
     assert_eq!(failure(&service), None);
+    // As it says: grown again, the file is written, and nothing else happens.
+    let claims = service.volume().unwrap().status().claims;
+    assert!(service.grow(&key(), Some(2 * SIZE)).unwrap().1.is_err(), "it has forgotten the file");
+    std::fs::create_dir(directory.path().join("later")).unwrap();
+    service.grow(&key(), Some(2 * SIZE)).unwrap().1.unwrap();
+    assert_eq!(input::read_policy(&policy_file).unwrap(), grown.policy);
+    assert_eq!(service.volume().unwrap().status().claims, claims);
     service.stop().unwrap();
     assert!(events.try_recv().is_err());
 }
