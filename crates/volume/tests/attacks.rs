@@ -135,17 +135,23 @@ fn an_old_block_put_back_alone_is_never_read() {
     let old = image(&bench);
     let mut session = bench.attach(&policy).expect("attached");
     // Until places are used again: the old content of some is another version of the same logical block.
-    for round in 0..200 {
-        session.write(0, 32, if round < 199 { 9 } else { 2 }).expect("written");
+    for _ in 0..199 {
+        session.write(0, 32, 9).expect("written");
     }
+    session.flush().expect("flushed");
+    let before = image(&bench);
+    session.write(0, 32, 2).expect("written");
     session.detach().expect("detached");
     let (genuine, stamp) = (image(&bench), stamp(&bench));
     let (mut refused, mut corrupt) = (0, 0);
     let all = changed(&old, &genuine);
-    // All metadata, and data here and there: there are thousands of them.
+    // All metadata, of the data what is in use in the end, and of the rest, which are thousands, some here and there.
     let data = geometry(&bench).data_start();
     let (metadata, data): (Vec<u64>, Vec<u64>) = all.into_iter().partition(|place| *place < data);
-    for place in metadata.into_iter().chain(data.into_iter().step_by(61)) {
+    let last = changed(&before, &genuine);
+    let (used, rest): (Vec<u64>, Vec<u64>) = data.into_iter().partition(|place| last.contains(place));
+    assert!(used.len() >= 32, "{used:?}");
+    for place in metadata.into_iter().chain(used).chain(rest.into_iter().step_by(61)) {
         put(&bench, place, at(&old, place));
         match look(&bench, &policy, 32, 2, &format!("the old block {place}")) {
             Ok(blocks) => corrupt += blocks,
