@@ -41,7 +41,7 @@ fn every_peer_takes_its_turns_and_nothing_is_left() {
     let rows: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let subjects: Vec<_> =
         rows.iter().map(|row| (row["case"].as_str().unwrap(), row["peer"].as_str().unwrap())).collect();
-    let peers = ["nbdkit-file", "nbdkit-luks", "qemu-luks"];
+    let peers = ["nbdkit-file", "nbdkit-luks", "qemu-raw", "qemu-luks"];
     let expected: Vec<_> = ["randread-4k-q8", "seqwrite-64k-q4"]
         .into_iter()
         .flat_map(|case| peers.map(|peer| (case, peer)))

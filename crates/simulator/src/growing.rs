@@ -214,6 +214,10 @@ impl Simulation {
         if volume.blocks() != self.geometry.logical_blocks {
             return Err(Failure(format!("the volume has {} blocks", volume.blocks())));
         }
+        // What an attach writes may go astray on a lying disk, and hit the copy of the header that it had just read.
+        if self.plan.mischief.lies && self.geometry_in_force().is_none() {
+            return Ok(());
+        }
         self.resize()
     }
 

@@ -32,7 +32,9 @@ pub enum Contestant {
     NbdkitFile,
     /// nbdkit's luks filter over `file`: LUKS1, aes-256-xts, no integrity, through the page cache
     NbdkitLuks,
-    /// `qemu-nbd` with QEMU's LUKS driver: the same format, past the page cache
+    /// `qemu-nbd`: a bare file, past the page cache
+    QemuRaw,
+    /// `qemu-nbd` with QEMU's LUKS driver: the same format as nbdkit's, past the page cache
     QemuLuks,
 }
 
@@ -42,6 +44,7 @@ impl fmt::Display for Contestant {
             Self::Cvmio => "cvmio",
             Self::NbdkitFile => "nbdkit-file",
             Self::NbdkitLuks => "nbdkit-luks",
+            Self::QemuRaw => "qemu-raw",
             Self::QemuLuks => "qemu-luks",
         })
     }
@@ -72,7 +75,8 @@ impl Server {
             Contestant::Cvmio => cvmio(&place, mebibytes, buffered, interrupt)?,
             Contestant::NbdkitFile => nbdkit(&place, mebibytes, None)?,
             Contestant::NbdkitLuks => nbdkit(&place, mebibytes, Some(interrupt))?,
-            Contestant::QemuLuks => qemu(&place, mebibytes, interrupt)?,
+            Contestant::QemuRaw => qemu(&place, mebibytes, None)?,
+            Contestant::QemuLuks => qemu(&place, mebibytes, Some(interrupt))?,
         };
         // In a process group of its own: the terminal's interrupt is for us, who then put everything away.
         let child = command
@@ -170,15 +174,20 @@ fn nbdkit(place: &Path, mebibytes: u64, luks: Option<&Interrupt>) -> Result<(Com
     Ok((command, socket))
 }
 
-fn qemu(place: &Path, mebibytes: u64, interrupt: &Interrupt) -> Result<(Command, PathBuf), Failure> {
-    make_luks(place, mebibytes, interrupt)?;
+/// Serves what [`nbdkit`] serves, with direct I/O.
+fn qemu(place: &Path, mebibytes: u64, luks: Option<&Interrupt>) -> Result<(Command, PathBuf), Failure> {
     let socket = place.join("socket");
     let mut command = Command::new("qemu-nbd");
-    command
-        .args(["--persistent", "--shared=0", "--cache=none", "--aio=io_uring", "--socket"])
-        .arg(&socket)
-        .args(["--object", "secret,id=key,file=secret", "--image-opts"])
-        .arg("driver=luks,key-secret=key,file.driver=file,file.filename=disk");
+    command.args(["--persistent", "--shared=0", "--cache=none", "--aio=io_uring", "--socket"]).arg(&socket);
+    if let Some(interrupt) = luks {
+        make_luks(place, mebibytes, interrupt)?;
+        command
+            .args(["--object", "secret,id=key,file=secret", "--image-opts"])
+            .arg("driver=luks,key-secret=key,file.driver=file,file.filename=disk");
+    } else {
+        allocate(&place.join("disk"), mebibytes)?;
+        command.args(["--format=raw", "disk"]);
+    }
     Ok((command, socket))
 }
 

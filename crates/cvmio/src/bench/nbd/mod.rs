@@ -18,7 +18,7 @@ use contestant::{Contestant, Server};
 use fio::Seen;
 
 /// The peers that are measured unless others are asked for.
-const PEERS: &[&str] = &["nbdkit-file", "nbdkit-luks", "qemu-luks"];
+const PEERS: &[&str] = &["nbdkit-file", "nbdkit-luks", "qemu-raw", "qemu-luks"];
 /// The loads that are run unless others are asked for.
 const STANDARD: &[&str] = &["seqread-128k-q16", "seqwrite-128k-q16", "randread-4k-q32", "randwrite-4k-q32"];
 
@@ -120,7 +120,7 @@ impl Row {
 const METHOD: &str = "\
 All are driven by fio's NBD client on a unix socket, in turns and at the same depth. The ratio is the geometric mean of cvmio : peer over
 the turns, with the t interval of its logarithm. What goes through the page cache reads from memory what fits there, and a write of it has
-not reached the disk: that is nbdkit, and cvmio with --buffered. qemu-luks, and cvmio without, use direct I/O.";
+not reached the disk: that is nbdkit, and cvmio with --buffered. qemu-nbd, and cvmio without, use direct I/O.";
 
 /// Runs the benchmark and prints what came out.
 ///
