@@ -35,7 +35,8 @@ fn reserve_from(geometry: &Geometry, space: &Space, want: u64, bitmap: &BTreeSet
             let range = geometry.unit_range(*unit);
             let mut used = vec![0; range.clone().count().div_ceil(64)];
             for block in bitmap.range(range.clone()) {
-                super::set(&mut used, block - range.start);
+                let bit = usize::try_from(block - range.start).expect("small");
+                used[bit / 64] |= 1u64 << (bit % 64);
             }
             space.load(*unit, used);
         }

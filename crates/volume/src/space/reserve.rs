@@ -1,0 +1,154 @@
+//! A session's reservations: how units come to it, and when a superblock need not list them any more.
+
+use std::collections::HashSet;
+
+use event_listener::EventListener;
+
+use super::bits::Bits;
+use super::{Inner, Space, State};
+
+impl Space {
+    /// Chooses units for a reservation, next-fit, until they have `want` free blocks; `most` at most. They are `Pending` then.
+    pub(crate) fn choose(&self, want: u64, most: usize) -> Vec<u32> {
+        let mut inner = self.lock();
+        let count = inner.units.len();
+        let open: Vec<u64> = inner
+            .units
+            .iter()
+            .filter(|unit| unit.state == State::Open && unit.free > 0)
+            .map(|unit| u64::from(unit.free))
+            .collect();
+        if open.is_empty() {
+            return Vec::new();
+        }
+        // Emptier units have longer runs; passing over the fuller half is what makes random writes sequential.
+        let average = open.iter().sum::<u64>() / open.len() as u64;
+        let Inner { units, cursor, leaving, .. } = &mut *inner;
+        let mut chosen = Vec::new();
+        let mut sum = 0;
+        for threshold in [average, 1] {
+            for step in 0..count {
+                if sum >= want || chosen.len() >= most {
+                    return chosen;
+                }
+                let at = (*cursor + step) % count;
+                let unit = &mut units[at];
+                if unit.state == State::Open && u64::from(unit.free) >= threshold.max(1) {
+                    unit.state = State::Pending;
+                    sum += u64::from(unit.free);
+                    let number = u32::try_from(at).unwrap_or(u32::MAX);
+                    leaving.remove(&number);
+                    chosen.push(number);
+                    if chosen.len() == 1 {
+                        *cursor = (at + 1) % count;
+                    }
+                }
+            }
+        }
+        chosen
+    }
+
+    /// Takes a loaded unit in: `used` has a bit per block of the unit, as the published bitmap says.
+    pub(crate) fn load(&self, unit: u32, used: Vec<u64>) {
+        let mut inner = self.lock();
+        let range = self.geometry.unit_range(unit);
+        let mut bits = Bits::new(used);
+        let pinned = inner.pinned.values().flatten();
+        let held = inner.held.get(&unit).into_iter().flatten();
+        for block in pinned.chain(held).filter(|block| range.contains(block)) {
+            bits.set(block - range.start);
+        }
+        let free = bits.free(range.end - range.start);
+        let was =
+            std::mem::replace(&mut inner.units[unit as usize].free, u32::try_from(free).unwrap_or(u32::MAX));
+        inner.free = (inner.free + free).saturating_sub(u64::from(was));
+        inner.resident.insert(unit, bits);
+    }
+
+    /// The reservation of these units is durable: blocks may be taken from them.
+    pub(crate) fn activate(&self, units: &[u32]) {
+        let mut inner = self.lock();
+        for unit in units {
+            inner.units[*unit as usize].state = State::Usable;
+            inner.usable += u64::from(inner.units[*unit as usize].free);
+            inner.enqueue(*unit);
+        }
+        drop(inner);
+        self.progress.notify(usize::MAX);
+    }
+
+    /// Units that this session may still write into, for the superblock; at most `most`.
+    pub(crate) fn reserved(&self, most: usize) -> Vec<u32> {
+        let mut inner = self.lock();
+        self.end_leaving(&mut inner);
+        let leaving = inner.leaving_list.iter().flat_map(|(_, units)| units);
+        let mut units: Vec<u32> = inner.queue.iter().chain(&inner.emptied).chain(leaving).copied().collect();
+        units.sort_unstable();
+        units.dedup();
+        units.truncate(most);
+        units
+    }
+
+    /// How many more units may be reserved before a superblock could not list them all.
+    pub(crate) fn room(&self, most: usize) -> usize {
+        let mut inner = self.lock();
+        if inner.listed() >= most {
+            self.end_leaving(&mut inner);
+            inner.forget_emptied();
+        }
+        most.saturating_sub(inner.listed())
+    }
+
+    /// Whether no more units may be reserved, and a superblock could list fewer: some of them have nothing left.
+    pub(crate) fn list_is_spent(&self, most: usize) -> bool {
+        let full = self.room(most) == 0;
+        let inner = self.lock();
+        full && !inner.emptied.is_empty() && inner.leaving_list.is_none()
+    }
+
+    /// Where no more units may be reserved before writes that are under way have ended: tells when one has. Look again then.
+    pub(crate) fn waits_for_writes(&self, most: usize) -> Option<EventListener> {
+        let ended = (self.room(most) == 0).then(|| self.writers.listen())?;
+        (self.room(most) == 0 && self.lock().leaving_list.is_some()).then_some(ended)
+    }
+
+    /// A superblock that lists `listed` is durable, and runs that queues hold count no more. The bitmap has what recovery held; what is not
+    /// listed must be reserved anew.
+    pub(crate) fn published(&self, listed: &[u32]) {
+        let mut inner = self.lock();
+        inner.held.clear();
+        let listed: HashSet<u32> = listed.iter().copied().collect();
+        self.end_leaving(&mut inner);
+        if inner.leaving_list.is_none()
+            && let Some(phase) = self.writers.begin_grace()
+        {
+            let units = std::mem::take(&mut inner.emptied);
+            inner.leaving_list = Some((phase, units));
+        }
+        let Inner { units, queue, queued, emptied, leaving_list, usable, .. } = &mut *inner;
+        queue.retain(|unit| listed.contains(unit));
+        queued.retain(|unit| listed.contains(unit));
+        *usable = 0;
+        for (number, unit) in (0u32..).zip(units.iter_mut()) {
+            if unit.state != State::Usable {
+                continue;
+            }
+            let leaving = leaving_list.as_ref().is_some_and(|(_, units)| units.contains(&number));
+            if queued.contains(&number) {
+                *usable += u64::from(unit.free);
+            } else if !leaving && !emptied.contains(&number) {
+                unit.state = State::Open;
+            }
+        }
+        self.end_leaving(&mut inner);
+    }
+
+    /// Lets the leaving units go, if all writes that had begun before they were given up have ended.
+    fn end_leaving(&self, inner: &mut Inner) {
+        if let Some((_, units)) = inner.leaving_list.take_if(|(phase, _)| self.writers.drained(*phase)) {
+            for unit in units {
+                inner.units[unit as usize].state = State::Open;
+            }
+        }
+    }
+}
