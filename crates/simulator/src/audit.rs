@@ -27,6 +27,8 @@ pub(crate) struct Book {
     pub(crate) integrity: bool,
     /// The host changes blocks. Without integrity nobody notices, and a change of key seals anew what was made of them.
     pub(crate) tampering: bool,
+    /// The disk may show an attach what it held before, and at level `off` nobody can tell: with an older header comes its key.
+    pub(crate) older_headers: bool,
     pub(crate) geometry: Geometry,
 }
 
@@ -291,8 +293,15 @@ impl Inner {
         blocks
     }
 
-    fn keys(&mut self, desk: usize, salt: &[u8; 32]) -> Option<Arc<EpochKeys>> {
-        let which = self.desks[desk].key;
+    /// The volume keys that a guest's records may be under; the one that it should have is the first.
+    fn possible(&self, desk: usize) -> Vec<usize> {
+        let key = self.desks[desk].key;
+        let older = self.book.as_ref().is_some_and(|book| book.older_headers);
+        let others = (0..self.volume_keys.len()).filter(|other| older && *other != key);
+        [key].into_iter().chain(others).collect()
+    }
+
+    fn keys(&mut self, which: usize, salt: &[u8; 32]) -> Option<Arc<EpochKeys>> {
         if let Some(keys) = self.keys.get(&(which, *salt)) {
             return Some(Arc::clone(keys));
         }
@@ -308,15 +317,20 @@ impl Inner {
             bytes.first_chunk().ok_or_else(|| "it is shorter than its header".to_string())?;
         let header = RecordHeader::decode(head).map_err(|error| error.to_string())?;
         let sealed = header.sealed(bytes).map_err(|error| error.to_string())?;
-        let keys = self.keys(desk, &header.salt).ok_or_else(|| "nobody knows the volume".to_string())?;
         let mut payload = vec![0; sealed.len()];
-        let before = self.heads.get(&(header.generation - 1)).cloned().unwrap_or_default();
-        let continued = before.into_iter().find(|before| {
-            // All of the header but the tag, and the head before it.
-            let ad = [&head[..RECORD_HEADER - 16], before].concat();
-            keys.journal.open(header.nonce, &ad, sealed, &header.tag, &mut payload).is_ok()
+        let heads = self.heads.get(&(header.generation - 1)).cloned().unwrap_or_default();
+        let continued = self.possible(desk).into_iter().find_map(|key| {
+            let keys = self.keys(key, &header.salt)?;
+            let before = heads.iter().find(|before| {
+                // All of the header but the tag, and the head before it.
+                let ad = [&head[..RECORD_HEADER - 16], *before].concat();
+                keys.journal.open(header.nonce, &ad, sealed, &header.tag, &mut payload).is_ok()
+            });
+            before.map(|before| (key, keys, *before))
         });
-        let before = continued.ok_or_else(|| "it continues no chain that was ever written".to_string())?;
+        let (key, keys, before) =
+            continued.ok_or_else(|| "it continues no chain that was ever written".to_string())?;
+        self.desks[desk].key = key;
         let after = seal::sha256(&[b"cvmio head", &before, head]);
         self.heads.entry(header.generation).or_default().push(after);
         let whole = Sealed { logical: header.generation, physical: 0, tag: header.tag };

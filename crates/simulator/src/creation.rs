@@ -154,6 +154,7 @@ impl Simulation {
                 .map_err(|error| wrong(&error.to_string()))?,
             integrity: create.integrity,
             tampering: self.plan.mischief.tamper,
+            older_headers: self.plan.mischief.lies && create.freshness == Freshness::Off,
             geometry: self.geometry,
         });
         Ok(())
