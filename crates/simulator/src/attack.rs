@@ -278,6 +278,8 @@ impl Simulation {
         self.store.set_faults(Faults::default());
         self.anchor.answer_reads_with(None);
         self.let_late_writes_happen();
+        // A queue that goes waits for what it has in flight: who was refused leaves nothing for another image.
+        self.store.complete_all();
         self.store.restore(&attack.genuine);
         self.keys.revoked = None;
         if let Some(stamps) = &attack.stamps {
