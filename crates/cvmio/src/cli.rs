@@ -253,6 +253,10 @@ pub struct Attach {
     /// Memory for changes and for the map's cache; all else takes less than 64M
     #[arg(long, value_parser = parse_size, default_value = "256M")]
     pub memory: u64,
+    /// Memory in addition for blocks that were read or written, sealed as STORE has them, so that reading them again need not ask it; none
+    /// if this is not said
+    #[arg(long, value_name = "MEMORY", value_parser = parse_size)]
+    pub block_cache: Option<u64>,
     /// Threads that seal and open blocks
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub queues: u8,

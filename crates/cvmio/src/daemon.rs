@@ -50,6 +50,7 @@ pub struct Order {
     /// Where that is kept; a volume that grows needs another.
     pub policy_file: PathBuf,
     pub memory: u64,
+    pub block_cache: u64,
     pub queues: u8,
     pub show: Show,
     /// Only for reading, and how.

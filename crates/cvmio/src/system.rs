@@ -57,6 +57,22 @@ pub fn open_anchor_read_only(policy: &volume::policy::Policy) -> Result<Option<A
     Ok(policy.anchor.as_deref().map(anchor::open_address_read_only).transpose()?)
 }
 
+/// Refuses a cache that this machine can never hold: the system would give its memory piece by piece, and end the process at some time.
+///
+/// # Errors
+/// When it is more than all memory there is.
+pub fn check_block_cache(wanted: u64) -> Result<(), Failure> {
+    let system = rustix::system::sysinfo();
+    let all = u64::from(system.totalram).saturating_mul(u64::from(system.mem_unit.max(1)));
+    if wanted <= all {
+        return Ok(());
+    }
+    let wanted = crate::output::bytes(wanted);
+    Err(Failure::usage(format!(
+        "a block cache of {wanted} is more than all memory of this machine; allow less, with --block-cache or block-cache="
+    )))
+}
+
 /// Keeps secrets inside this process, and gives the warning that there may be.
 pub fn protect() -> Result<Option<String>, Failure> {
     match seal::hygiene::protect_process() {

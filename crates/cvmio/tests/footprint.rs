@@ -31,8 +31,8 @@ fn footprint(process: u64) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
 }
 
-/// Puts a volume to work through `front_end`, by what `target` says of it to fio.
-fn work(front_end: &str, most: u64, target: impl Fn(&Desk, &Value) -> String) {
+/// Puts a volume to work through `front_end`, by what `target` says of it to fio. What it says of itself at the end.
+fn work(front_end: &str, most: u64, target: impl Fn(&Desk, &Value) -> String) -> Value {
     let desk = Rc::new(Desk::new());
     let anchor = desk.path("anchor");
     desk.done(&format!("volume create disk.img --size 1G --key-file key --anchor file:{}", anchor.display()));
@@ -51,9 +51,11 @@ fn work(front_end: &str, most: u64, target: impl Fn(&Desk, &Value) -> String) {
     });
     match seen {
         Ok(seen) => {
+            let status: Value = serde_json::from_str(&desk.done("volume status disk --json")).unwrap();
             desk.done("volume detach disk");
             wait_for("the daemon's end", || has_ended(u32::try_from(process).unwrap()));
             assert!(seen.iter().all(|(.., taken)| *taken <= most), "more than {most} MiB: {seen:?}");
+            status
         }
         Err(panic) => {
             quietly(&format!("kill -9 {process}"));
@@ -69,18 +71,25 @@ fn a_loop_device_takes_what_was_allowed_and_64_mib() {
     if !has("fio") {
         return tell_skipped("there is no fio");
     }
-    work("--loop", ALLOWED + BEYOND, |_, ready| {
+    let status = work("--loop", ALLOWED + BEYOND, |_, ready| {
         format!("--ioengine=libaio --filename={}", ready["loop-device"].as_str().unwrap())
     });
+    assert_eq!(status["volume"]["block-cache-bytes"], 0);
 }
 
 #[test]
-fn each_further_client_of_nbd_takes_4_mib_more() {
+fn each_further_client_of_nbd_takes_4_mib_more_and_a_block_cache_what_it_is_given() {
     if !has("fio") || !sh("fio --enghelp").contains("nbd") {
         return tell_skipped("there is no fio with an engine for NBD");
     }
     let clients = u64::from(LOADS.iter().map(|(.., jobs)| *jobs).max().unwrap());
-    work("--as nbd", ALLOWED + BEYOND + 4 * (clients - 1), |desk, _| {
+    let cache = 64;
+    let most = ALLOWED + BEYOND + 4 * (clients - 1) + cache;
+    let status = work(&format!("--as nbd --block-cache {cache}M"), most, |desk, _| {
         format!("--ioengine=nbd --uri='nbd+unix:///?socket={}'", desk.path("run/disk/nbd.sock").display())
     });
+    let number = |name: &str| status["volume"][name].as_u64().unwrap();
+    assert!(number("block-cache-hits") > 0 && number("block-cache-misses") > 0, "{status}");
+    let held = number("block-cache-bytes");
+    assert!((cache << 19..=cache << 20).contains(&held), "{held} bytes: it was to be full by then");
 }

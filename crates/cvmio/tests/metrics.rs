@@ -93,7 +93,7 @@ fn damaged() -> Rc<Desk> {
 fn metrics_are_what_the_volume_did() {
     skip_without_devices!();
     let desk = damaged();
-    let session = Session::attach_with(&desk, "--metrics unix:metrics.sock");
+    let session = Session::attach_with(&desk, "--metrics unix:metrics.sock --block-cache 16M");
     assert_eq!(fs::metadata(desk.path("metrics.sock")).unwrap().mode() & 0o777, 0o600);
     let file = File::options().read(true).write(true).open(&session.file).unwrap();
     let first = scrape(&desk);
@@ -112,6 +112,7 @@ fn metrics_are_what_the_volume_did() {
     assert!(grown("commits_total") >= 1.0 && grown("flushes_total") >= 1.0, "{then:#?}");
     assert!(grown("failed_requests_total") >= 1.0 && grown("corrupt_blocks_total") >= 1.0, "{then:#?}");
     assert!(value(&then, "tamper_events_total", ",kind=\"corrupt\"") >= 1.0, "{then:#?}");
+    assert!(value(&then, "block_cache_bytes", "") >= (64 * BLOCK) as f64, "{then:#?}");
     assert_eq!(value(&then, "failed", ""), 0.0);
     for kind in ["read", "write"] {
         let bucket = |le: &str| {

@@ -99,6 +99,8 @@ coverage! {
     depth_six: "depth six",
     /// Nodes read again because the cache had let them go.
     evictions: "cache evictions",
+    /// Data blocks that a read found in the cache.
+    block_cache_hits: "block cache hits",
     /// Journal segments used again.
     ring_wraps: "journal ring wraps",
     /// Bitmap nodes read again in the session that wrote them.

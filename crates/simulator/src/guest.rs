@@ -77,6 +77,7 @@ pub(crate) struct Guest {
     pub(crate) commits_anchored: u64,
     pub(crate) anchored: Option<u64>,
     pub(crate) evictions: u64,
+    pub(crate) block_cache_hits: u64,
     /// Units of its predecessor that it leaves alone, and that it does not any more.
     pub(crate) foreign: u64,
     pub(crate) taken: u64,

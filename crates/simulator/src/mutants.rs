@@ -79,6 +79,8 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
         M::StampUnverified => mischief.anchor,
         M::DigestNotCompared => mischief.rollback && mischief.keys && anchored,
         M::EvictedEarly | M::StaleFill | M::StalePath => honest && plan.attach.memory <= 1 << 15,
+        // With integrity, what is another block does not open.
+        M::StaleBlockCached => honest && !volume.integrity && plan.attach.block_cache > 0,
         M::FreedBeforeSuperblock | M::NodesNotFlushed | M::SuperblockInPlace => {
             honest && plan.crashes_when_publishing
         }

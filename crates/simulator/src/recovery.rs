@@ -366,6 +366,7 @@ impl Simulation {
             commits_anchored: status.commits,
             anchored: status.anchored_generation,
             evictions: 0,
+            block_cache_hits: 0,
             foreign: status.foreign_units,
             taken: status.taken_units,
         });

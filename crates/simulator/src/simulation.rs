@@ -438,6 +438,8 @@ impl Simulation {
         let status = guest.volume.status();
         self.coverage.evictions += status.cache_evictions - guest.evictions;
         guest.evictions = status.cache_evictions;
+        self.coverage.block_cache_hits += status.block_cache_hits - guest.block_cache_hits;
+        guest.block_cache_hits = status.block_cache_hits;
         let now = status.checkpoints;
         let new = now - guest.checkpoints;
         let anchored = status.anchored_generation;

@@ -74,6 +74,9 @@ pub struct Left {
 pub struct AttachOptions {
     /// Bytes for overlay and node cache together.
     pub memory: u64,
+    /// Bytes in addition for data blocks that were read or written, as they were sealed, so that reading them again need not ask the store;
+    /// 0: none.
+    pub block_cache: u64,
     /// Blocks of writes that may complete before the store has them, as in a disk with a volatile cache; 0: none.
     pub behind: u64,
     /// Bounds of level `interval`.
@@ -90,10 +93,11 @@ pub struct AttachOptions {
 }
 
 impl Default for AttachOptions {
-    /// 256 MiB of memory, and 2 MiB more for writes on their way: much more takes buffers that the store has not registered.
+    /// 256 MiB of memory, no cache of data blocks, and 2 MiB more for writes on their way: much more takes buffers that the store has not registered.
     fn default() -> Self {
         Self {
             memory: 256 << 20,
+            block_cache: 0,
             behind: 512,
             window: Window::default(),
             slot_limits: SlotLimits::default(),

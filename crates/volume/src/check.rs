@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::io::Io;
+use crate::read::Via;
 use crate::tour::{Buffers, Sharing, Tour, Visitor};
 
 /// Damaged stretches that are listed; more are only counted.
@@ -220,7 +221,7 @@ impl Visit<'_> {
         let entries = core.entries(self.io, stretch.start, blocks).await?;
         let mut buffer = self.buffers.take(blocks);
         let target = buffer.pages(blocks)?;
-        let damaged = core.read_entries(self.io, stretch.start, &entries, target).await?;
+        let damaged = core.read_entries(self.io, stretch.start, &entries, target, Via::Store).await?;
         for logical in damaged {
             self.report.borrow_mut().damage(logical..logical + 1);
         }

@@ -11,6 +11,7 @@ use seal::Random;
 use store::Store;
 
 use crate::attach::Window;
+use crate::block_cache::BlockCache;
 use crate::cache::{Cache, NodeKey};
 use crate::commit::Commit;
 use crate::error::{Error, Result};
@@ -143,6 +144,7 @@ pub(crate) struct Core {
     pub(crate) shared_buffers: bool,
     pub(crate) stamp_key: seal::MacKey,
     pub(crate) cache: Cache,
+    pub(crate) blocks: BlockCache,
     pub(crate) roots: Mutex<Roots>,
     pub(crate) overlay: Overlay,
     pub(crate) landing: Landing,

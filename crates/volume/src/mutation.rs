@@ -88,6 +88,7 @@ mutations! {
     NodesNotFlushed, "superblock-before-nodes", "what a superblock reaches is durable before it";
     CheckpointUnanchored, "superblock-before-anchor", "a superblock covers only what is anchored";
     SuperblockInPlace, "superblock-in-place", "a superblock does not overwrite the one in force";
+    StaleBlockCached, "stale-block-cached", "a cached block is the one that its entry names";
     // Creation and keys.
     ClaimBeforeSuperblock, "claim-before-superblock", "a volume's anchor is claimed when the volume is complete";
     OldKeyGoesOn, "old-key-after-boundary", "from the boundary on everything is sealed under the new key";

@@ -1,10 +1,7 @@
 //! What happens to one request, from the first look at it to its completion.
 //!
-//! Invariants:
-//! 1. A write names its new place only after the store has acknowledged it; the entry becomes visible with its sequence number. Its
-//!    submitter may be told before (see [`landing`](crate::landing)).
-//! 2. A reader is counted before it looks anything up and until it has opened what it read, so no place that it holds is reused.
-//! 3. Bytes reach the caller only from a successful `open` (or as zeros).
+//! Invariant: a write names its new place only after the store has acknowledged it; the entry becomes visible with its sequence number. Its
+//! submitter may be told before (see [`landing`](crate::landing)).
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -17,12 +14,11 @@ use futures::future::join_all;
 use store::{BLOCK_SIZE, Buffer};
 
 use crate::allocation::Extent;
-use crate::cache::NodeKey;
 use crate::commit::Want;
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
-use crate::format::ad::{Tree, data_ad};
-use crate::format::entry::{Entry, entry_at};
+use crate::format::ad::data_ad;
+use crate::format::entry::Entry;
 use crate::format::protections::Freshness;
 use crate::io::{Io, Transfer};
 use crate::keys::Use;
@@ -30,7 +26,7 @@ use crate::landing::Change;
 use crate::mutation::{Mutation, mutated};
 use crate::overlay::items_of_discard;
 use crate::queue::{Request, Runs};
-use crate::tree::child_slot;
+use crate::read::Via;
 
 impl Core {
     /// Runs a request to its end. `early` is told of a write that completes before that, once.
@@ -74,115 +70,6 @@ impl Core {
         ))
     }
 
-    pub(crate) async fn read(&self, io: &Io, block: u64, buffer: &mut Buffer) -> Result<()> {
-        let blocks = buffer.blocks();
-        self.check_range(block, blocks as u64)?;
-        self.blocks_landed(block..block + blocks as u64).await?;
-        let _reading = self.readers.enter();
-        let entries = self.entries(io, block, blocks).await?;
-        let target = private_mut(buffer)?;
-        let damaged = self.read_entries(io, block, &entries, target).await?;
-        self.counters.read_blocks.add(blocks as u64);
-        match damaged.first() {
-            None => Ok(()),
-            Some(logical) => Err(Error::corrupt_block(*logical)),
-        }
-    }
-
-    /// Reads what entries name, of logical blocks from `block` on; those that are not what was written there.
-    pub(crate) async fn read_entries(
-        &self,
-        io: &Io,
-        block: u64,
-        entries: &[Entry],
-        target: &mut [u8],
-    ) -> Result<Vec<u64>> {
-        let runs = physical_runs(entries);
-        let read = join_all(runs.iter().map(|run| io.read(entries[run.start].physical, run.len()))).await;
-        let mut damaged = Vec::new();
-        for (entry, page) in entries.iter().zip(target.chunks_exact_mut(BLOCK_SIZE)) {
-            if entry.is_absent() {
-                page.fill(0);
-            }
-        }
-        for (run, sealed) in runs.into_iter().zip(read) {
-            let sealed = sealed?;
-            for (at, index) in run.enumerate() {
-                let page = &mut target[index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE];
-                let logical = block + index as u64;
-                if !self.open(io, logical, &entries[index], &sealed, at, page).await? {
-                    damaged.push(logical);
-                }
-            }
-        }
-        Ok(damaged)
-    }
-
-    /// The entries of a stretch of logical blocks, from the overlay or the map.
-    pub(crate) async fn entries(&self, io: &Io, block: u64, blocks: usize) -> Result<Vec<Entry>> {
-        let bits = self.geometry.fan_out_bits;
-        let end = block + blocks as u64;
-        let mut entries = Vec::with_capacity(blocks);
-        let mut at = block;
-        while at < end {
-            let index = at >> bits;
-            let stop = end.min((index + 1) << bits);
-            // First the overlay, for all blocks of the leaf, then the leaf: if a change is merged in between, the leaf is the newer of
-            // the two. A leaf that was looked up before the overlay could be older than a change that has left it.
-            let changed: Vec<_> = (at..stop).map(|logical| self.overlay.find(logical)).collect();
-            let page = if changed.iter().all(Option::is_some) {
-                None
-            } else {
-                self.node(io, NodeKey { tree: Tree::Map, level: 0, index }).await?
-            };
-            for (logical, changed) in (at..stop).zip(changed) {
-                entries.push(match (changed, &page) {
-                    (Some(entry), _) => entry,
-                    (None, Some(page)) => entry_at(page.as_slice(), child_slot(logical, bits))?,
-                    (None, None) => Entry::ABSENT,
-                });
-            }
-            at = stop;
-        }
-        Ok(entries)
-    }
-
-    /// Opens block `at` of what was read into the caller's page; false if it is not what was written.
-    async fn open(
-        &self,
-        io: &Io,
-        logical: u64,
-        entry: &Entry,
-        sealed: &Buffer,
-        at: usize,
-        page: &mut [u8],
-    ) -> Result<bool> {
-        let keys = match self.keys.known(entry.epoch) {
-            Some(keys) => keys,
-            None => self.epoch_keys(io, entry.epoch).await?,
-        };
-        let ad = data_ad(&self.header.volume, logical);
-        let from = at * BLOCK_SIZE;
-        let opened = match sealed.private() {
-            Some(bytes) => {
-                keys.data.open(entry.nonce, &ad, &bytes[from..from + BLOCK_SIZE], &entry.tag, page)
-            }
-            None => {
-                // The host can write here at any moment: one copy out, and only that copy is believed.
-                let mut staged = [0; BLOCK_SIZE];
-                sealed.copy_to(from, &mut staged);
-                keys.data.open(entry.nonce, &ad, &staged, &entry.tag, page)
-            }
-        };
-        if opened.is_err() && mutated(Mutation::BlockTagUnchecked) {
-            return Ok(true);
-        }
-        if opened.is_err() {
-            self.counters.corrupt_blocks.add(1);
-        }
-        Ok(opened.is_ok())
-    }
-
     async fn write(
         &self,
         io: &Io,
@@ -205,10 +92,11 @@ impl Core {
             runs.borrow_mut().put_back(self, places.clone());
             Err(error)
         };
-        let (entries, transfers) = match self.seal(io, |index| block + index as u64, &data, &places) {
-            Ok(sealed) => sealed,
-            Err(error) => return give_up(error),
-        };
+        let (entries, transfers) =
+            match self.seal(io, |index| block + index as u64, &data, &places, Via::Cache) {
+                Ok(sealed) => sealed,
+                Err(error) => return give_up(error),
+            };
         drop(data);
         let mut stored = pin!(stored(transfers));
         let (behind, ended) = self.acknowledge(block..block + blocks, fua, stored.as_mut()).await;
@@ -252,7 +140,7 @@ impl Core {
         plaintext: &[u8],
         places: &[Range<u64>],
     ) -> Result<Vec<Entry>> {
-        let (entries, transfers) = self.seal(io, logical, plaintext, places)?;
+        let (entries, transfers) = self.seal(io, logical, plaintext, places, Via::Store)?;
         stored(transfers).await.map(|()| entries)
     }
 
@@ -263,6 +151,7 @@ impl Core {
         logical: impl Fn(usize) -> u64,
         plaintext: &[u8],
         places: &[Range<u64>],
+        via: Via,
     ) -> Result<(Vec<Entry>, Vec<Transfer>)> {
         let total = plaintext.len() / BLOCK_SIZE;
         let (epoch, first_nonce) = self.keys.nonces(Use::Data, total as u64)?;
@@ -275,8 +164,15 @@ impl Core {
                 let nonce = first_nonce + index as u64;
                 let ad = data_ad(&self.header.volume, logical(index));
                 let page = &plaintext[index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE];
-                let tag = seal_into(&epoch.keys.data, nonce, &ad, page, &mut sealed, at);
-                entries.push(Entry { physical, epoch: epoch.number, nonce, flags: 0, tag });
+                let seal = |bytes: &mut [u8]| {
+                    let tag = epoch.keys.data.seal(nonce, &ad, page, bytes);
+                    let entry = Entry { physical, epoch: epoch.number, nonce, flags: 0, tag };
+                    if via == Via::Cache {
+                        self.blocks.keep(&entry, bytes);
+                    }
+                    entry
+                };
+                entries.push(seal_into(&mut sealed, at, seal));
             }
             transfers.push(io.begin_write(place.start, sealed));
         }
@@ -359,45 +255,15 @@ async fn stored(transfers: Vec<Transfer>) -> Result<()> {
     Ok(result?)
 }
 
-/// Seals one block into a store's buffer.
-fn seal_into(
-    key: &seal::BlockKey,
-    nonce: u64,
-    ad: &[u8],
-    page: &[u8],
-    buffer: &mut Buffer,
-    at: usize,
-) -> [u8; 16] {
+/// Has `seal` seal a block into block `at` of a store's buffer.
+fn seal_into(buffer: &mut Buffer, at: usize, seal: impl FnOnce(&mut [u8]) -> Entry) -> Entry {
     let from = at * BLOCK_SIZE;
     if let Some(bytes) = buffer.private_mut() {
-        return key.seal(nonce, ad, page, &mut bytes[from..from + BLOCK_SIZE]);
+        return seal(&mut bytes[from..from + BLOCK_SIZE]);
     }
     // The host can read and write here at any moment: sealed in private, then copied once.
     let mut staged = [0; BLOCK_SIZE];
-    let tag = key.seal(nonce, ad, page, &mut staged);
+    let entry = seal(&mut staged);
     buffer.copy_from(from, &staged);
-    tag
-}
-
-/// Stretches of entries whose physical blocks follow one another.
-fn physical_runs(entries: &[Entry]) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
-    for (index, entry) in entries.iter().enumerate() {
-        if entry.is_absent() {
-            continue;
-        }
-        match runs.last_mut() {
-            Some(run) if run.end == index && entries[index - 1].physical + 1 == entry.physical => {
-                run.end += 1
-            }
-            _ => runs.push(index..index + 1),
-        }
-    }
-    runs
-}
-
-pub(crate) fn private_mut(buffer: &mut Buffer) -> Result<&mut [u8]> {
-    buffer.private_mut().ok_or_else(|| {
-        Error::new(Kind::Usage, "plaintext belongs in private memory; this buffer is shared with the host")
-    })
+    entry
 }

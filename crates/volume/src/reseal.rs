@@ -24,6 +24,7 @@ use crate::format::entry::Entry;
 use crate::io::Io;
 use crate::mutation::{Mutation, mutated};
 use crate::queue::Runs;
+use crate::read::Via;
 use crate::tour::{Buffers, Lent, Sharing, Tour, Visitor};
 
 /// So often a stretch is tried in one walk when checkpoints end in between.
@@ -235,7 +236,7 @@ impl<'a> Walk<'a> {
     /// old key.
     async fn open(&self, first: u64, entries: &[Entry], target: &mut [u8]) -> Result<Vec<(u64, Error)>> {
         let corrupt = |logical: &u64| (*logical, Error::corrupt_block(*logical));
-        match self.core.read_entries(self.io, first, entries, target).await {
+        match self.core.read_entries(self.io, first, entries, target, Via::Store).await {
             Ok(damaged) => return Ok(damaged.iter().map(corrupt).collect()),
             Err(error) if error.kind() != Kind::Io => return Err(error),
             Err(_) => {}
@@ -243,7 +244,7 @@ impl<'a> Walk<'a> {
         let mut bad = Vec::new();
         for (index, page) in target.chunks_exact_mut(BLOCK_SIZE).enumerate() {
             let logical = first + index as u64;
-            match self.core.read_entries(self.io, logical, &entries[index..=index], page).await {
+            match self.core.read_entries(self.io, logical, &entries[index..=index], page, Via::Store).await {
                 Ok(damaged) => bad.extend(damaged.iter().map(corrupt)),
                 Err(error) if error.kind() == Kind::Io => bad.push((logical, error)),
                 Err(error) => return Err(error),

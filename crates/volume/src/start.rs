@@ -9,6 +9,7 @@ use event_listener::Event;
 use seal::MacKey;
 
 use crate::attach::Attaching;
+use crate::block_cache::BlockCache;
 use crate::cache::{Cache, NodeKey};
 use crate::commit::Commit;
 use crate::core::{Core, Counters, Limits};
@@ -75,6 +76,7 @@ impl Attaching {
             shared_buffers: self.io.buffer(1).is_shared(),
             stamp_key,
             cache: Cache::new(cache),
+            blocks: BlockCache::new(self.options.block_cache)?,
             roots: Mutex::new(replayed.roots),
             overlay: crate::overlay::Overlay::new(),
             landing: Landing::new(self.options.behind),

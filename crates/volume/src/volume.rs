@@ -79,6 +79,12 @@ pub struct Status {
     pub cache_misses: u64,
     /// Nodes that left the cache to make room for others.
     pub cache_evictions: u64,
+    /// Bytes of data blocks in their cache.
+    pub block_cache_bytes: u64,
+    /// Blocks that a read found there, and could open.
+    pub block_cache_hits: u64,
+    /// Those that it did not; none without such a cache.
+    pub block_cache_misses: u64,
     /// Bytes of memory for free space.
     pub space_bytes: u64,
     /// Blocks read by users.
@@ -275,6 +281,9 @@ impl Volume {
             cache_hits: core.cache.hits.load(Ordering::Relaxed),
             cache_misses: core.cache.misses.load(Ordering::Relaxed),
             cache_evictions: core.cache.evictions(),
+            block_cache_bytes: core.blocks.len() as u64 * block,
+            block_cache_hits: core.blocks.hits.load(Ordering::Relaxed),
+            block_cache_misses: core.blocks.misses.load(Ordering::Relaxed),
             space_bytes: core.space.memory(),
             read_blocks: counters.read_blocks.get(),
             written_blocks: written,

@@ -91,6 +91,8 @@ struct Interval {
     requests: Vec<Requests>,
     /// Of the look-ups in the map's cache, how many found their node; none without look-ups.
     cache_hit_ratio: Option<f64>,
+    /// Of the blocks that reads looked for in the block cache, how many were there; none without one.
+    block_cache_hit_ratio: Option<f64>,
     /// Written to the store for what users wrote; none without writes.
     write_amplification: Option<f64>,
     commits_per_second: f64,
@@ -159,6 +161,7 @@ impl Interval {
         let block = store::BLOCK_SIZE as u64;
         let blocks = |field| rate(grown(field).saturating_mul(block));
         let (hits, misses) = (grown("cache-hits"), grown("cache-misses"));
+        let (held, not_held) = (grown("block-cache-hits"), grown("block-cache-misses"));
         let (written, metadata) = (grown("written-blocks"), grown("metadata-blocks"));
         let requests = before.times.iter().zip(&now.times).map(|(before, now)| {
             let new = now.since(before);
@@ -179,6 +182,7 @@ impl Interval {
             discarded_bytes_per_second: blocks("discarded-blocks"),
             requests: requests.collect(),
             cache_hit_ratio: ratio(hits, hits.saturating_add(misses)),
+            block_cache_hit_ratio: ratio(held, held.saturating_add(not_held)),
             write_amplification: ratio(written.saturating_add(metadata), written),
             commits_per_second: rate(grown("commits")),
             anchor_moves_per_second: rate(grown("anchor-moves")),
@@ -234,11 +238,14 @@ impl Interval {
             let name = one.kind.name();
             writeln!(out, "  {name:<10} {:>12.1} {throughput:>14} {p50:>9} {p99:>9}", one.per_second)?;
         }
-        let hits = self.cache_hit_ratio.map_or("-".into(), |ratio| format!("{:.1} %", ratio * 100.0));
+        let share = |ratio: f64| format!("{:.1} %", ratio * 100.0);
+        let hits = self.cache_hit_ratio.map_or("-".into(), share);
+        let held =
+            self.block_cache_hit_ratio.map_or(String::new(), |ratio| format!(" (blocks {})", share(ratio)));
         let written = self.write_amplification.map_or("-".into(), |ratio| format!("x{ratio:.2}"));
         writeln!(
             out,
-            "  cache hits {hits}, writes {written} on the store, {:.1} commits/s, {:.1} anchor moves/s, {} checkpoints, journal {} full",
+            "  cache hits {hits}{held}, writes {written} on the store, {:.1} commits/s, {:.1} anchor moves/s, {} checkpoints, journal {} full",
             self.commits_per_second,
             self.anchor_moves_per_second,
             self.checkpoints,
@@ -321,6 +328,7 @@ mod tests {
         let before = json!({ "read-blocks": 100, "written-blocks": 10, "metadata-blocks": 10, "cache-hits": 5, "cache-misses": 5,
             "size": 1 << 20, "generation": 7 });
         let now = json!({ "read-blocks": 300, "written-blocks": 20, "metadata-blocks": 15, "cache-hits": 14, "cache-misses": 6,
+            "block-cache-hits": 3, "block-cache-misses": 1,
             "size": 1 << 20, "generation": 9, "anchored-generation": 8, "mapped-blocks": 128,
             "journal-blocks": 8, "journal-free-blocks": 6 });
         let before = look(begun, before, vec![(1000, 5)]);
@@ -340,7 +348,7 @@ mod tests {
             "v: 50.0 % full",
             "generation 9, anchored up to 8",
             "5.0 us",
-            "90.0 %",
+            "90.0 % (blocks 75.0 %)",
             "x1.50",
             "journal 25.0 % full",
             "change of key: 75.0 % sealed anew, 1 min left",
@@ -353,7 +361,7 @@ mod tests {
         assert!(Rekeying::of(&ended).is_none() && Rekeying::of(&Value::Null).is_none());
         let idle = Interval::between("v", &now, &now);
         assert_eq!(
-            (idle.cache_hit_ratio, idle.write_amplification, idle.requests[0].p99_nanoseconds),
+            (idle.cache_hit_ratio, idle.block_cache_hit_ratio, idle.requests[0].p99_nanoseconds),
             (None, None, None)
         );
     }

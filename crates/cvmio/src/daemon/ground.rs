@@ -49,6 +49,7 @@ impl Ground {
     /// # Errors
     /// When one of them cannot be had.
     pub fn new(order: &Order) -> Result<Self, Failure> {
+        system::check_block_cache(order.block_cache)?;
         let policy = order.policy.clone();
         let read_only = order.reading.is_some();
         let (store, anchor) = if read_only {
@@ -60,6 +61,7 @@ impl Ground {
         };
         let options = AttachOptions {
             memory: order.memory,
+            block_cache: order.block_cache,
             window: Window { time: order.interval, ..Window::default() },
             reading: order.reading.unwrap_or_default(),
             ..AttachOptions::default()

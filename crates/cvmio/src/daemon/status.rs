@@ -253,15 +253,15 @@ fn io(status: &Status) -> String {
 }
 
 fn memory(status: &Status) -> String {
-    let looked_up = status.cache_hits + status.cache_misses;
-    let hits = if looked_up > 0 {
-        format!(" ({} hits)", percent(status.cache_hits, looked_up))
-    } else {
-        String::new()
+    let cache = |what: &str, held: u64, hits: u64, misses: u64| match hits + misses {
+        0 => format!("{} of {what}, ", bytes(held)),
+        looked_up => format!("{} of {what} ({} hits), ", bytes(held), percent(hits, looked_up)),
     };
+    let map = cache("map cache", status.cache_bytes, status.cache_hits, status.cache_misses);
+    let Status { block_cache_bytes: held, block_cache_hits: hits, block_cache_misses: misses, .. } = *status;
+    let blocks = if held > 0 { cache("block cache", held, hits, misses) } else { String::new() };
     format!(
-        "{} of map cache{hits}, {} changes since the checkpoint, {} for free space",
-        bytes(status.cache_bytes),
+        "{map}{blocks}{} changes since the checkpoint, {} for free space",
         count(status.overlay_changes),
         bytes(status.space_bytes)
     )
@@ -313,6 +313,9 @@ mod tests {
             cache_bytes: 3 << 20,
             cache_hits: 3,
             cache_misses: 1,
+            block_cache_bytes: 7 << 20,
+            block_cache_hits: 1,
+            block_cache_misses: 3,
             space_bytes: 5 << 10,
             read_blocks: 10,
             written_blocks: 20,
@@ -360,7 +363,7 @@ mod tests {
             "  freshness    generation 1,234, anchored up to 1,200; claimed 7 times",
             "  i/o          40 KiB read, 80 KiB written (x1.25 on the store), 120 KiB discarded, 41 flushes",
             "  journal      25.0 % full, 51 commits, 52 anchor moves, 53 checkpoints",
-            "  memory       3 MiB of map cache (75.0 % hits), 77 changes since the checkpoint, 5 KiB for free space",
+            "  memory       3 MiB of map cache (75.0 % hits), 7 MiB of block cache (25.0 % hits), 77 changes since the checkpoint, 5 KiB for free space",
             "    write                61    1.0 us    2.0 us    3.0 us    4.0 us",
         ] {
             assert!(text.contains(row), "no `{row}` in\n{text}");
@@ -387,6 +390,7 @@ mod tests {
             ("/volume/claims", json!(7)),
             ("/volume/cache-bytes", json!(3 << 20)),
             ("/volume/cache-hits", json!(3)),
+            ("/volume/block-cache-hits", json!(1)),
             ("/volume/overlay-changes", json!(77)),
             ("/volume/journal-blocks", json!(400)),
             ("/volume/journal-free-blocks", json!(300)),

@@ -25,8 +25,9 @@ const MAX_TAB: u64 = 1 << 20;
 const TYPING_ERRORS: usize = 2;
 
 /// All that may stand in the last field.
-const OPTIONS: [&str; 17] = [
+const OPTIONS: [&str; 18] = [
     "as",
+    "block-cache",
     "buffered",
     "fs",
     "initramfs",
@@ -314,6 +315,7 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
             target.mount_options = Some(all + value.text);
         }
         ("memory", Some(value)) => target.memory = typed(value, parse_size)?,
+        ("block-cache", Some(value)) => target.block_cache = typed(value, parse_size)?,
         ("interval", Some(value)) => target.interval = typed(value, parse_duration)?,
         ("queues", Some(value)) => {
             let number = |text: &str| text.parse().ok().filter(|number| (1..=64).contains(number));

@@ -49,6 +49,9 @@ pub struct Target {
     /// As `attach --memory`.
     #[serde(default = "memory", deserialize_with = "size")]
     pub memory: u64,
+    /// As `attach --block-cache`.
+    #[serde(default, deserialize_with = "size")]
+    pub block_cache: u64,
     /// As `attach --queues`.
     #[serde(default = "queues")]
     pub queues: u8,
@@ -130,6 +133,7 @@ impl Target {
             mount_options: None,
             provision: full(),
             memory: memory(),
+            block_cache: 0,
             queues: queues(),
             interval: interval(),
             buffered: false,
@@ -275,9 +279,10 @@ mod tests {
         let mut wanted = Target::new("ledger", Path::new("/dev/vdb"), Path::new("/etc/p"));
         wanted.key_file = Some("/k".into());
         assert_eq!(target, wanted);
-        let more = r#""fs": "ext4", "mountpoint": "/srv", "memory": "64M", "interval": "2s", "metrics": "unix:/m", "provision": "thin""#;
+        let more = r#""fs": "ext4", "mountpoint": "/srv", "memory": "64M", "block-cache": "1G", "interval": "2s", "metrics": "unix:/m", "provision": "thin""#;
         let target = Target::parse(&format!("{{ {LEAST}, {more} }}")).unwrap();
         assert_eq!((target.fs, target.needs_loop(), target.memory), (Some(FileSystem::Ext4), true, 64 << 20));
+        assert_eq!(target.block_cache, 1 << 30);
         for (name, front_end) in [
             ("fuse", FrontEnd::Fuse),
             ("nbd", FrontEnd::Nbd),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
 
+use super::NbdArgs;
 use crate::bench::program::{GLANCE, missing, process_of, run};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -58,21 +59,21 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes what is served, in a directory of its own below `parent`, and serves it; a volume that is `buffered` through the page cache.
+    /// Makes what is served, in a directory of its own below `parent`, and serves it.
     ///
     /// # Errors
     /// When a program that this needs is missing or fails.
     pub fn start(
         contestant: Contestant,
         parent: &Path,
-        mebibytes: u64,
-        buffered: bool,
+        args: &NbdArgs,
         interrupt: &Interrupt,
     ) -> Result<Self, Failure> {
+        let mebibytes = args.scale.size;
         let place = parent.join(contestant.to_string());
         fs::create_dir(&place).map_err(|error| Failure::io(format!("{}: {error}", place.display())))?;
         let (mut command, socket) = match contestant {
-            Contestant::Cvmio => cvmio(&place, mebibytes, buffered, interrupt)?,
+            Contestant::Cvmio => cvmio(&place, args, interrupt)?,
             Contestant::NbdkitFile => nbdkit(&place, mebibytes, None)?,
             Contestant::NbdkitLuks => nbdkit(&place, mebibytes, Some(interrupt))?,
             Contestant::QemuRaw => qemu(&place, mebibytes, None)?,
@@ -132,12 +133,7 @@ fn megabytes(mebibytes: u64) -> String {
 }
 
 /// A volume with all its space taken, as its peers have theirs.
-fn cvmio(
-    place: &Path,
-    mebibytes: u64,
-    buffered: bool,
-    interrupt: &Interrupt,
-) -> Result<(Command, PathBuf), Failure> {
+fn cvmio(place: &Path, args: &NbdArgs, interrupt: &Interrupt) -> Result<(Command, PathBuf), Failure> {
     let mut key = [0; 64];
     seal::Random::fill(&seal::SystemRandom, &mut key);
     write(&place.join("key"), &key)?;
@@ -147,15 +143,18 @@ fn cvmio(
         command
     };
     let anchor = format!("file:{}", place.join("anchor").display());
-    let size = megabytes(mebibytes);
+    let size = megabytes(args.scale.size);
     let mut create = us();
     create.args(["volume", "create", "disk", "--provision=full", "--key-file=key"]);
     create.args(["--size", &size, "--anchor", &anchor]);
     run(&mut create, interrupt)?;
     let mut attach = us();
     attach.args(["volume", "attach", "disk", "--key-file=key", "--as=nbd", "--foreground"]);
-    if buffered {
+    if args.buffered {
         attach.arg("--buffered");
+    }
+    if let Some(bytes) = args.block_cache {
+        attach.args(["--block-cache", &bytes.to_string()]);
     }
     Ok((attach, place.join("run/disk/nbd.sock")))
 }

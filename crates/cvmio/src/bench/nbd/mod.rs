@@ -13,6 +13,7 @@ use super::Scale;
 use super::case::Case;
 use super::report::{count, interval, show};
 use crate::failure::Failure;
+use crate::input::parse_size;
 use crate::interrupt::Interrupt;
 use contestant::{Contestant, Server};
 use fio::Seen;
@@ -43,6 +44,9 @@ pub struct NbdArgs {
     /// Let the volume go through the page cache, as nbdkit does
     #[arg(long)]
     buffered: bool,
+    /// Give the volume a cache for blocks, in memory, of so many bytes (`attach --block-cache`)
+    #[arg(long, value_name = "MEMORY", value_parser = parse_size)]
+    block_cache: Option<u64>,
     /// Print one JSON object for each case and peer instead of the table
     #[arg(long)]
     json: bool,
@@ -120,7 +124,8 @@ impl Row {
 const METHOD: &str = "\
 All are driven by fio's NBD client on a unix socket, in turns and at the same depth. The ratio is the geometric mean of cvmio : peer over
 the turns, with the t interval of its logarithm. What goes through the page cache reads from memory what fits there, and a write of it has
-not reached the disk: that is nbdkit, and cvmio with --buffered. qemu-nbd, and cvmio without, use direct I/O.";
+not reached the disk: that is nbdkit, and cvmio with --buffered. qemu-nbd, and cvmio without, use direct I/O; with --block-cache, cvmio reads
+from memory what fits there.";
 
 /// Runs the benchmark and prints what came out.
 ///
@@ -138,7 +143,7 @@ pub fn run(args: &NbdArgs) -> Result<(), Failure> {
         .map_err(|error| Failure::io(format!("{}: {error}", args.scale.dir.display())))?;
     let mut servers = Vec::new();
     for contestant in std::iter::once(Contestant::Cvmio).chain(args.peers.iter().copied()) {
-        let server = Server::start(contestant, &place, args.scale.size, args.buffered, &interrupt)?;
+        let server = Server::start(contestant, &place, args, &interrupt)?;
         fio::fill(&server.uri(), args.scale.size, &interrupt)?;
         servers.push(server);
     }

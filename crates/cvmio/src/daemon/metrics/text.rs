@@ -116,6 +116,9 @@ fn volume(page: &mut Page, status: &Status) {
         cache_hits,
         cache_misses,
         cache_evictions,
+        block_cache_bytes,
+        block_cache_hits,
+        block_cache_misses,
         space_bytes,
         read_blocks,
         written_blocks,
@@ -197,6 +200,9 @@ fn volume(page: &mut Page, status: &Status) {
     page.counter("cache_hits_total", "Look-ups that found their node in the cache.", cache_hits);
     page.counter("cache_misses_total", "Look-ups that did not.", cache_misses);
     page.counter("cache_evictions_total", "Nodes that left the cache for others.", cache_evictions);
+    page.gauge("block_cache_bytes", "Data blocks in their cache.", block_cache_bytes);
+    page.counter("block_cache_hits_total", "Blocks that a read found there.", block_cache_hits);
+    page.counter("block_cache_misses_total", "Blocks that it did not.", block_cache_misses);
     page.gauge("space_memory_bytes", "Memory for what is known about free space.", space_bytes);
 
     page.gauge(

@@ -9,7 +9,7 @@ const TABLE: &str = "\
 # name  store      policy            key                    options
 ledger  /dev/vdb   /etc/ledger.toml  key-file:/k/ledger     fs=ext4,mountpoint=/srv/ledger,mount-option=noatime,mount-option=nodev,nofail
 
-  scratch /dev/vdc /etc/scratch.toml passphrase-file:/k/p   loop,noauto,memory=64M,queues=4,interval=500ms,provision=thin,metrics=unix:/m
+  scratch /dev/vdc /etc/scratch.toml passphrase-file:/k/p   loop,noauto,memory=64M,block-cache=1G,queues=4,interval=500ms,provision=thin,metrics=unix:/m
 plain\t/dev/vdd\t/etc/plain.toml\tkey-file:/k/plain\t-
 device /dev/vde /etc/device.toml key-file:/k/device       as=auto,on-tamper=read-only,tamper-hook=/usr/sbin/page
 root   /dev/vda /etc/root.toml   ask                      initramfs,on-tamper=stop
@@ -24,7 +24,10 @@ fn each_line_is_a_volume() {
     let ledger = &lines[0].target;
     assert_eq!((ledger.fs, ledger.mount_options.as_deref()), (Some(FileSystem::Ext4), Some("noatime,nodev")));
     assert_eq!((lines[0].noauto, lines[0].nofail, lines[1].noauto), (false, true, true));
-    assert_eq!((lines[1].target.memory, lines[1].target.queues), (64 << 20, 4));
+    assert_eq!(
+        (lines[1].target.memory, lines[1].target.block_cache, lines[1].target.queues),
+        (64 << 20, 1 << 30, 4)
+    );
     assert_eq!(lines[2].target.key_file.as_deref(), Some(Path::new("/k/plain")));
     assert_eq!((lines[2].target.front_end, lines[3].target.front_end), (FrontEnd::Fuse, FrontEnd::Auto));
     let device = &lines[3].target;
