@@ -35,7 +35,7 @@ impl Core {
         let unhindered = if in_line { None } else { self.try_admit(items) };
         let promise = match unhindered {
             Some(promise) => promise,
-            None => self.wait_for_room(io, items).await?,
+            None => self.wait_for_room(io, items).boxed_local().await?,
         };
         self.check_writable()?;
         if self.stopping.load(Ordering::SeqCst) {

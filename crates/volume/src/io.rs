@@ -73,8 +73,12 @@ impl Inner {
     fn send_gathered(&mut self) -> bool {
         self.gathered_blocks = 0;
         self.writing += self.gathered.len();
-        let gathered = std::mem::take(&mut self.gathered);
-        gathered.into_iter().fold(false, |full, (slot, operation)| self.submit(slot, operation) || full)
+        let mut gathered = std::mem::take(&mut self.gathered);
+        let full =
+            gathered.drain(..).fold(false, |full, (slot, operation)| self.submit(slot, operation) || full);
+        // The next ones find its room.
+        self.gathered = gathered;
+        full
     }
 }
 

@@ -170,6 +170,10 @@ impl Core {
         if fua || self.header.freshness == Freshness::Write || !fits {
             return (None, None);
         }
+        // Nearly always there is room, and nobody to be told of it.
+        if let Some(behind) = self.try_acknowledge(&blocks) {
+            return (Some(behind), None);
+        }
         loop {
             let room = self.landing.room.listen();
             if let Some(behind) = self.try_acknowledge(&blocks) {

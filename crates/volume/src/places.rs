@@ -160,12 +160,16 @@ impl Core {
         if self.header.provision == Provision::Full || self.space.free() >= reserve + blocks {
             return Ok(nodes);
         }
-        self.blocks_landed(block..block + blocks).boxed_local().await?;
+        let overwrite = self.is_overwrite(io, block, blocks).boxed_local().await?;
+        Ok(if overwrite { nodes } else { reserve })
+    }
+
+    /// Whether each of these blocks has something already.
+    async fn is_overwrite(&self, io: &Io, block: u64, blocks: u64) -> Result<bool> {
+        self.blocks_landed(block..block + blocks).await?;
         let _reading = self.readers.enter();
         let count = usize::try_from(blocks).unwrap_or(usize::MAX);
-        let overwrite =
-            self.entries(io, block, count).boxed_local().await?.iter().all(|entry| !entry.is_absent());
-        Ok(if overwrite { nodes } else { reserve })
+        Ok(self.entries(io, block, count).await?.iter().all(|entry| !entry.is_absent()))
     }
 }
 

@@ -199,8 +199,9 @@ const BATCH_BLOCKS: usize = 8;
 /// wait for all that are on their way, one behind the other.
 const BEHIND_DEPTH: u32 = 16;
 
-/// Most bytes of a request's future.
-const TASK_BYTES: usize = 1536;
+/// Most bytes of a request's future. The system's allocator has a shorter way for up to 1032 (glibc's `tcache_max`), and goes it for each
+/// request.
+const TASK_BYTES: usize = 1024;
 
 /// Free blocks that a queue has taken ahead of its writes.
 #[derive(Default)]

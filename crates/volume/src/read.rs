@@ -6,7 +6,9 @@
 
 use std::ops::Range;
 
+use futures::FutureExt;
 use futures::future::join_all;
+use seal::EpochKeys;
 use store::{BLOCK_SIZE, Buffer};
 
 use crate::cache::NodeKey;
@@ -69,7 +71,12 @@ impl Core {
             for (at, index) in run.enumerate() {
                 let page = &mut target[index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE];
                 let logical = block + index as u64;
-                if !self.open(io, logical, &entries[index], &sealed, at, page, via).await? {
+                let epoch = entries[index].epoch;
+                let keys = match self.keys.known(epoch) {
+                    Some(keys) => keys,
+                    None => self.epoch_keys(io, epoch).boxed_local().await?,
+                };
+                if !self.open(&keys, logical, &entries[index], &sealed, at, page, via) {
                     damaged.push(logical);
                 }
             }
@@ -130,20 +137,16 @@ impl Core {
         clippy::too_many_arguments,
         reason = "what was read and where, what it should be, and where it goes"
     )]
-    async fn open(
+    fn open(
         &self,
-        io: &Io,
+        keys: &EpochKeys,
         logical: u64,
         entry: &Entry,
         sealed: &Buffer,
         at: usize,
         page: &mut [u8],
         via: Via,
-    ) -> Result<bool> {
-        let keys = match self.keys.known(entry.epoch) {
-            Some(keys) => keys,
-            None => self.epoch_keys(io, entry.epoch).await?,
-        };
+    ) -> bool {
         let ad = data_ad(&self.header.volume, logical);
         let mut open = |bytes: &[u8]| {
             let opened = keys.data.open(entry.nonce, &ad, bytes, &entry.tag, page).is_ok();
@@ -163,10 +166,10 @@ impl Core {
             }
         };
         if opened || mutated(Mutation::BlockTagUnchecked) {
-            return Ok(true);
+            return true;
         }
         self.counters.corrupt_blocks.add(1);
-        Ok(false)
+        false
     }
 }
 

@@ -5,12 +5,12 @@
 
 use std::cell::RefCell;
 use std::ops::Range;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures::FutureExt;
-use futures::future::join_all;
 use store::{BLOCK_SIZE, Buffer};
 
 use crate::allocation::Extent;
@@ -30,29 +30,31 @@ use crate::read::Via;
 
 impl Core {
     /// Runs a request to its end. `early` is told of a write that completes before that, once.
-    pub(crate) async fn serve(
-        &self,
-        io: &Io,
-        runs: &RefCell<Runs>,
+    #[expect(clippy::manual_async_fn, reason = "an `async fn` would have room for the request twice")]
+    pub(crate) fn serve<'a>(
+        &'a self,
+        io: &'a Io,
+        runs: &'a RefCell<Runs>,
         request: Request,
-        extents: &mut Vec<Extent>,
-        early: &dyn Fn(),
-    ) -> (Option<Buffer>, Result<()>) {
-        match request {
-            Request::Read { block, mut buffer } => {
-                let result = self.read(io, block, &mut buffer).await;
-                (Some(buffer), result)
-            }
-            Request::Write { block, data, fua } => {
-                (None, self.write(io, runs, block, data, fua, early).await)
-            }
-            Request::Flush => (None, self.flush(io).await),
-            Request::Discard { block, blocks } => (None, self.discard(io, runs, block, blocks).await),
-            Request::Allocation { block, blocks } => {
-                let found = self.allocation(io, block, blocks).boxed_local().await;
-                (None, found.map(|found| *extents = found))
-            }
-            Request::Commit => (None, self.commit_transaction(io).await),
+        extents: &'a mut Vec<Extent>,
+        early: &'a dyn Fn(),
+    ) -> impl Future<Output = (Option<Buffer>, Result<()>)> + 'a {
+        async move {
+            let result = match request {
+                Request::Read { block, mut buffer } => {
+                    let result = self.read(io, block, &mut buffer).await;
+                    return (Some(buffer), result);
+                }
+                Request::Write { block, data, fua } => self.write(io, runs, block, data, fua, early).await,
+                Request::Flush => self.flush(io).await,
+                Request::Discard { block, blocks } => self.discard(io, runs, block, blocks).await,
+                Request::Allocation { block, blocks } => {
+                    let found = self.allocation(io, block, blocks).boxed_local().await;
+                    found.map(|found| *extents = found)
+                }
+                Request::Commit => self.commit_transaction(io).await,
+            };
+            (None, result)
         }
     }
 
@@ -246,13 +248,29 @@ impl Core {
     }
 }
 
-/// All of them must have ended, also when one fails: their blocks may be used again after that.
-async fn stored(transfers: Vec<Transfer>) -> Result<()> {
-    let mut result = Ok(());
-    for ended in join_all(transfers).await {
-        result = result.and(ended.result);
+/// Writes that are on their way. All of them must have ended, also when one fails: their blocks may be used again after that.
+struct Stored {
+    transfers: Vec<Transfer>,
+    result: Result<()>,
+}
+
+fn stored(transfers: Vec<Transfer>) -> Stored {
+    Stored { transfers, result: Ok(()) }
+}
+
+impl Future for Stored {
+    type Output = Result<()>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
+        let Self { transfers, result } = self.get_mut();
+        while let Some(transfer) = transfers.last_mut() {
+            if let Err(error) = ready!(transfer.poll_unpin(context)).result {
+                *result = Err(error.into());
+            }
+            transfers.pop();
+        }
+        Poll::Ready(std::mem::replace(result, Ok(())))
     }
-    Ok(result?)
 }
 
 /// Has `seal` seal a block into block `at` of a store's buffer.

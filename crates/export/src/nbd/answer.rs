@@ -37,6 +37,13 @@ impl Answer {
         self.reply(result);
     }
 
+    /// The end of the one request to the device that this is the answer to.
+    pub(super) fn done(self) -> Done {
+        Box::new(move |result| {
+            self.send(result.map(|data| Vec::from_iter((!data.is_empty()).then_some(data))))
+        })
+    }
+
     /// With what is allocated.
     pub(super) fn found(self) -> Found {
         let mut answer = self;
