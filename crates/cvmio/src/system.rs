@@ -63,7 +63,7 @@ pub fn open_anchor_read_only(policy: &volume::policy::Policy) -> Result<Option<A
 /// When it is more than all memory there is.
 pub fn check_block_cache(wanted: u64) -> Result<(), Failure> {
     let system = rustix::system::sysinfo();
-    let all = u64::from(system.totalram).saturating_mul(u64::from(system.mem_unit.max(1)));
+    let all = system.totalram.saturating_mul(u64::from(system.mem_unit.max(1)));
     if wanted <= all {
         return Ok(());
     }
