@@ -121,8 +121,11 @@ impl BlockCache {
 
 /// Memory for so many sets, in whole pieces if there is one. None if there can't be so much.
 fn pieces(sets: usize) -> Option<Box<[Mutex<Piece>]>> {
+    if sets == 0 {
+        return Some(Box::default());
+    }
     let each = sets.min(PIECE_SETS);
-    let count = sets.checked_div(each).unwrap_or(0);
+    let count = sets / each;
     let pool = Pool::new(count * each * WAYS).ok()?;
     let mut pieces = Vec::new();
     pieces.try_reserve_exact(count).ok()?;

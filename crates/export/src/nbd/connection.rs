@@ -236,7 +236,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_are_whole_and_small_and_leave_nothing_out(offset in 0..1_u64 << 40, length in (0..25_u32).prop_flat_map(|bits| 1..=1_u32 << bits)) {
+        fn pieces_are_whole_and_small_and_leave_nothing_out(
+            offset in 0..1_u64 << 40,
+            length in (0..25_u32).prop_flat_map(|bits| 1..=1_u32 << bits),
+        ) {
             let mut at = offset;
             for (begin, piece) in cut(offset, length) {
                 prop_assert_eq!(begin, at);
