@@ -93,7 +93,8 @@ pub struct AttachOptions {
 }
 
 impl Default for AttachOptions {
-    /// 256 MiB of memory, no cache of data blocks, and 2 MiB more for writes on their way: much more takes buffers that the store has not registered.
+    /// 256 MiB of memory, no cache of data blocks, and 2 MiB more for writes on their way: much more takes buffers that the store has not
+    /// registered.
     fn default() -> Self {
         Self {
             memory: 256 << 20,

@@ -56,6 +56,23 @@ struct Set {
     hand: usize,
 }
 
+impl Set {
+    /// The way for a block that is at `place`: where it was before, an empty one, or the next that was not used since the hand came by.
+    fn way_for(&mut self, place: u64) -> usize {
+        let Self { tags, hand } = self;
+        let at = |wanted| tags.iter().position(|tag| tag.place == wanted);
+        if let Some(way) = at(place).or_else(|| at(0)) {
+            return way;
+        }
+        while std::mem::take(&mut tags[*hand].used) {
+            *hand = (*hand + 1) % WAYS;
+        }
+        let way = *hand;
+        *hand = (way + 1) % WAYS;
+        way
+    }
+}
+
 /// Some of the sets.
 struct Piece {
     sets: Vec<Set>,
@@ -106,7 +123,7 @@ impl BlockCache {
         opened
     }
 
-    /// Holds a block as it was sealed under this entry.
+    /// Holds a block, a whole one, as it was sealed under this entry.
     pub(crate) fn keep(&self, entry: &Entry, sealed: &[u8]) {
         if let Some((mut piece, set)) = self.piece(entry) {
             piece.put(set, entry, sealed);
@@ -153,29 +170,15 @@ impl Piece {
     }
 
     fn put(&mut self, set: usize, entry: &Entry, sealed: &[u8]) {
-        let Set { tags, hand } = &mut self.sets[set];
-        let same = tags.iter().position(|tag| tag.place == entry.physical);
-        if same.is_some() && mutated(Mutation::StaleBlockCached) {
+        let way = self.sets[set].way_for(entry.physical);
+        let before = self.sets[set].tags[way].place;
+        if before == entry.physical && mutated(Mutation::StaleBlockCached) {
             return;
         }
-        let way = same.or_else(|| tags.iter().position(|tag| tag.place == 0)).unwrap_or_else(|| {
-            while std::mem::take(&mut tags[*hand].used) {
-                *hand = (*hand + 1) % WAYS;
-            }
-            let way = *hand;
-            *hand = (way + 1) % WAYS;
-            way
-        });
-        let was_empty = tags[way].place == 0;
-        tags[way] = Tag::of(entry);
-        self.held += usize::from(was_empty);
-        match self.slot(set, way) {
-            Some(slot) if slot.len() == sealed.len() => slot.copy_from_slice(sealed),
-            // What does not fit is no block, and is not held.
-            _ => {
-                self.sets[set].tags[way] = Tag::default();
-                self.held -= 1;
-            }
+        if let Some(slot) = self.slot(set, way) {
+            slot.copy_from_slice(sealed);
+            self.sets[set].tags[way] = Tag::of(entry);
+            self.held += usize::from(before == 0);
         }
     }
 }

@@ -12,6 +12,7 @@ use proptest::prelude::*;
 use store::BLOCK_SIZE;
 use volume::format::protections::{Freshness, SuiteCode};
 use volume::geometry::{Geometry, Shape};
+use volume::policy::Policy;
 use volume::{AttachOptions, CheckProgress, CreateOptions, Kind};
 
 const STORE_BLOCKS: u64 = 8192;
@@ -23,6 +24,14 @@ fn bench(options: CreateOptions, blocks: u64) -> Bench {
     let mut bench = Bench::new(options, store_blocks.unwrap_or(STORE_BLOCKS));
     bench.attach = AttachOptions { block_cache: blocks * (BLOCK_SIZE as u64 + 32), ..bench.attach };
     bench
+}
+
+/// The same, created and attached, with a cache of 64 blocks.
+fn begun() -> (Bench, Policy, Session) {
+    let bench = bench(options(4096, Shape::STANDARD), 64);
+    let policy = bench.create();
+    let session = bench.attach(&policy).unwrap();
+    (bench, policy, session)
 }
 
 /// The host wipes all but the headers and superblocks.
@@ -38,9 +47,7 @@ fn failures(session: &mut Session, blocks: std::ops::Range<u64>) -> Vec<Option<K
 
 #[test]
 fn what_was_written_is_read_without_the_store() {
-    let bench = bench(options(4096, Shape::STANDARD), 64);
-    let policy = bench.create();
-    let mut session = bench.attach(&policy).unwrap();
+    let (bench, _, mut session) = begun();
     session.write_each(0..32, 1);
     wipe(&bench);
     session.check_each(0..32, 1);
@@ -51,9 +58,7 @@ fn what_was_written_is_read_without_the_store() {
 
 #[test]
 fn what_was_read_is_read_again_without_the_store_also_by_who_only_reads() {
-    let bench = bench(options(4096, Shape::STANDARD), 64);
-    let policy = bench.create();
-    let mut session = bench.attach(&policy).unwrap();
+    let (bench, policy, mut session) = begun();
     session.write_each(0..32, 1);
     session.detach().unwrap();
     for attach in [Bench::attach_reading, Bench::attach] {
@@ -73,9 +78,7 @@ fn what_was_read_is_read_again_without_the_store_also_by_who_only_reads() {
 
 #[test]
 fn a_request_of_which_only_a_part_is_held_gets_the_rest_from_the_store() {
-    let bench = bench(options(4096, Shape::STANDARD), 64);
-    let policy = bench.create();
-    let mut session = bench.attach(&policy).unwrap();
+    let (bench, policy, mut session) = begun();
     session.write_each((0..40).filter(|block| block % 7 != 3), 1);
     session.detach().unwrap();
     let mut session = bench.attach(&policy).unwrap();
@@ -90,9 +93,7 @@ fn a_request_of_which_only_a_part_is_held_gets_the_rest_from_the_store() {
 
 #[test]
 fn a_check_looks_at_the_store_and_what_is_not_held_is_found_out() {
-    let bench = bench(options(4096, Shape::STANDARD), 64);
-    let policy = bench.create();
-    let mut session = bench.attach(&policy).unwrap();
+    let (bench, _, mut session) = begun();
     session.write_each(0..200, 1);
     session.checkpoint();
     wipe(&bench);
