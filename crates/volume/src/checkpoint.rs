@@ -11,27 +11,23 @@ use std::time::Duration;
 
 use futures::future::select;
 
-use crate::cache::NodeKey;
 use crate::commit::{Committed, Want};
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::format::ad::Tree;
-use crate::format::item::{Item, Units};
+use crate::format::item::Item;
 use crate::format::protections::Freshness;
 use crate::format::record::items_per_record;
-use crate::format::superblock::MAX_UNITS;
 use crate::io::Io;
 use crate::merge::{Bit, Merge, Salt};
 use crate::mutation::{Mutation, mutated};
 use crate::pace::Phase;
+use crate::reservation::DATA_UNITS;
 use crate::space::Pin;
 
 /// How long a session leaves its predecessor's reservations alone, for a guest that was believed dead and wakes up. The host owns the
 /// clock; but this guards against accidents only, what a host does on purpose is found by the tags.
 const PREDECESSOR_GRACE: Duration = Duration::from_secs(600);
-
-/// Units that may be reserved for data; the rest of what a superblock can list is for the nodes of a checkpoint.
-pub(crate) const DATA_UNITS: usize = MAX_UNITS * 3 / 4;
 
 /// A maintenance job that is given up, or ends by a defect, ends the session: everybody waits for what it does.
 struct Ending<'a>(&'a Core);
@@ -45,13 +41,6 @@ impl Drop for Ending<'_> {
         self.0.commit.close();
         self.0.progress.notify(usize::MAX);
     }
-}
-
-/// What the next reservation of a transaction takes at least of the blocks that are `free`. Each has a record, and nothing makes room in the
-/// journal before the transaction ends: they grow as `records` run short, so that the last block is reserved before the last record is
-/// written.
-fn share_of_rest(free: u64, records: u64) -> u64 {
-    free.div_ceil((records / 2).max(1))
 }
 
 impl Core {
@@ -83,7 +72,7 @@ impl Core {
             if self.stopping.load(Ordering::SeqCst) {
                 return self.release(io).await;
             }
-            if self.space.usable() < self.limits.reserve_low && self.space.free() > self.space.usable() {
+            if self.needs_units() {
                 self.reserve(io, DATA_UNITS).await?;
             }
             if self.resealing.is_over() {
@@ -128,7 +117,7 @@ impl Core {
         let journal =
             self.commit.free_segments() < self.geometry.segments as usize / 2 && self.commit.can_retire();
         // A superblock lists the units that may be written; when there is nothing left in some of them, the next one can list others.
-        let listed = self.space.list_is_spent(DATA_UNITS);
+        let listed = self.space.list_is_spent(DATA_UNITS, self.limits.reserve_low);
         wanted || full || pinned || journal || listed
     }
 
@@ -155,95 +144,6 @@ impl Core {
                 || commits >= self.window.commits)
     }
 
-    /// Reserves units until the target is met, up to `most` in all; durable when it returns. False if there is nothing to reserve.
-    async fn reserve(&self, io: &Io, most: usize) -> Result<bool> {
-        let (free, usable) = (self.space.free(), self.space.usable());
-        let mut want = self.limits.reserve_target.saturating_sub(usable).max(1);
-        if self.is_transactional() {
-            let records = self.commit.records_left(&self.geometry);
-            want = want.max(share_of_rest(free.saturating_sub(usable), records));
-        }
-        let units = self.space.choose(want, self.space.room(most));
-        if units.is_empty() {
-            return Ok(false);
-        }
-        self.load_units(io, &units).await?;
-        for group in units.chunks(8) {
-            self.commit.add_control(Item::Reserve(Units::new(group).ok_or_else(|| {
-                Error::new(
-                    Kind::Usage,
-                    "a reservation has more units than the format allows; report this as a defect",
-                )
-            })?));
-        }
-        let data = !self.is_transactional() || mutated(Mutation::TransactionLeaks);
-        // Anchored, whatever the level: of what is only durable, a successor that has claimed the volume already knows nothing.
-        self.commit(io, Want { data, anchor: true, urgent: true, ..Want::default() }).await?;
-        self.space.activate(&units);
-        Ok(true)
-    }
-
-    /// Brings the current view of units into memory.
-    pub(crate) async fn load_units(&self, io: &Io, units: &[u32]) -> Result<()> {
-        for unit in units {
-            if !self.space.is_resident(*unit) {
-                let used = self.unit_bits(io, *unit).await?;
-                self.space.load(*unit, used);
-            }
-        }
-        Ok(())
-    }
-
-    /// A bit per block of a unit, as the bitmap has it.
-    pub(crate) async fn unit_bits(&self, io: &Io, unit: u32) -> Result<Vec<u64>> {
-        let range = self.geometry.unit_range(unit);
-        let first = self.geometry.bit_of(range.start);
-        let key = NodeKey { tree: Tree::Bitmap, level: 0, index: first >> self.geometry.bitmap_bits };
-        let bits = range.end - range.start;
-        let words = usize::try_from(bits.div_ceil(64)).unwrap_or(0);
-        let Some(page) = self.node(io, key).await? else { return Ok(vec![0; words]) };
-        let skip = first & ((1 << self.geometry.bitmap_bits) - 1);
-        let mut used = vec![0u64; words];
-        for bit in 0..bits {
-            let at = skip + bit;
-            let byte = page[usize::try_from(at / 8).unwrap_or(0)];
-            used[usize::try_from(bit / 64).unwrap_or(0)] |= u64::from(byte >> (at % 8) & 1) << (bit % 64);
-        }
-        Ok(used)
-    }
-
-    /// A node's place is named by the tree that is being built, and by nothing that a later freeze could miss.
-    fn take_node_place(&self) -> Option<u64> {
-        let run = self.space.take(1, 0).into_iter().next()?;
-        self.space.placed([run.clone()]);
-        Some(run.start)
-    }
-
-    /// A free block for a map or salt node.
-    pub(crate) async fn node_place(&self, io: &Io) -> Result<u64> {
-        loop {
-            if let Some(place) = self.take_node_place() {
-                return Ok(place);
-            }
-            // A merge works on many leaves at once. Whoever comes second must wait: the first one's units are not usable before
-            // their reservation is durable, and to look for more meanwhile would find nothing left.
-            let _reserving = self.reserving.lock().await;
-            if let Some(place) = self.take_node_place() {
-                return Ok(place);
-            }
-            if self.space.is_draining() {
-                self.space.drain().await;
-                continue;
-            }
-            if !self.reserve(io, MAX_UNITS).await? && !self.space.take_over() {
-                return Err(Error::new(
-                    Kind::NoSpace,
-                    "no block is left for the volume's own map; detach it, enlarge its backing file and attach it again",
-                ));
-            }
-        }
-    }
-
     /// One checkpoint. At level `transaction`, a spill: the new roots stay in memory.
     pub(crate) async fn checkpoint(&self, io: &Io) -> Result<()> {
         // What the last checkpoint freed is what this one writes its nodes to.
@@ -255,7 +155,11 @@ impl Core {
             self.unanchored_pins.lock().unwrap_or_else(PoisonError::into_inner).extend(pin);
             self.spilled.store(true, Ordering::SeqCst);
         } else {
-            self.publish_committed(io).await?;
+            let units = self.begin_reservation_for_nodes(io).await?;
+            let cut = self.commit_and_freeze(io).await?;
+            self.space.activate(&units);
+            let pin = self.merge_and_reserve(io).await?;
+            self.publish_merged(io, &cut, pin).await?;
         }
         if self.journal_is_tight() {
             // Our own segments came back, and it was not enough. Without a journal nothing goes on; that counts more than caution
@@ -272,33 +176,28 @@ impl Core {
         Ok(())
     }
 
-    /// Merges all that was written so far, anchored, and makes it what a superblock reaches.
-    async fn publish_committed(&self, io: &Io) -> Result<()> {
+    /// Commits all that was written so far, anchored, and freezes it for a merge.
+    async fn commit_and_freeze(&self, io: &Io) -> Result<Committed> {
         self.space.before_freeze();
-        let cut = self
-            .commit(
-                io,
-                Want {
-                    data: true,
-                    anchor: !mutated(Mutation::CheckpointUnanchored),
-                    freeze: true,
-                    urgent: true,
-                    ..Want::default()
-                },
-            )
-            .await?;
-        let pin = self.merge(io).await?;
+        let anchor = !mutated(Mutation::CheckpointUnanchored);
+        self.commit(io, Want { data: true, anchor, freeze: true, urgent: true, ..Want::default() }).await
+    }
+
+    /// Makes what was merged what a superblock reaches.
+    async fn publish_merged(&self, io: &Io, cut: &Committed, pin: Pin) -> Result<()> {
         if !mutated(Mutation::NodesNotFlushed) {
             io.flush().await?;
         }
-        self.finish(io, &cut, [pin]).await
+        self.finish(io, cut, [pin]).await
     }
 
     /// Puts all of the journal that was replayed into the trees, so that its segments are free again. For an attach: nothing has been
     /// changed by this session yet, so it is a checkpoint at every level, and needs no record.
     pub(crate) async fn tidy(&self, io: &Io) -> Result<()> {
         self.run_age.fetch_add(1, Ordering::SeqCst);
-        self.publish_committed(io).await?;
+        let cut = self.commit_and_freeze(io).await?;
+        let pin = self.merge(io).await?;
+        self.publish_merged(io, &cut, pin).await?;
         self.pace.end();
         self.counters.checkpoints.add(1);
         Ok(())
@@ -313,7 +212,7 @@ impl Core {
     }
 
     /// Merges the frozen generation into the trees and drops it. Returns the pin on what was freed.
-    async fn merge(&self, io: &Io) -> Result<Pin> {
+    pub(crate) async fn merge(&self, io: &Io) -> Result<Pin> {
         let frozen = self.overlay.frozen();
         self.pace.begin(Phase::Map, frozen.entries.len() as u64);
         let merge = Merge::new(self, io);
@@ -412,25 +311,5 @@ impl Core {
         // What completed since the checkpoint began is in this commit, and nothing comes after it.
         let last = Want { data, anchor: true, urgent: true, release: true, ..Want::default() };
         self.commit(io, last).await.map(drop)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::share_of_rest;
-
-    proptest! {
-        /// However much a transaction writes, its reservations leave room for its own end.
-        #[test]
-        fn the_last_block_is_reserved_before_the_journal_is_full(free in 0..1_u64 << 40, records in 4..100_000_u64) {
-            let (mut free, mut left) = (free, records);
-            while free > 0 {
-                free = free.saturating_sub(share_of_rest(free, left));
-                left -= 1;
-            }
-            prop_assert!(left > 0);
-        }
     }
 }

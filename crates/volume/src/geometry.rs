@@ -393,6 +393,11 @@ impl Geometry {
         sizing::tree_nodes(self.logical_blocks, self.fan_out_bits, self.fan_out_bits)
     }
 
+    /// The most map nodes that change with so many of its entries, all levels together.
+    pub(crate) fn most_nodes_of(&self, entries: u64) -> u64 {
+        (0..self.map_levels).map(|level| entries.min(self.nodes(Tree::Map, level))).sum()
+    }
+
     /// The fewest nodes that a map of `mapped` blocks can have, all levels together.
     pub fn least_map_nodes(&self, mapped: u64) -> u64 {
         sizing::tree_nodes(mapped, self.fan_out_bits, self.fan_out_bits)

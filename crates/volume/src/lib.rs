@@ -47,6 +47,7 @@ mod rekey;
 mod replay;
 mod request;
 mod reseal;
+mod reservation;
 mod space;
 mod start;
 mod stream;

@@ -12,13 +12,13 @@ use std::sync::atomic::Ordering;
 
 use futures::FutureExt;
 
-use crate::checkpoint::DATA_UNITS;
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::format::protections::{Freshness, Provision};
 use crate::io::Io;
 use crate::queue::Runs;
 use crate::readers::Reading;
+use crate::reservation::DATA_UNITS;
 
 impl Core {
     /// Places for new data; waits for reservations, or for a checkpoint to free what is pinned.

@@ -20,6 +20,7 @@ use crate::allocation::Extent;
 use crate::core::Core;
 use crate::error::Result;
 use crate::io::Io;
+use crate::space::Purpose;
 
 /// What a volume may be asked. Addresses and lengths are logical blocks of 4096 bytes.
 #[derive(Debug)]
@@ -236,8 +237,8 @@ impl Runs {
                 return None;
             }
             self.tell(core);
-            self.runs.extend(core.space.take((blocks - held).max(ahead), keep));
-            if core.space.usable() < core.limits.reserve_low {
+            self.runs.extend(core.space.take(Purpose::Data, (blocks - held).max(ahead), keep));
+            if core.is_short_of_usable() {
                 core.work.notify(usize::MAX);
             }
         }

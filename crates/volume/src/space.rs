@@ -9,19 +9,21 @@
 //! 2. `free` of a unit is the number of its blocks that are free in the current view.
 //! 3. A pinned block is in use in the current view until `release`, which needs both: its batch was let go, and all readers from
 //!    before that have finished.
-//! 4. A unit is `Usable` exactly if it is in the queue, among those that ran empty, or among those that are leaving, and in one of them
-//!    only; `usable` is the sum of what is free in the queue.
+//! 4. A unit is `Usable` exactly if it is in one of the two queues, among those that ran empty, or among those that are leaving, and in one
+//!    of them only; what is usable is the sum of what is free in the queues.
 //! 5. A unit's current view leaves memory only when bitmap and pins have all of it: at a freeze, nothing that was taken there was still
 //!    on its way into the overlay, and since then nothing was taken there.
 //! 6. Whoever waits for room is woken whenever there is more than before, whoever made it: a waiter may have found it on its own behalf,
 //!    and taken only a part.
 //! 7. A superblock lists each unit that a write may still be on its way to: one that was given up goes on being listed until all writes that
 //!    had begun by then have ended. No run of it that a queue still holds is written to after that (`Core::run_age`).
+//!
+//! Nodes of the map and data go to units of their own, as far as there is room (decision 31). No promise rests on that.
 
 mod bits;
+mod inner;
 mod reserve;
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -31,53 +33,18 @@ use crate::geometry::Geometry;
 use crate::mutation::{Mutation, mutated};
 use crate::readers::{Readers, Reading};
 use bits::Bits;
+use inner::{Inner, State, Unit};
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Not reserved; this session may reserve it (again).
-    Open,
-    /// The predecessor may still write there.
-    Foreign,
-    /// Being loaded, or reserved in a commit that is not durable yet.
-    Pending,
-    /// Reserved: this session writes there.
-    Usable,
-}
-
-#[derive(Clone, Copy)]
-struct Unit {
-    free: u32,
-    state: State,
+/// What blocks are taken for. Nodes are replaced together, data one by one: apart from data, nodes leave long runs behind, in which the next
+/// ones reach the store in few writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    Data,
+    Nodes,
 }
 
 /// Names a batch of pinned blocks.
 pub(crate) type Pin = u64;
-
-#[derive(Default)]
-struct Inner {
-    units: Vec<Unit>,
-    resident: HashMap<u32, Bits>,
-    /// Resident units that may leave memory after the checkpoint under way.
-    leaving: HashSet<u32>,
-    /// Usable units with free blocks, the one in use first.
-    queue: VecDeque<u32>,
-    queued: HashSet<u32>,
-    /// Usable units that ran empty since the last superblock; somebody may still hold a run of theirs.
-    emptied: HashSet<u32>,
-    /// Those that the last superblock lists, or one before it, and that writes of before may still be on their way to: the phase of these.
-    leaving_list: Option<(u64, HashSet<u32>)>,
-    cursor: usize,
-    free: u64,
-    usable: u64,
-    held: HashMap<u32, Vec<u64>>,
-    pinned: BTreeMap<Pin, Vec<u64>>,
-    next_pin: Pin,
-    pinned_blocks: u64,
-    let_go: Vec<Pin>,
-    draining: Option<(u64, Vec<Pin>)>,
-    /// Units that were the predecessor's and are not left alone any more.
-    taken: u64,
-}
 
 /// The session's free space.
 pub(crate) struct Space {
@@ -107,7 +74,8 @@ impl Space {
     /// blocks that the replayed journal names.
     pub(crate) fn begin(&self, free: &[u32], foreign: &[u32], held: &[u64]) {
         let mut inner = self.lock();
-        inner.units = free.iter().map(|free| Unit { free: *free, state: State::Open }).collect();
+        let unit = |free: &u32| Unit { free: *free, state: State::Open, purpose: Purpose::Data };
+        inner.units = free.iter().map(unit).collect();
         for unit in foreign {
             if let Some(unit) = inner.units.get_mut(*unit as usize) {
                 unit.state = State::Foreign;
@@ -138,12 +106,12 @@ impl Space {
     }
 
     /// Takes up to `want` blocks, in runs, leaving at least `keep` blocks of the whole volume free. Empty if there is nothing to take.
-    pub(crate) fn take(&self, want: u64, keep: u64) -> Vec<Range<u64>> {
+    pub(crate) fn take(&self, purpose: Purpose, want: u64, keep: u64) -> Vec<Range<u64>> {
         let mut inner = self.lock();
         let mut left = want.min(inner.free.saturating_sub(keep));
         let mut runs = Vec::new();
         while left > 0 {
-            let Some(unit) = inner.queue.front().copied() else { break };
+            let Some(unit) = inner.first(purpose) else { break };
             let range = self.geometry.unit_range(unit);
             let Some(bits) = inner.resident.get_mut(&unit) else { break };
             match bits.take(left, range.end - range.start) {
@@ -152,13 +120,12 @@ impl Space {
                     left -= length;
                     bits.out += length;
                     inner.free -= length;
-                    inner.usable -= length;
                     let entry = &mut inner.units[unit as usize];
                     entry.free = entry.free.saturating_sub(u32::try_from(length).unwrap_or(u32::MAX));
                     runs.push(range.start + run.start..range.start + run.end);
                 }
                 None => {
-                    inner.queue.pop_front();
+                    inner.queue_for(purpose).pop_front();
                     inner.queued.remove(&unit);
                     inner.emptied.insert(unit);
                 }
@@ -188,7 +155,13 @@ impl Space {
 
     /// Free blocks that may be taken now without a reservation.
     pub(crate) fn usable(&self) -> u64 {
-        self.lock().usable
+        let inner = self.lock();
+        inner.usable(Purpose::Data) + inner.usable(Purpose::Nodes)
+    }
+
+    /// Those of them that need not be taken from what is kept for something else.
+    pub(crate) fn usable_for(&self, purpose: Purpose) -> u64 {
+        self.lock().usable(purpose)
     }
 
     /// Free blocks of the volume that this session could have.
@@ -332,78 +305,6 @@ impl Space {
     pub(crate) fn memory(&self) -> u64 {
         let inner = self.lock();
         inner.bytes() + (inner.units.len() * size_of::<Unit>()) as u64 + inner.pinned_blocks * 8
-    }
-}
-
-impl Inner {
-    /// Units that ran empty need not be listed any more when all that was taken there is named by an entry: this session writes to none of
-    /// these blocks again, so whoever comes next may believe bitmap and journal about them.
-    fn forget_emptied(&mut self) {
-        let Inner { units, resident, emptied, .. } = self;
-        emptied.retain(|unit| {
-            let writing = resident.get(unit).is_none_or(|bits| bits.out > 0);
-            if !writing {
-                units[*unit as usize].state = State::Open;
-            }
-            writing
-        });
-    }
-
-    /// Units that a superblock would list now.
-    fn listed(&self) -> usize {
-        let leaving = self.leaving_list.as_ref().map_or(0, |(_, units)| units.len());
-        self.queue.len() + self.emptied.len() + leaving
-    }
-
-    /// Bytes of the current views.
-    fn bytes(&self) -> u64 {
-        // All units but the last of each extent have the same size.
-        let longest = self.resident.values().map(Bits::bytes).take(2).max().unwrap_or(0);
-        self.resident.len() as u64 * (longest + 64)
-    }
-
-    fn no_longer_out(&mut self, geometry: &Geometry, run: Range<u64>) {
-        let mut from = run.start;
-        while from < run.end {
-            let unit = geometry.unit_of(from);
-            let to = geometry.unit_range(unit).end.min(run.end);
-            if let Some(bits) = self.resident.get_mut(&unit) {
-                debug_assert!(bits.out >= to - from, "unit {unit} has no {} blocks out", to - from);
-                bits.out = bits.out.saturating_sub(to - from);
-            }
-            if to <= from {
-                return;
-            }
-            from = to;
-        }
-    }
-
-    fn release(&mut self, geometry: &Geometry, block: u64) {
-        let unit = geometry.unit_of(block);
-        let start = geometry.unit_range(unit).start;
-        if let Some(bits) = self.resident.get_mut(&unit) {
-            bits.clear(block - start);
-        }
-        let Some(entry) = self.units.get_mut(unit as usize) else { return };
-        entry.free += 1;
-        let state = entry.state;
-        if state != State::Foreign {
-            self.free += 1;
-        }
-        if state == State::Usable {
-            self.usable += 1;
-            self.enqueue(unit);
-        }
-    }
-
-    fn enqueue(&mut self, unit: u32) {
-        if self.units[unit as usize].free > 0 && self.queued.insert(unit) {
-            self.emptied.remove(&unit);
-            if let Some((_, leaving)) = &mut self.leaving_list {
-                leaving.remove(&unit);
-            }
-            self.queue.push_back(unit);
-        }
     }
 }
 

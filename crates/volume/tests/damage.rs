@@ -183,8 +183,11 @@ fn a_damaged_node_that_was_written_to_ends_the_session_and_loses_nothing_else() 
         damage(*place);
         damaged.is_ok_and(|damaged| damaged.len() == 1 && damaged[0] == (0..128))
     };
-    let data = Geometry::for_logical(4096, Shape::STANDARD).expect("a size").data_start();
-    let leaf = (data..data + 512).find(is_leaf).expect("the leaf of the first 128 blocks");
+    let geometry = Geometry::for_logical(4096, Shape::STANDARD).expect("a size");
+    let leaf = (geometry.data_start()..geometry.physical_blocks)
+        .rev()
+        .find(is_leaf)
+        .expect("the leaf of the first 128 blocks");
     damage(leaf);
     for round in 0..3 {
         let mut session = bench.attach(&policy).expect("attached");

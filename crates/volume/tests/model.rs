@@ -10,6 +10,7 @@ mod common;
 
 use std::fmt::Write;
 
+use common::dice::Dice;
 use common::{Bench, Session, filled, options};
 use volume::format::ad::Tree;
 use volume::format::protections::Freshness;
@@ -65,16 +66,6 @@ fn checkpoint_nodes(geometry: &Geometry, changes: u64, part: f64) -> (f64, f64) 
 /// Overwrites after which a checkpoint begins by itself, with so many bytes of memory.
 fn overwrites_for_a_checkpoint(geometry: &Geometry, memory: u64) -> u64 {
     geometry.pinned_limit().min(memory / 896)
-}
-
-/// The same numbers in each run, spread evenly.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
-    }
 }
 
 fn bench(blocks: u64, shape: Shape, freshness: Freshness) -> (Bench, Geometry) {

@@ -105,15 +105,6 @@ fn a_reader_beside_a_writer_reads_what_was_there_or_corrupt() {
         let (mut old, mut corrupt) = (0, 0);
         for round in 0..100u8 {
             fill(&mut writer, 100 + round % 100);
-            // More than the blocks that are read: what was given up is used again, sooner or later.
-            for block in (1024..4096).step_by(128) {
-                writer.write(block, 128, 99).expect("written");
-                writer.one(Request::Commit).result.expect("committed");
-            }
-            if round % 4 == 3 {
-                writer.volume.checkpoint_soon();
-                writer.settle();
-            }
             for block in 0..BLOCKS {
                 match reader.read(block, 1) {
                     Ok(bytes) => {
@@ -128,6 +119,15 @@ fn a_reader_beside_a_writer_reads_what_was_there_or_corrupt() {
             }
             if old > 0 && corrupt > BLOCKS {
                 break;
+            }
+            // More than the blocks that are read: what was given up is used again, sooner or later.
+            for block in (1024..4096).step_by(128) {
+                writer.write(block, 128, 99).expect("written");
+                writer.one(Request::Commit).result.expect("committed");
+            }
+            if round % 4 == 3 {
+                writer.volume.checkpoint_soon();
+                writer.settle();
             }
         }
         assert!(old > 0 && corrupt > 0, "{freshness}: {old} read as they were, {corrupt} were gone");

@@ -1,40 +1,46 @@
 //! A session's reservations: how units come to it, and when a superblock need not list them any more.
 
-use std::collections::HashSet;
+use std::collections::{BinaryHeap, HashSet};
 
 use event_listener::EventListener;
 
 use super::bits::Bits;
-use super::{Inner, Space, State};
+use super::inner::{Inner, State, Unit};
+use super::{Purpose, Space};
+
+impl Unit {
+    fn is_open(&self) -> bool {
+        self.state == State::Open && self.free > 0
+    }
+}
 
 impl Space {
-    /// Chooses units for a reservation, next-fit, until they have `want` free blocks; `most` at most. They are `Pending` then.
+    /// Chooses units for a reservation of data, next-fit, until they have `want` free blocks; `most` at most. They are `Pending` then.
     pub(crate) fn choose(&self, want: u64, most: usize) -> Vec<u32> {
         let mut inner = self.lock();
         let count = inner.units.len();
         let open: Vec<u64> = inner
             .units
             .iter()
-            .filter(|unit| unit.state == State::Open && unit.free > 0)
+            .filter(|unit| unit.is_open() && unit.purpose == Purpose::Data)
             .map(|unit| u64::from(unit.free))
             .collect();
-        if open.is_empty() {
-            return Vec::new();
-        }
         // Emptier units have longer runs; passing over the fuller half is what makes random writes sequential.
-        let average = open.iter().sum::<u64>() / open.len() as u64;
+        let average = open.iter().sum::<u64>() / (open.len() as u64).max(1);
         let Inner { units, cursor, leaving, .. } = &mut *inner;
         let mut chosen = Vec::new();
         let mut sum = 0;
-        for threshold in [average, 1] {
+        // What is kept for nodes comes last.
+        for (purpose, threshold) in [(Purpose::Data, average), (Purpose::Data, 1), (Purpose::Nodes, 1)] {
             for step in 0..count {
                 if sum >= want || chosen.len() >= most {
                     return chosen;
                 }
                 let at = (*cursor + step) % count;
                 let unit = &mut units[at];
-                if unit.state == State::Open && u64::from(unit.free) >= threshold.max(1) {
+                if unit.is_open() && unit.purpose == purpose && u64::from(unit.free) >= threshold {
                     unit.state = State::Pending;
+                    unit.purpose = Purpose::Data;
                     sum += u64::from(unit.free);
                     let number = u32::try_from(at).unwrap_or(u32::MAX);
                     leaving.remove(&number);
@@ -44,6 +50,32 @@ impl Space {
                     }
                 }
             }
+        }
+        chosen
+    }
+
+    /// Chooses units for the nodes of a checkpoint, until those that are kept for nodes have `want` free blocks that may be taken; `most` at
+    /// most. They are `Pending` then. First come those that nodes were in before, then the emptiest.
+    pub(crate) fn choose_for_nodes(&self, want: u64, most: usize) -> Vec<u32> {
+        let mut inner = self.lock();
+        let mut sum = inner.usable(Purpose::Nodes);
+        if sum >= want {
+            return Vec::new();
+        }
+        let Inner { units, leaving, .. } = &mut *inner;
+        let open = (0u32..).zip(units.iter()).filter(|(_, unit)| unit.is_open());
+        let mut best: BinaryHeap<(bool, u32, u32)> =
+            open.map(|(number, unit)| (unit.purpose == Purpose::Nodes, unit.free, number)).collect();
+        let mut chosen = Vec::new();
+        while sum < want
+            && chosen.len() < most
+            && let Some((_, free, number)) = best.pop()
+        {
+            units[number as usize].state = State::Pending;
+            units[number as usize].purpose = Purpose::Nodes;
+            leaving.remove(&number);
+            sum += u64::from(free);
+            chosen.push(number);
         }
         chosen
     }
@@ -70,7 +102,6 @@ impl Space {
         let mut inner = self.lock();
         for unit in units {
             inner.units[*unit as usize].state = State::Usable;
-            inner.usable += u64::from(inner.units[*unit as usize].free);
             inner.enqueue(*unit);
         }
         drop(inner);
@@ -82,7 +113,8 @@ impl Space {
         let mut inner = self.lock();
         self.end_leaving(&mut inner);
         let leaving = inner.leaving_list.iter().flat_map(|(_, units)| units);
-        let mut units: Vec<u32> = inner.queue.iter().chain(&inner.emptied).chain(leaving).copied().collect();
+        let queues = inner.queue.iter().chain(&inner.node_queue);
+        let mut units: Vec<u32> = queues.chain(&inner.emptied).chain(leaving).copied().collect();
         units.sort_unstable();
         units.dedup();
         units.truncate(most);
@@ -99,11 +131,14 @@ impl Space {
         most.saturating_sub(inner.listed())
     }
 
-    /// Whether no more units may be reserved, and a superblock could list fewer: some of them have nothing left.
-    pub(crate) fn list_is_spent(&self, most: usize) -> bool {
+    /// Whether no more units may be reserved although data has less than `enough`, and a superblock could list fewer: some of them have
+    /// nothing left. On a full volume each unit has a little, and one runs empty every few writes.
+    pub(crate) fn list_is_spent(&self, most: usize, enough: u64) -> bool {
         let full = self.room(most) == 0;
         let inner = self.lock();
-        full && !inner.emptied.is_empty() && inner.leaving_list.is_none()
+        full && inner.usable(Purpose::Data) < enough
+            && !inner.emptied.is_empty()
+            && inner.leaving_list.is_none()
     }
 
     /// Where no more units may be reserved before writes that are under way have ended: tells when one has. Look again then.
@@ -125,18 +160,16 @@ impl Space {
             let units = std::mem::take(&mut inner.emptied);
             inner.leaving_list = Some((phase, units));
         }
-        let Inner { units, queue, queued, emptied, leaving_list, usable, .. } = &mut *inner;
+        let Inner { units, queue, node_queue, queued, emptied, leaving_list, .. } = &mut *inner;
         queue.retain(|unit| listed.contains(unit));
+        node_queue.retain(|unit| listed.contains(unit));
         queued.retain(|unit| listed.contains(unit));
-        *usable = 0;
         for (number, unit) in (0u32..).zip(units.iter_mut()) {
             if unit.state != State::Usable {
                 continue;
             }
             let leaving = leaving_list.as_ref().is_some_and(|(_, units)| units.contains(&number));
-            if queued.contains(&number) {
-                *usable += u64::from(unit.free);
-            } else if !leaving && !emptied.contains(&number) {
+            if !queued.contains(&number) && !leaving && !emptied.contains(&number) {
                 unit.state = State::Open;
             }
         }

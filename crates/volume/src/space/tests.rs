@@ -7,7 +7,7 @@ use event_listener::Event;
 use futures::FutureExt;
 use proptest::prelude::*;
 
-use super::Space;
+use super::{Purpose, Space};
 use crate::geometry::{Geometry, Shape};
 use crate::readers::{Readers, Reading};
 
@@ -23,14 +23,20 @@ fn space() -> (Geometry, Space, Arc<Readers>) {
     (geometry, space, readers)
 }
 
+/// More than there is.
+const ENOUGH: u64 = 1 << 20;
+
 fn reserve(geometry: &Geometry, space: &Space, want: u64) {
     reserve_from(geometry, space, want, &BTreeSet::new());
 }
 
 /// Reserves units; `bitmap` has the blocks that the bitmap on the store says are in use.
 fn reserve_from(geometry: &Geometry, space: &Space, want: u64, bitmap: &BTreeSet<u64>) {
-    let units = space.choose(want, 1000);
-    for unit in &units {
+    make_usable(geometry, space, &space.choose(want, 1000), bitmap);
+}
+
+fn make_usable(geometry: &Geometry, space: &Space, units: &[u32], bitmap: &BTreeSet<u64>) {
+    for unit in units {
         if !space.is_resident(*unit) {
             let range = geometry.unit_range(*unit);
             let mut used = vec![0; range.clone().count().div_ceil(64)];
@@ -41,13 +47,14 @@ fn reserve_from(geometry: &Geometry, space: &Space, want: u64, bitmap: &BTreeSet
             space.load(*unit, used);
         }
     }
-    space.activate(&units);
+    space.activate(units);
 }
 
 #[derive(Debug, Clone)]
 enum Step {
     Reserve(u64),
-    Take(u64),
+    Take(Purpose, u64),
+    ReserveForNodes(u64),
     GiveBack(usize),
     Place(usize),
     Free(usize),
@@ -61,10 +68,15 @@ enum Step {
     EndWrite(usize),
 }
 
+fn purpose() -> impl Strategy<Value = Purpose> {
+    prop_oneof![Just(Purpose::Data), Just(Purpose::Nodes)]
+}
+
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         (1..200u64).prop_map(Step::Reserve),
-        (1..60u64).prop_map(Step::Take),
+        (purpose(), 1..60u64).prop_map(|(purpose, want)| Step::Take(purpose, want)),
+        (1..200u64).prop_map(Step::ReserveForNodes),
         (0..20usize).prop_map(Step::GiveBack),
         (0..60usize).prop_map(Step::Place),
         (0..60usize).prop_map(Step::Free),
@@ -108,9 +120,15 @@ proptest! {
         for step in steps {
             match step {
                 Step::Reserve(want) => reserve_from(&geometry, &space, want, &model.bitmap),
-                Step::Take(want) => {
+                Step::ReserveForNodes(want) => {
+                    let units = space.choose_for_nodes(want, 1000);
+                    make_usable(&geometry, &space, &units, &model.bitmap);
+                    let rest = space.free() - space.usable();
+                    prop_assert!(space.usable_for(Purpose::Nodes) >= want || rest == 0, "{} are left", rest);
+                }
+                Step::Take(purpose, want) => {
                     let usable = space.usable();
-                    let runs = space.take(want, 0);
+                    let runs = space.take(purpose, want, 0);
                     prop_assert_eq!(runs.iter().map(|run| run.end - run.start).sum::<u64>(), want.min(usable));
                     for block in runs.into_iter().flatten() {
                         prop_assert!(geometry.holds(block));
@@ -144,7 +162,7 @@ proptest! {
                 Step::Freeze => {}
                 Step::Write(want) => {
                     let writing = space.begin_write();
-                    let places: BTreeSet<u64> = space.take(want, 0).into_iter().flatten().collect();
+                    let places: BTreeSet<u64> = space.take(Purpose::Data, want, 0).into_iter().flatten().collect();
                     prop_assert!(places.iter().all(|block| model.out.insert(*block)), "handed out twice");
                     model.writes.push((writing, places));
                 }
@@ -164,12 +182,44 @@ proptest! {
     }
 }
 
+/// So many blocks for nodes, in units that are reserved for them.
+fn take_for_nodes(geometry: &Geometry, space: &Space, count: u64) -> Vec<u64> {
+    make_usable(geometry, space, &space.choose_for_nodes(count, 1000), &BTreeSet::new());
+    let runs = space.take(Purpose::Nodes, count, 0);
+    space.placed(runs.clone());
+    runs.into_iter().flatten().collect()
+}
+
+#[test]
+fn nodes_go_where_nodes_were_and_data_elsewhere_as_long_as_there_is_room() {
+    let (geometry, space, _readers) = space();
+    let units = |blocks: &[u64]| -> BTreeSet<u32> { blocks.iter().map(|at| geometry.unit_of(*at)).collect() };
+    let first = take_for_nodes(&geometry, &space, 64);
+    reserve(&geometry, &space, 64);
+    let data: Vec<u64> = space.take(Purpose::Data, 64, 0).into_iter().flatten().collect();
+    assert!(units(&first).is_disjoint(&units(&data)));
+    // The next generation needs units of its own, while the first is in use; the third has those of the first.
+    let second = take_for_nodes(&geometry, &space, 64);
+    assert!(units(&first).is_disjoint(&units(&second)));
+    space.let_go([space.pin(first.clone())]);
+    space.published(&space.reserved(1000));
+    space.published(&space.reserved(1000));
+    let third = take_for_nodes(&geometry, &space, 64);
+    assert_eq!(units(&third), units(&first));
+    // Data has all the rest, and then what is kept for nodes.
+    space.let_go([space.pin(third.clone())]);
+    reserve(&geometry, &space, space.free());
+    let rest: Vec<u64> = space.take(Purpose::Data, space.usable(), 0).into_iter().flatten().collect();
+    assert!(units(&rest).is_superset(&units(&third)));
+    assert_eq!(space.free(), 0);
+}
+
 #[test]
 fn views_that_the_bitmap_has_leave_memory_and_those_on_their_way_stay() {
     let (geometry, space, _readers) = space();
     reserve(&geometry, &space, 16);
     let empty = space.memory();
-    let taken: Vec<_> = space.take(10_000, 0);
+    let taken: Vec<_> = space.take(Purpose::Data, 10_000, 0);
     space.published(&[]);
     space.before_freeze();
     space.after_merge();
@@ -184,14 +234,14 @@ fn views_that_the_bitmap_has_leave_memory_and_those_on_their_way_stay() {
 fn a_pinned_block_is_not_reused_while_an_older_reader_is_in_flight() {
     let (geometry, space, readers) = space();
     reserve(&geometry, &space, 16);
-    let everything: Vec<u64> = space.take(10_000, 0).into_iter().flatten().collect();
+    let everything: Vec<u64> = space.take(Purpose::Data, 10_000, 0).into_iter().flatten().collect();
     let reading = readers.enter();
     let pin = space.pin(everything.clone());
     space.let_go([pin]);
-    assert!(space.take(1, 0).is_empty());
+    assert!(space.take(Purpose::Data, 1, 0).is_empty());
     drop(reading);
     space.collect();
-    let again: BTreeSet<u64> = space.take(10_000, 0).into_iter().flatten().collect();
+    let again: BTreeSet<u64> = space.take(Purpose::Data, 10_000, 0).into_iter().flatten().collect();
     assert_eq!(again, everything.into_iter().collect());
 }
 
@@ -203,7 +253,7 @@ fn what_the_predecessor_reserved_and_what_replay_found_are_not_handed_out() {
     let other = Space::new(geometry, Arc::default(), Arc::default(), 0);
     other.begin(&free[..8], &[0, 1], &[held]);
     reserve(&geometry, &other, 10_000);
-    let blocks: BTreeSet<u64> = other.take(10_000, 0).into_iter().flatten().collect();
+    let blocks: BTreeSet<u64> = other.take(Purpose::Data, 10_000, 0).into_iter().flatten().collect();
     assert_eq!(blocks.len() as u64, 6 * u64::from(geometry.unit_blocks) - 1);
     assert!(!blocks.contains(&held));
     assert!(blocks.iter().all(|block| geometry.unit_of(*block) >= 2));
@@ -228,7 +278,7 @@ fn who_waits_for_readers_is_woken_when_another_collects() {
     use std::task::{Context, Waker};
     let (geometry, space, readers) = space();
     reserve(&geometry, &space, 16);
-    let blocks: Vec<u64> = space.take(4, 0).into_iter().flatten().collect();
+    let blocks: Vec<u64> = space.take(Purpose::Data, 4, 0).into_iter().flatten().collect();
     let reading = readers.enter();
     space.let_go([space.pin(blocks)]);
     let counter = Arc::new(CountWakes::default());
@@ -256,15 +306,16 @@ fn a_list_of_units_is_spent_only_when_a_superblock_could_list_fewer() {
     while space.room(3) > 0 {
         reserve(&geometry, &space, 1);
     }
-    assert!(!space.list_is_spent(3), "another superblock would list the same, over and over");
+    assert!(!space.list_is_spent(3, ENOUGH), "another superblock would list the same, over and over");
     // The next one who takes some finds that the first unit has nothing left.
-    space.take(u64::from(geometry.unit_blocks), 0);
-    space.take(1, 0);
-    assert!(space.list_is_spent(3) && !space.list_is_spent(4));
+    space.take(Purpose::Data, u64::from(geometry.unit_blocks), 0);
+    space.take(Purpose::Data, 1, 0);
+    assert!(space.list_is_spent(3, ENOUGH) && !space.list_is_spent(4, ENOUGH));
+    assert!(!space.list_is_spent(3, space.usable()), "what is left in the others will do");
     space.before_freeze();
     space.after_merge();
     space.published(&space.reserved(3));
-    assert!(!space.list_is_spent(3));
+    assert!(!space.list_is_spent(3, ENOUGH));
 }
 
 #[test]
@@ -274,9 +325,9 @@ fn a_unit_is_listed_until_all_writes_that_may_go_there_have_ended() {
     let first = space.reserved(100);
     assert_eq!(first.len(), 1);
     let slow = space.begin_write();
-    space.take(u64::from(geometry.unit_blocks), 0);
+    space.take(Purpose::Data, u64::from(geometry.unit_blocks), 0);
     reserve(&geometry, &space, 1);
-    space.take(1, 0);
+    space.take(Purpose::Data, 1, 0);
     // This superblock lists it, as it lists each that ran empty since the last one. The next one must, too, and the one behind that.
     for _ in 0..3 {
         let listed = space.reserved(100);
@@ -302,11 +353,11 @@ fn a_full_list_waits_for_writes_under_way_and_for_nothing_else() {
     }
     assert!(space.waits_for_writes(3).is_none(), "no write holds it up");
     let slow = space.begin_write();
-    space.take(u64::from(geometry.unit_blocks), 0);
-    space.take(1, 0);
-    assert!(space.list_is_spent(3));
+    space.take(Purpose::Data, u64::from(geometry.unit_blocks), 0);
+    space.take(Purpose::Data, 1, 0);
+    assert!(space.list_is_spent(3, ENOUGH));
     space.published(&space.reserved(3));
-    assert!(!space.list_is_spent(3), "another superblock would list the same");
+    assert!(!space.list_is_spent(3, ENOUGH), "another superblock would list the same");
     let mut ended = space.waits_for_writes(3).expect("the write under way");
     assert!((&mut ended).now_or_never().is_none());
     drop(slow);
@@ -327,7 +378,7 @@ fn who_waits_for_room_is_woken_by_whoever_makes_some() {
         (&mut waits).now_or_never().is_some()
     };
     assert!(told(&|| reserve(&geometry, &space, 1)), "a unit became usable");
-    let taken: Vec<u64> = space.take(4, 0).into_iter().flatten().collect();
+    let taken: Vec<u64> = space.take(Purpose::Data, 4, 0).into_iter().flatten().collect();
     assert!(told(&|| space.give_back(taken[0]..taken[0] + 1)), "a block was given back");
     assert!(told(&|| assert!(space.take_over())), "the predecessor's units are free");
     assert!(!told(&|| assert!(!space.take_over())));

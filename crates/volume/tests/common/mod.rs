@@ -1,6 +1,7 @@
 //! A volume in memory, driven on one thread.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod dice;
 pub mod growing;
 pub mod late;
 pub mod medium;

@@ -1,0 +1,158 @@
+//! Units, their queues, and what is free in them: the state behind the lock.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::ops::Range;
+
+use super::bits::Bits;
+use super::{Pin, Purpose};
+use crate::geometry::Geometry;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// Not reserved; this session may reserve it (again).
+    Open,
+    /// The predecessor may still write there.
+    Foreign,
+    /// Being loaded, or reserved in a commit that is not durable yet.
+    Pending,
+    /// Reserved: this session writes there.
+    Usable,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Unit {
+    pub(super) free: u32,
+    pub(super) state: State,
+    /// What it is kept for.
+    pub(super) purpose: Purpose,
+}
+
+#[derive(Default)]
+pub(super) struct Inner {
+    pub(super) units: Vec<Unit>,
+    pub(super) resident: HashMap<u32, Bits>,
+    /// Resident units that may leave memory after the checkpoint under way.
+    pub(super) leaving: HashSet<u32>,
+    /// Usable units with free blocks, the one in use first; those for data, and those for nodes.
+    pub(super) queue: VecDeque<u32>,
+    pub(super) node_queue: VecDeque<u32>,
+    pub(super) queued: HashSet<u32>,
+    /// Usable units that ran empty since the last superblock; somebody may still hold a run of theirs.
+    pub(super) emptied: HashSet<u32>,
+    /// Those that the last superblock lists, or one before it, and that writes of before may still be on their way to: the phase of these.
+    pub(super) leaving_list: Option<(u64, HashSet<u32>)>,
+    pub(super) cursor: usize,
+    pub(super) free: u64,
+    pub(super) held: HashMap<u32, Vec<u64>>,
+    pub(super) pinned: BTreeMap<Pin, Vec<u64>>,
+    pub(super) next_pin: Pin,
+    pub(super) pinned_blocks: u64,
+    pub(super) let_go: Vec<Pin>,
+    pub(super) draining: Option<(u64, Vec<Pin>)>,
+    /// Units that were the predecessor's and are not left alone any more.
+    pub(super) taken: u64,
+}
+
+impl Inner {
+    /// Units that ran empty need not be listed any more when all that was taken there is named by an entry: this session writes to none of
+    /// these blocks again, so whoever comes next may believe bitmap and journal about them.
+    pub(super) fn forget_emptied(&mut self) {
+        let Inner { units, resident, emptied, .. } = self;
+        emptied.retain(|unit| {
+            let writing = resident.get(unit).is_none_or(|bits| bits.out > 0);
+            if !writing {
+                units[*unit as usize].state = State::Open;
+            }
+            writing
+        });
+    }
+
+    /// Units that a superblock would list now.
+    pub(super) fn listed(&self) -> usize {
+        let leaving = self.leaving_list.as_ref().map_or(0, |(_, units)| units.len());
+        self.queue.len() + self.node_queue.len() + self.emptied.len() + leaving
+    }
+
+    pub(super) fn queue_for(&mut self, purpose: Purpose) -> &mut VecDeque<u32> {
+        match purpose {
+            Purpose::Data => &mut self.queue,
+            Purpose::Nodes => &mut self.node_queue,
+        }
+    }
+
+    pub(super) fn usable(&self, purpose: Purpose) -> u64 {
+        let queue = if purpose == Purpose::Data { &self.queue } else { &self.node_queue };
+        queue.iter().map(|unit| u64::from(self.units[*unit as usize].free)).sum()
+    }
+
+    /// The unit to take from. Where there is none for this purpose, one of the others is for it from now on: for nodes the emptiest, for data
+    /// the one from which nodes lose the least.
+    pub(super) fn first(&mut self, purpose: Purpose) -> Option<u32> {
+        let Self { units, queue, node_queue, .. } = self;
+        let (own, others) = match purpose {
+            Purpose::Data => (queue, node_queue),
+            Purpose::Nodes => (node_queue, queue),
+        };
+        if own.is_empty() {
+            let free = |at: &usize| units[others[*at] as usize].free;
+            let at = match purpose {
+                Purpose::Data => (0..others.len()).min_by_key(free),
+                Purpose::Nodes => (0..others.len()).max_by_key(free),
+            };
+            let unit = others.remove(at?)?;
+            units[unit as usize].purpose = purpose;
+            own.push_front(unit);
+        }
+        own.front().copied()
+    }
+
+    /// Bytes of the current views.
+    pub(super) fn bytes(&self) -> u64 {
+        // All units but the last of each extent have the same size.
+        let longest = self.resident.values().map(Bits::bytes).take(2).max().unwrap_or(0);
+        self.resident.len() as u64 * (longest + 64)
+    }
+
+    pub(super) fn no_longer_out(&mut self, geometry: &Geometry, run: Range<u64>) {
+        let mut from = run.start;
+        while from < run.end {
+            let unit = geometry.unit_of(from);
+            let to = geometry.unit_range(unit).end.min(run.end);
+            if let Some(bits) = self.resident.get_mut(&unit) {
+                debug_assert!(bits.out >= to - from, "unit {unit} has no {} blocks out", to - from);
+                bits.out = bits.out.saturating_sub(to - from);
+            }
+            if to <= from {
+                return;
+            }
+            from = to;
+        }
+    }
+
+    pub(super) fn release(&mut self, geometry: &Geometry, block: u64) {
+        let unit = geometry.unit_of(block);
+        let start = geometry.unit_range(unit).start;
+        if let Some(bits) = self.resident.get_mut(&unit) {
+            bits.clear(block - start);
+        }
+        let Some(entry) = self.units.get_mut(unit as usize) else { return };
+        entry.free += 1;
+        let state = entry.state;
+        if state != State::Foreign {
+            self.free += 1;
+        }
+        if state == State::Usable {
+            self.enqueue(unit);
+        }
+    }
+
+    pub(super) fn enqueue(&mut self, unit: u32) {
+        if self.units[unit as usize].free > 0 && self.queued.insert(unit) {
+            self.emptied.remove(&unit);
+            if let Some((_, leaving)) = &mut self.leaving_list {
+                leaving.remove(&unit);
+            }
+            self.queue_for(self.units[unit as usize].purpose).push_back(unit);
+        }
+    }
+}
