@@ -195,6 +195,8 @@ pub(crate) struct Core {
     pub(crate) publications: AtomicU64,
     /// For the maintenance job: something may be wanted of it.
     pub(crate) work: Event,
+    /// For the same in the middle of a checkpoint: writers will soon need more units.
+    pub(crate) units_wanted: Event,
     /// For everybody else: space, journal or overlay may have room again, or the session has failed.
     pub(crate) progress: Arc<Event>,
 }

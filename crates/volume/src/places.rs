@@ -69,7 +69,7 @@ impl Core {
                 }
                 placing = Some(holder);
                 self.check_list()?;
-                self.work.notify(usize::MAX);
+                self.want_units();
             } else if placing.is_some() || runs.borrow().held() > 0 {
                 runs.borrow_mut().give_all_back(self);
                 placing = None;
@@ -79,7 +79,7 @@ impl Core {
                 turn = self.short_of_space.acquire().await.ok();
                 continue;
             } else if self.space.take_over() {
-                self.work.notify(usize::MAX);
+                self.want_units();
                 continue;
             } else {
                 let short = || runs.borrow().falls_short(self, blocks, keep);

@@ -239,7 +239,7 @@ impl Runs {
             self.tell(core);
             self.runs.extend(core.space.take(Purpose::Data, (blocks - held).max(ahead), keep));
             if core.is_short_of_usable() {
-                core.work.notify(usize::MAX);
+                core.want_units();
             }
         }
         if self.held() < blocks {

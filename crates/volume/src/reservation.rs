@@ -37,7 +37,13 @@ impl Core {
         self.space.usable_for(Purpose::Data) < self.limits.reserve_low
     }
 
-    /// The same, and there are some.
+    /// Tells the maintenance job, whatever it does.
+    pub(crate) fn want_units(&self) {
+        self.work.notify(usize::MAX);
+        self.units_wanted.notify(usize::MAX);
+    }
+
+    /// Whether data will soon need more units, and there are some.
     pub(crate) fn needs_units(&self) -> bool {
         self.is_short_of_usable() && self.space.free() > self.space.usable()
     }
@@ -152,13 +158,13 @@ impl Core {
         let merge = async {
             let pin = self.merge(io).await;
             merged.set(true);
-            self.work.notify(usize::MAX);
+            self.units_wanted.notify(usize::MAX);
             pin
         };
         // Not given up when the merge ends: it may be in the middle of a commit.
         let reserve = async {
             loop {
-                let listener = self.work.listen();
+                let listener = self.units_wanted.listen();
                 if merged.get() {
                     return Ok(());
                 }

@@ -107,6 +107,7 @@ impl Attaching {
             resealing: Resealing::default(),
             publications: AtomicU64::new(0),
             work: Event::new(),
+            units_wanted: Event::new(),
             progress,
         })
     }
