@@ -69,7 +69,7 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
         M::ClaimNotConfirmed => {
             honest && mischief.zombies && matches!(level, Freshness::Interval | Freshness::Transaction)
         }
-        M::ForeignUnitsTaken | M::ForeignSegmentsTaken | M::PairShared => {
+        M::ForeignUnitsTaken | M::UsedBeforeReserved | M::ForeignSegmentsTaken | M::PairShared => {
             honest && anchored && (mischief.zombies || mischief.late)
         }
         M::AcceptedNotFlushed => honest && anchored && level != Freshness::Transaction,

@@ -78,6 +78,7 @@ mutations! {
     ReaderIgnored, "reader-ignored", "a freed block waits for the readers that may hold it";
     ReplayedBlocksFree, "replayed-blocks-free", "blocks that only the journal names are in use";
     ForeignUnitsTaken, "foreign-units-taken", "the predecessor's units are left alone";
+    UsedBeforeReserved, "used-before-reserved", "a unit is written to when its reservation is durable";
     ForeignSegmentsTaken, "foreign-segments-taken", "the predecessor's journal segments are left alone";
     PairShared, "superblock-pair-shared", "a session has a superblock pair of its own";
     // Trees and superblocks.

@@ -80,6 +80,9 @@ impl Core {
                 )
             })?));
         }
+        if mutated(Mutation::UsedBeforeReserved) {
+            self.space.activate(units);
+        }
         Ok(())
     }
 
