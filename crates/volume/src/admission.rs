@@ -129,7 +129,7 @@ impl Core {
     }
 
     /// Whether as many changes wait for the journal as may.
-    fn journal_is_owed(&self) -> bool {
+    pub(crate) fn journal_is_owed(&self) -> bool {
         self.header.freshness != Freshness::Transaction && self.overlay.pending() >= self.limits.pending
     }
 

@@ -257,8 +257,10 @@ impl Core {
         let wanted = want.anchor && self.header.freshness != Freshness::Off;
         let anchor = wanted || self.anchors_always() || self.anchor_is_due();
         let target = {
+            // Whoever waits for room in the journal would come back at once, again and again.
+            let joins = mutated(Mutation::CommitJoinsRunning) && !self.journal_is_owed();
             let inner = self.commit.lock();
-            inner.begun + u64::from(!(mutated(Mutation::CommitJoinsRunning) && inner.running))
+            inner.begun + u64::from(!(joins && inner.running))
         };
         loop {
             let listener = self.commit.changed.listen();
