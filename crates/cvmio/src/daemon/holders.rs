@@ -1,17 +1,39 @@
 //! Who uses the device: asked of the kernel, never of the file, which this process serves.
+//!
+//! Some have a device open for a moment only, and do not use it: systemd-udevd reads each block device that somebody has closed, and a
+//! process that is about to run another program has, until it does, all that its parent has open. They are waited for.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a process may have the device open and count as no user of it.
+const MOMENT: Duration = Duration::from_millis(500);
+/// How often it is looked at in that time.
+const GLANCE: Duration = Duration::from_millis(10);
 
 /// Processes that have `file` or a loop device on it open, and mounts of such a device; in words.
 pub fn of(file: &Path) -> Vec<String> {
     let loops = export::loopdev::holders(file).unwrap_or_default();
-    let mut users = mounts(&loops);
+    let mounts = mounts(&loops);
     let mut targets = loops;
     targets.push(file.to_path_buf());
-    users.extend(processes(&targets));
-    users
+    with_processes(mounts, &targets)
+}
+
+/// Adds the processes that have one of `targets` open, and not for a moment only. Where there are other users nothing is waited for.
+fn with_processes(mut users: Vec<String>, targets: &[PathBuf]) -> Vec<String> {
+    let started = Instant::now();
+    loop {
+        let found = processes(targets);
+        if found.is_empty() || !users.is_empty() || started.elapsed() > MOMENT {
+            users.extend(found);
+            return users;
+        }
+        thread::sleep(GLANCE);
+    }
 }
 
 /// The same for a block device and its partitions: also who has mounted it in another mount namespace than ours, and what lies on it.
@@ -39,8 +61,7 @@ pub fn of_block_device(device: &Path) -> Vec<String> {
             .map(|swap| format!("{swap} is swap")),
     );
     users.extend(mounts_anywhere(&devices));
-    users.extend(processes(&devices));
-    users
+    with_processes(users, &devices)
 }
 
 /// Mounts of the devices in the mount namespaces of all processes.
@@ -132,6 +153,17 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(users, [format!("process {} (sleep) has it open", child.id())]);
+    }
+
+    #[test]
+    fn who_has_the_file_open_for_a_moment_is_no_user() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().canonicalize().unwrap();
+        let stdin = Stdio::from(fs::File::open(&path).unwrap());
+        let mut child = Command::new("sleep").arg("0.05").stdin(stdin).spawn().unwrap();
+        let users = of(&path);
+        child.wait().unwrap();
+        assert_eq!(users, Vec::<String>::new());
     }
 
     #[test]
