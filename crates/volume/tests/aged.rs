@@ -89,7 +89,7 @@ fn overwrite(session: &mut Session, dice: &mut Dice, blocks: u64, count: u64) {
     }
 }
 
-/// Some are taken up where others were: what a disk gets as one write, and what a cloud counts as one operation.
+/// Stretches of neighbouring places, in the order in which they were written: a store gets each as one write, and a cloud counts it as one.
 fn runs(places: &[u64]) -> usize {
     1 + places.windows(2).filter(|pair| pair[0] + 1 != pair[1]).count()
 }
