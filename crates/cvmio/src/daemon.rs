@@ -115,7 +115,6 @@ pub fn run(
     errors: Errors,
     announce: impl FnOnce(&Ready) -> std::io::Result<()>,
 ) -> Result<(), Failure> {
-    export::use_one_heap();
     order.show.prepare()?;
     let mut warnings = Vec::from_iter(system::protect()?);
     events::begin(&order.name, order.policy.volume);

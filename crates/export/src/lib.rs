@@ -36,14 +36,3 @@ pub fn set_io_flusher() -> Result<(), Error> {
     rustix::process::configure_io_flusher_behavior(true)
         .map_err(|errno| Error::system("marking this process as one that serves block I/O", errno))
 }
-
-/// Has all threads of this process allocate from one heap: with one for each thread, as the C library does it, what some have freed is of
-/// no use to the others, and the process grows by as much. Requests are served as fast with one. To be called before any other thread is
-/// started; elsewhere than with the GNU C library it does nothing.
-///
-/// Source: mallopt(3), `M_ARENA_MAX`.
-pub fn use_one_heap() {
-    // SAFETY: it sets a number of the allocator's own.
-    #[cfg(target_env = "gnu")]
-    let _ = unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
-}

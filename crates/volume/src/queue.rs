@@ -208,6 +208,8 @@ const TASK_BYTES: usize = 1024;
 #[derive(Default)]
 pub(crate) struct Runs {
     runs: VecDeque<Range<u64>>,
+    /// Blocks in them.
+    held: u64,
     age: u64,
     /// Places that are in the overlay by now, which the space model has not been told yet.
     placed: Vec<Range<u64>>,
@@ -225,26 +227,29 @@ impl Runs {
         let age = core.run_age.load(Ordering::SeqCst);
         if age != self.age {
             // The last checkpoint may not have listed their units.
-            self.runs.drain(..).for_each(|run| core.space.give_back(run));
+            self.empty(core);
             self.age = age;
         }
-        let held = self.held();
-        if held < blocks {
+        if self.held < blocks {
             let free = core.space.free().saturating_sub(keep);
             // Near the end of the space a queue must not sit on what another needs.
             let ahead = RUN_BLOCKS.min(free / 64);
-            if held + free < blocks {
+            if self.held + free < blocks {
                 return None;
             }
             self.tell(core);
-            self.runs.extend(core.space.take(Purpose::Data, (blocks - held).max(ahead), keep));
+            let more = core.space.take(Purpose::Data, (blocks - self.held).max(ahead), keep);
+            self.held += more.iter().map(|run| run.end - run.start).sum::<u64>();
+            self.runs.extend(more);
             if core.is_short_of_usable() {
                 core.want_units();
             }
         }
-        if self.held() < blocks {
+        debug_assert_eq!(self.held, self.runs.iter().map(|run| run.end - run.start).sum::<u64>());
+        if self.held < blocks {
             return None;
         }
+        self.held -= blocks;
         let mut taken = Vec::with_capacity(1);
         let mut left = blocks;
         while left > 0 {
@@ -262,18 +267,23 @@ impl Runs {
 
     /// Whether so many blocks are more than there are, with all that is free and what is held here. At least `keep` stay free.
     pub(crate) fn falls_short(&self, core: &Core, blocks: u64, keep: u64) -> bool {
-        self.held() + core.space.free().saturating_sub(keep) < blocks
+        self.held + core.space.free().saturating_sub(keep) < blocks
     }
 
     /// Blocks that were taken and have no use yet.
     pub(crate) fn held(&self) -> u64 {
-        self.runs.iter().map(|run| run.end - run.start).sum()
+        self.held
     }
 
     /// Nobody writes with these any more.
     pub(crate) fn give_all_back(&mut self, core: &Core) {
         self.tell(core);
+        self.empty(core);
+    }
+
+    fn empty(&mut self, core: &Core) {
         self.runs.drain(..).for_each(|run| core.space.give_back(run));
+        self.held = 0;
     }
 
     /// What was taken is in the overlay now.
