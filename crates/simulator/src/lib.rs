@@ -26,6 +26,7 @@ mod recovery;
 mod rekeying;
 mod requests;
 mod running;
+mod schedule;
 mod simulation;
 mod tag;
 mod trace;

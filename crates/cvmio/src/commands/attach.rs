@@ -14,6 +14,7 @@ use volume::policy::Policy;
 use crate::cli::{Attach, FrontEnd};
 use crate::daemon::front::Show;
 use crate::daemon::front::nbd::{Files, Where};
+use crate::daemon::metrics::Address;
 use crate::daemon::{self, Errors, Order, Ready, tamper};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
@@ -86,7 +87,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
         },
         interval: args.interval,
         buffered: args.buffered,
-        metrics: args.metrics.clone(),
+        metrics: args.metrics.as_ref().map(from_here).transpose()?,
         for_root: args.for_root,
         tamper: tamper::Orders::new(args.on_tamper, args.tamper_hook.as_deref())?,
     })
@@ -144,6 +145,14 @@ fn refuse_any(options: &[(&str, bool)], owner: &str) -> Result<(), Failure> {
             "{option} is for --as {owner} only; leave it out, or attach the volume with --as {owner}"
         ))),
     }
+}
+
+/// The same address for a daemon, which stands elsewhere.
+fn from_here(address: &Address) -> Result<Address, Failure> {
+    Ok(match address {
+        Address::Unix(path) => Address::Unix(whole(path)?),
+        Address::Loopback(_) => address.clone(),
+    })
 }
 
 fn whole(path: &Path) -> Result<PathBuf, Failure> {

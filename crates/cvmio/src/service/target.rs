@@ -171,8 +171,12 @@ impl Target {
     /// Says what is wrong.
     pub fn check(&self) -> Result<(), String> {
         parse_name(&self.name)?;
-        let paths =
-            [Some(&self.store), Some(&self.policy), self.mountpoint.as_ref(), self.tamper_hook.as_ref()];
+        let socket = match &self.metrics {
+            Some(Address::Unix(path)) => Some(path),
+            _ => None,
+        };
+        let (store, policy) = (Some(&self.store), Some(&self.policy));
+        let paths = [store, policy, self.mountpoint.as_ref(), self.tamper_hook.as_ref(), socket];
         if let Some(path) = paths.into_iter().flatten().find(|path| !path.is_absolute()) {
             return Err(format!("`{}` is no absolute path, which a service needs", path.display()));
         }
@@ -334,6 +338,7 @@ mod tests {
             (r#""as": "auto", "loop": true"#, "loop goes with fuse"),
             (r#""queues": 65"#, "1 to 64 queues"),
             (r#""metrics": "0.0.0.0:1""#, "not a loopback address"),
+            (r#""metrics": "unix:m""#, "`m` is no absolute path"),
         ] {
             let failure = Target::parse(&format!("{{ {LEAST}, {more} }}")).unwrap_err();
             assert!(failure.to_string().contains(reason), "{more}: {failure}");

@@ -117,7 +117,9 @@ impl Server {
             tasks.drain(..).for_each(|task| self.begin(task));
             self.queue.wait(Some(NAP), &mut completions);
             export::together(|| {
-                completions.drain(..).for_each(|completion| self.end(completion));
+                // They are told of together, so this is when all of them ended.
+                let now = self.clock.now();
+                completions.drain(..).for_each(|completion| self.end(completion, now));
                 self.attend();
             });
         }
@@ -206,14 +208,14 @@ impl Server {
         }
     }
 
-    fn end(&mut self, completion: Completion) {
+    fn end(&mut self, completion: Completion, now: Duration) {
         let waiting = usize::try_from(completion.token).ok().and_then(|token| self.waiting.try_remove(token));
         let (kind, done, since) = match waiting {
             Some(Waiting::Request { kind, done, since }) => (kind, done, since),
             Some(client) => return client.seen(completion.result.map_err(|error| errno(&error))),
             None => return,
         };
-        self.lane.latency.record(kind, self.clock.now().saturating_sub(since));
+        self.lane.latency.record(kind, now.saturating_sub(since));
         if let Err(error) = &completion.result {
             self.complain(kind, error);
             self.tamper.note(kind.name(), error);

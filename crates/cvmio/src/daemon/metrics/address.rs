@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Address {
-    /// A Unix socket, for whoever may open it.
+    /// A Unix socket, for whoever may open it: where, as it was written.
     Unix(PathBuf),
     /// A port of the loopback interface, for whoever is on this machine.
     Loopback(SocketAddr),
@@ -24,7 +24,7 @@ impl FromStr for Address {
         if let Some(path) = text.strip_prefix("unix:") {
             return match path.is_empty() {
                 true => Err("`unix:` wants a path behind it".into()),
-                false => std::path::absolute(path).map(Self::Unix).map_err(|error| error.to_string()),
+                false => Ok(Self::Unix(path.into())),
             };
         }
         let address: SocketAddr = text.parse().map_err(|_| {
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn only_this_machine_is_served() {
-        for text in ["unix:/run/x.sock", "127.0.0.1:9100", "127.8.8.8:1", "[::1]:9100"] {
+        for text in ["unix:/run/x.sock", "unix:x.sock", "127.0.0.1:9100", "127.8.8.8:1", "[::1]:9100"] {
             let address: Address = text.parse().unwrap();
             assert_eq!(address.to_string(), text);
         }

@@ -128,10 +128,8 @@ pub fn export_info(size: u64, flags: u16) -> Vec<u8> {
 /// The head of a simple reply; the data of a read follows if it succeeded.
 #[must_use]
 pub fn simple(cookie: u64, result: Result<(), Errno>) -> Vec<u8> {
-    let mut bytes = SIMPLE_MAGIC.to_be_bytes().to_vec();
-    bytes.extend(result.map_or_else(super::error_code, |()| 0).to_be_bytes());
-    bytes.extend(cookie.to_be_bytes());
-    bytes
+    let error = result.map_or_else(super::error_code, |()| 0);
+    [&SIMPLE_MAGIC.to_be_bytes()[..], &error.to_be_bytes(), &cookie.to_be_bytes()].concat()
 }
 
 fn chunk(cookie: u64, kind: u16, length: u32) -> Vec<u8> {

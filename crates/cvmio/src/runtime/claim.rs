@@ -1,0 +1,203 @@
+//! Who owns a volume's name on this machine: the process that has the lock.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::Place;
+use crate::failure::Failure;
+
+/// How often others who just end may take the directory away while it is claimed.
+const TRIES: u32 = 100;
+
+impl Place {
+    /// Makes the directory, for its owner only.
+    fn make(&self) -> std::io::Result<()> {
+        let refuse = |why: &str| Err(std::io::Error::other(why));
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
+        // Where others can write, a socket or a link may be theirs.
+        let metadata = fs::symlink_metadata(&self.0)?;
+        if !metadata.is_dir() || metadata.uid() != rustix::process::geteuid().as_raw() {
+            return refuse("it is not a directory of this user");
+        }
+        if metadata.mode() & 0o022 != 0 {
+            return refuse("others can write to it");
+        }
+        Ok(())
+    }
+
+    /// Takes the lock; `None` if somebody has it. "Not found" if whoever had it before took it away between two calls.
+    fn lock(&self) -> std::io::Result<Option<File>> {
+        self.make()?;
+        let path = self.0.join("lock");
+        let file = File::create(&path)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        }
+        // On a file that nobody else finds, a lock is worth nothing.
+        match fs::metadata(&path)?.ino() == file.metadata()?.ino() {
+            true => Ok(Some(file)),
+            false => Err(ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// Takes the name for this process.
+    pub fn claim(&self) -> Result<Claim, Failure> {
+        let gone =
+            |error: &std::io::Error| matches!(error.kind(), ErrorKind::NotFound | ErrorKind::AlreadyExists);
+        let mut tries = 0;
+        let file = loop {
+            match self.lock() {
+                Ok(Some(file)) => break file,
+                Ok(None) => return Err(self.taken()),
+                Err(error) if gone(&error) && tries < TRIES => tries += 1,
+                Err(error) => {
+                    return Err(Failure::usage(format!(
+                        "the directory {} cannot be used: {error}; choose another with --runtime-dir",
+                        self.0.display()
+                    )));
+                }
+            }
+        };
+        // What a daemon left that was killed.
+        for file in [self.control(), self.disk(), self.nbd()] {
+            let _ = fs::remove_file(file);
+        }
+        Ok(Claim { place: self.clone(), _lock: file })
+    }
+
+    /// Whether some process has the name.
+    pub fn is_taken(&self) -> bool {
+        let lock = File::open(self.0.join("lock"));
+        lock.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_err())
+    }
+
+    /// Takes the name for this process if a daemon had it that was killed, or could not take its device away.
+    pub fn claim_left(&self) -> Option<Claim> {
+        let left = self.0.join("lock").exists() || self.noted_loop().exists();
+        left.then(|| self.claim().ok()).flatten()
+    }
+
+    fn taken(&self) -> Failure {
+        let name = self.name();
+        Failure::usage(format!(
+            "a volume is attached as {name} already; choose another name with --name, or `cvmio volume detach {name}` first"
+        ))
+    }
+}
+
+/// The name's owner. What is in the directory goes when this does.
+pub struct Claim {
+    place: Place,
+    _lock: File,
+}
+
+impl Claim {
+    /// The places.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Notes which loop device was made (its [`export::loopdev::identity`]), for who comes after a daemon that is killed.
+    pub fn note_loop(&self, identity: &str) -> Result<(), Failure> {
+        let path = self.place.noted_loop();
+        fs::write(&path, identity).map_err(|error| Failure::io(format!("{}: {error}", path.display())))
+    }
+
+    /// The loop device that was noted, by a daemon that was killed, and has not been used otherwise since.
+    pub fn left_loop(&self) -> Option<PathBuf> {
+        let noted = fs::read_to_string(self.place.noted_loop()).ok()?;
+        let device = PathBuf::from(noted.split(' ').next()?);
+        (export::loopdev::identity(&device)? == noted).then_some(device)
+    }
+
+    /// Leaves the directory as it is.
+    pub fn keep(self) {
+        std::mem::forget(self);
+    }
+
+    /// What this process says on standard error goes to the log from now on. Whoever starts it must not make that file: only the owner of the name
+    /// knows that nobody is just taking the directory away.
+    pub fn take_log(&self) -> Result<(), Failure> {
+        let path = self.place.log();
+        let log = File::options().create(true).append(true).open(&path);
+        log.and_then(|log| Ok(rustix::stdio::dup2_stderr(log)?))
+            .map_err(|error| Failure::io(format!("the log {} cannot be made: {error}", path.display())))
+    }
+
+    /// Makes the control socket.
+    pub fn listen(&self) -> Result<UnixListener, Failure> {
+        let path = self.place.control();
+        let fail = |error: std::io::Error| {
+            Failure::io(format!("the socket {} cannot be made: {error}", path.display()))
+        };
+        let listener = UnixListener::bind(&path).map_err(fail)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(fail)?;
+        Ok(listener)
+    }
+
+    /// Makes the link to the device.
+    pub fn link(&self, file: &Path) -> Result<(), Failure> {
+        std::os::unix::fs::symlink(file, self.place.disk())
+            .map_err(|error| Failure::io(format!("{}: {error}", self.place.disk().display())))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        for file in [self.place.control(), self.place.disk(), self.place.nbd()] {
+            let _ = fs::remove_file(file);
+        }
+        // One that was still mounted when the daemon had to go is left to who comes next.
+        if self.left_loop().is_none() {
+            let _ = fs::remove_file(self.place.noted_loop());
+        }
+        if !std::thread::panicking() {
+            let _ = fs::remove_file(self.place.log());
+        }
+        let _ = fs::remove_dir(self.place.mountpoint());
+        // The lock last: until then nobody else takes the name.
+        let _ = fs::remove_file(self.place.0.join("lock"));
+        let _ = fs::remove_dir(&self.place.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// Whoever ends takes the directory away while others claim it: they have the name or are told that it is taken, and nothing else.
+    #[test]
+    fn a_name_that_is_being_given_up_is_had_or_taken() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place::new(directory.path(), "disk");
+        let (held, claimed) = (AtomicBool::new(false), std::sync::atomic::AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..2000 {
+                        match place.claim() {
+                            Ok(claim) => {
+                                assert!(!held.swap(true, Ordering::SeqCst), "two have it");
+                                claimed.fetch_add(1, Ordering::SeqCst);
+                                assert!(claim.place().0.join("lock").exists());
+                                held.store(false, Ordering::SeqCst);
+                            }
+                            Err(failure) => assert!(failure.to_string().contains("already"), "{failure}"),
+                        }
+                    }
+                });
+            }
+        });
+        assert!(claimed.into_inner() > 0);
+        assert!(!place.0.exists(), "something is left");
+    }
+}
