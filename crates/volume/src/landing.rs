@@ -14,7 +14,8 @@
 //! 5. No more blocks are acknowledged and on their way than the limit says.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,6 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use event_listener::Event;
 use futures::future::{Either, select};
+use rustc_hash::FxHasher;
 
 use crate::admission::Promise;
 use crate::core::Core;
@@ -54,10 +56,8 @@ struct Line {
     first: Ticket,
     /// From there on; `None` is a write that the store does not have yet.
     waiting: VecDeque<Option<Arrived>>,
-    /// The blocks of each: from (first block, ticket) to the end.
-    behind: BTreeMap<(u64, Ticket), u64>,
-    /// No write in the line has more blocks.
-    longest: u64,
+    /// Their blocks, and the last write of each.
+    behind: HashMap<u64, Ticket, BuildHasherDefault<FxHasher>>,
     /// Who waits for a ticket to land.
     waiters: BTreeMap<Ticket, Arc<Event>>,
 }
@@ -67,6 +67,8 @@ pub(crate) struct Landing {
     line: Mutex<Line>,
     /// Blocks that are acknowledged and have not landed. Without any, nobody takes the lock to look for them.
     behind: AtomicU64,
+    /// The ticket of whatever is acknowledged next; changes under the lock of the line, before `behind` does.
+    next: AtomicU64,
     limit: u64,
     /// For writes that wait for room: one is woken at a time, and wakes the next.
     room: Event,
@@ -77,14 +79,26 @@ impl Line {
         self.first + self.waiting.len() as u64
     }
 
+    /// Puts a write of these blocks at the end.
+    fn push(&mut self, blocks: Range<u64>) -> Ticket {
+        let ticket = self.next();
+        self.waiting.push_back(None);
+        self.behind.extend(blocks.map(|block| (block, ticket)));
+        ticket
+    }
+
     /// The last write of any of these blocks.
     fn last_of(&self, range: &Range<u64>) -> Option<Ticket> {
-        let from = range.start.saturating_sub(self.longest);
-        self.behind
-            .range((from, 0)..(range.end, 0))
-            .filter(|(_, end)| **end > range.start)
-            .map(|((_, ticket), _)| *ticket)
-            .max()
+        // A discard may have more blocks than anybody could look up.
+        if range.end - range.start > self.behind.len() as u64 {
+            return self
+                .behind
+                .iter()
+                .filter(|(block, _)| range.contains(block))
+                .map(|(_, ticket)| *ticket)
+                .max();
+        }
+        range.clone().filter_map(|block| self.behind.get(&block)).max().copied()
     }
 
     /// Takes the next write out of the line, if it has arrived; and how many blocks it has.
@@ -98,10 +112,13 @@ impl Line {
     }
 
     fn no_longer_behind(&mut self, change: &Change, ticket: Ticket) -> u64 {
-        let Change::Write { block, .. } = change else { return 0 };
-        let blocks = self.behind.remove(&(*block, ticket)).map_or(0, |end| end - block);
-        if self.behind.is_empty() {
-            self.longest = 0;
+        let Change::Write { block, entries, .. } = change else { return 0 };
+        let blocks = entries.len() as u64;
+        for block in *block..block + blocks {
+            // A later write of it may be in the line as well.
+            if self.behind.get(&block) == Some(&ticket) {
+                self.behind.remove(&block);
+            }
         }
         blocks
     }
@@ -110,7 +127,8 @@ impl Line {
 impl Landing {
     /// With room for so many blocks that are acknowledged and on their way.
     pub(crate) fn new(limit: u64) -> Self {
-        Self { line: Mutex::default(), behind: AtomicU64::new(0), limit, room: Event::new() }
+        let (behind, next) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { line: Mutex::default(), behind, next, limit, room: Event::new() }
     }
 
     fn line(&self) -> MutexGuard<'_, Line> {
@@ -193,10 +211,8 @@ impl Core {
         if full || self.stopping.load(Ordering::SeqCst) || self.commit.closed().is_some() {
             return None;
         }
-        let ticket = line.next();
-        line.waiting.push_back(None);
-        line.behind.insert((blocks.start, ticket), blocks.end);
-        line.longest = line.longest.max(count);
+        let ticket = line.push(blocks.clone());
+        self.landing.next.store(ticket + 1, Ordering::SeqCst);
         let behind = self.landing.behind.fetch_add(count, Ordering::SeqCst) + count;
         if behind < self.landing.limit {
             self.landing.room.notify(1);
@@ -298,7 +314,7 @@ impl Core {
     fn next_ticket(&self) -> Ticket {
         match self.landing.behind.load(Ordering::SeqCst) {
             0 => 0,
-            _ => self.landing.line().next(),
+            _ => self.landing.next.load(Ordering::SeqCst),
         }
     }
 
@@ -340,3 +356,6 @@ impl Core {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
