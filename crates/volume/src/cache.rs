@@ -6,11 +6,10 @@
 //!    The shard's version counts such changes: the reader takes it first, then the parent's entry, and `fill` compares.
 //! 3. A node leaves the pinned set only after its parent (pinned, or the root) holds its new entry.
 
-use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustc_hash::FxHasher;
+use rustc_hash::FxHashMap;
 
 use crate::format::ad::Tree;
 use crate::mutation::{Mutation, mutated};
@@ -26,7 +25,7 @@ pub(crate) struct NodeKey {
     pub(crate) index: u64,
 }
 
-type Map<T> = std::collections::HashMap<NodeKey, T, BuildHasherDefault<FxHasher>>;
+type Map<T> = FxHashMap<NodeKey, T>;
 
 const SHARDS: usize = 32;
 

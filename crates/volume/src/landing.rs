@@ -14,8 +14,7 @@
 //! 5. No more blocks are acknowledged and on their way than the limit says.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::hash::BuildHasherDefault;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use event_listener::Event;
 use futures::future::{Either, select};
-use rustc_hash::FxHasher;
+use rustc_hash::FxHashMap;
 
 use crate::admission::Promise;
 use crate::core::Core;
@@ -57,7 +56,7 @@ struct Line {
     /// From there on; `None` is a write that the store does not have yet.
     waiting: VecDeque<Option<Arrived>>,
     /// Their blocks, and the last write of each.
-    behind: HashMap<u64, Ticket, BuildHasherDefault<FxHasher>>,
+    behind: FxHashMap<u64, Ticket>,
     /// Who waits for a ticket to land.
     waiters: BTreeMap<Ticket, Arc<Event>>,
 }

@@ -10,12 +10,11 @@
 //!    that holds the superseding change.
 
 use std::collections::BTreeMap;
-use std::hash::BuildHasherDefault;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use rustc_hash::FxHasher;
+use rustc_hash::FxHashMap;
 
 use crate::format::entry::Entry;
 use crate::format::item::Item;
@@ -34,7 +33,7 @@ pub(crate) fn items_of_discard(blocks: u64) -> u64 {
     if blocks < RANGE_BLOCKS { blocks } else { 1 }
 }
 
-type Map = std::collections::HashMap<u64, Slot, BuildHasherDefault<FxHasher>>;
+type Map = FxHashMap<u64, Slot>;
 
 #[derive(Clone, Copy)]
 struct Slot {
