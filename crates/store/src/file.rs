@@ -27,12 +27,13 @@ const RETRY_AFTER: Duration = Duration::from_millis(20);
 pub struct Options {
     /// Go past the page cache (`O_DIRECT`). Without it, data is copied once more and lies twice in memory.
     pub direct: bool,
-    /// Open for reading only: writes and discards fail as `ReadOnly`. Several may so have one file.
+    /// Open for reading only: writes and discards fail as `ReadOnly`. Several may so have one file or device.
     pub read_only: bool,
     /// Create a sparse file of so many blocks. It must not exist yet, or be empty: that is what is left where this was interrupted.
     pub create: Option<u64>,
     /// Refuse what somebody else has open this way: by `flock` for a file, by `O_EXCL` for a device, which
-    /// also keeps mounted ones out.
+    /// also keeps mounted ones out. Those that only read a device are known to each other, and to who would
+    /// write there, by a shared `flock`.
     pub exclusive: bool,
 }
 
@@ -123,8 +124,12 @@ impl FileStore {
         check_type(file_type, name)?;
         if file_type == FileType::BlockDevice {
             check_sector(&file, name)?;
-        } else if options.exclusive {
+        }
+        if options.exclusive {
             lock(&file, options.read_only, name)?;
+        }
+        if options.exclusive && file_type == FileType::BlockDevice {
+            settle_device(path, &file, options.read_only, name)?;
         }
         if let Some(blocks) = options.create {
             size_new(&file, blocks).map_err(|error| {
@@ -234,7 +239,8 @@ fn open_file(path: &Path, options: Options, name: &str) -> Result<(OwnedFd, bool
     flags |= if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
     flags.set(OFlags::DIRECT, options.direct);
     // It matters for block devices only, and there that nobody else may have it.
-    let there = if options.exclusive { flags | OFlags::EXCL } else { flags };
+    let alone = options.exclusive && !options.read_only;
+    let there = if alone { flags | OFlags::EXCL } else { flags };
     // With CREATE it means that nothing may be there.
     let new = flags | OFlags::CREATE | OFlags::EXCL;
     let mode = Mode::RUSR | Mode::WUSR;
@@ -289,6 +295,20 @@ fn lock(file: impl AsFd, read_only: bool, name: &str) -> Result<(), Error> {
         }
         errno => system(&errno.into(), name),
     })
+}
+
+/// Who writes to a device is kept apart from others by `O_EXCL`, and has found by its lock that nobody reads: it keeps that lock no longer,
+/// since udev leaves a device alone that is locked (systemd's "Locking Block Device Access"), and those who wait for udev wait long. Who reads
+/// keeps its shared lock, which udev shares, and looks whether somebody has the device alone. In this order, so that of a reader and a writer
+/// who come at the same time at most one gets it.
+fn settle_device(path: &Path, file: &OwnedFd, read_only: bool, name: &str) -> Result<(), Error> {
+    let failed = |errno: Errno| system(&errno.into(), name);
+    if read_only {
+        let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOCTTY;
+        rustix::fs::open(path, flags, Mode::empty()).map(drop).map_err(failed)
+    } else {
+        rustix::fs::flock(file, FlockOperation::Unlock).map_err(failed)
+    }
 }
 
 /// Gives a file its size, durably, unless somebody else was first.

@@ -292,6 +292,18 @@ impl LoopDevice {
         let output = Command::new("losetup").args(["--find", "--show"]).arg(path).output().ok()?;
         output.status.success().then(|| Self(String::from_utf8(output.stdout).unwrap().trim().to_owned()))
     }
+
+    fn path(&self) -> &Path {
+        Path::new(&self.0)
+    }
+}
+
+/// Straight to the stream: what `eprintln!` says is shown only when a test fails. `scripts/test` counts these lines.
+fn skipped(test: &str) {
+    let _ = writeln!(
+        std::io::stderr(),
+        "\nSKIPPED {test}: no loop device to be had (needs root and /dev/loop-control)"
+    );
 }
 
 impl Drop for LoopDevice {
@@ -307,14 +319,10 @@ fn a_block_device_is_a_store() {
     let path = directory.path().join("disk");
     File::create(&path).unwrap().set_len(64 * 4096).unwrap();
     let Some(device) = LoopDevice::over(&path) else {
-        // Straight to the stream: what `eprintln!` says is shown only when a test fails. `scripts/test` counts these lines.
-        let _ = writeln!(
-            std::io::stderr(),
-            "\nSKIPPED a_block_device_is_a_store: no loop device to be had (needs root and /dev/loop-control)"
-        );
+        skipped("a_block_device_is_a_store");
         return;
     };
-    let open = || FileStore::open(&device.0, Options::default());
+    let open = || FileStore::open(device.path(), Options::default());
     let store = open().unwrap();
     assert_eq!(store.blocks(), 64);
     assert_eq!(open().unwrap_err().kind, ErrorKind::InUse);
@@ -330,8 +338,49 @@ fn a_block_device_is_a_store() {
     assert_eq!(back.private().unwrap(), [0x5a; 2 * BLOCK_SIZE]);
     let beyond = Operation::Read { block: 63, buffer: queue.buffer(2) };
     assert_eq!(run(&mut *queue, vec![beyond]).remove(0).result.unwrap_err().kind, ErrorKind::OutOfRange);
+    let read_only = Options { read_only: true, ..Options::default() };
+    assert_eq!(kind(device.path(), read_only), ErrorKind::InUse, "somebody writes there");
     drop((store, queue));
     drop(open().expect("free again at once"));
+}
+
+#[test]
+fn a_block_device_is_read_by_many_and_written_by_nobody_meanwhile() {
+    let directory = directory();
+    let path = directory.path().join("disk");
+    File::create(&path).unwrap().set_len(64 * 4096).unwrap();
+    let Some(device) = LoopDevice::over(&path) else {
+        skipped("a_block_device_is_read_by_many_and_written_by_nobody_meanwhile");
+        return;
+    };
+    let read_only = Options { read_only: true, ..Options::default() };
+    let readers = [(); 3].map(|()| FileStore::open(device.path(), read_only).unwrap());
+    assert_eq!(kind(device.path(), Options::default()), ErrorKind::InUse);
+    let mut queue = readers[2].queue(1).unwrap();
+    let read = Operation::Read { block: 63, buffer: queue.buffer(1) };
+    run(&mut *queue, vec![read]).remove(0).result.unwrap();
+    drop(readers);
+    assert_eq!(kind(device.path(), Options::default()), ErrorKind::InUse, "a queue keeps it");
+    drop(queue);
+    let writer = FileStore::open(device.path(), Options::default()).unwrap();
+    assert_eq!(kind(device.path(), read_only), ErrorKind::InUse);
+    assert!(shares_lock(device.path()), "who writes keeps no lock: udev would leave the device alone");
+    drop(writer);
+    // As a mount has it: alone, and without a lock.
+    let mounted = rustix::fs::open(
+        device.path(),
+        rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::EXCL,
+        rustix::fs::Mode::empty(),
+    );
+    assert_eq!(kind(device.path(), read_only), ErrorKind::InUse);
+    drop(mounted);
+    drop(FileStore::open(device.path(), read_only).unwrap());
+}
+
+/// Whether a shared lock is to be had, as udev takes one.
+fn shares_lock(path: &Path) -> bool {
+    let file = File::open(path).unwrap();
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared).is_ok()
 }
 
 /// As in a container with a strict seccomp profile, on one thread only.
