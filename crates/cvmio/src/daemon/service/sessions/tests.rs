@@ -1,19 +1,21 @@
 //! A change of session, and what goes wrong in it.
 
 use std::path::Path;
-use std::sync::mpsc::Receiver;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use bytes::Bytes;
 use rustix::io::Errno;
-use volume::Request;
 use volume::format::protections::Freshness;
 use volume::geometry::{SUPERBLOCK_SLOTS, SUPERBLOCK_START};
+use volume::{Kind, Request};
 
-use super::super::disk::tests::{ask, write};
-use super::super::tamper::{OnTamper, Orders};
 use super::*;
+use crate::daemon::Ready;
+use crate::daemon::disk::tests::{ask, write};
 use crate::daemon::front::Shown;
+use crate::daemon::tamper::{OnTamper, Orders, Tamper};
 use crate::session::Session;
 use crate::testing::{Bench, key};
 
