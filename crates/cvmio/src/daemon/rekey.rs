@@ -129,12 +129,17 @@ impl Rekey {
     pub fn standing(&self) -> Standing {
         self.shared.standing()
     }
+
+    /// Returns when it has ended, and has the volume no longer: all is sealed anew, or the volume has been stopped or has failed.
+    pub fn join(&mut self) {
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
 }
 
 impl Drop for Rekey {
-    /// Returns when it has ended: the volume has been stopped, or has failed.
+    /// As [`join`](Self::join).
     fn drop(&mut self) {
-        let _ = self.thread.take().map(JoinHandle::join);
+        self.join();
     }
 }
 

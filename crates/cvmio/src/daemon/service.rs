@@ -40,7 +40,7 @@ pub struct Service {
     checking: Mutex<Weak<CheckProgress>>,
     /// The last one, under way or ended.
     scrub: Mutex<Option<Scrub>>,
-    /// The re-sealing of this session, under way or ended.
+    /// The last re-sealing, under way or ended.
     rekey: Mutex<Option<Rekey>>,
     /// Whether somebody knows that the volume is there, and nobody has put it away yet.
     settled: AtomicBool,

@@ -9,6 +9,7 @@ use volume::{Grown, Left, Rekeyed, Volume};
 use super::{Running, Service};
 use crate::daemon::disk::Idle;
 use crate::daemon::ground::{Ground, Rekeying};
+use crate::daemon::rekey::Rekey;
 use crate::daemon::scrub::Scrub;
 use crate::daemon::upkeep::Upkeep;
 use crate::daemon::{Event, by_errno};
@@ -92,7 +93,8 @@ impl Service {
         }
         let changing = self.begin_change()?;
         let idle = self.disk.idle()?;
-        drop(self.rekey.lock().unwrap_or_else(PoisonError::into_inner).take());
+        // What it came to stays in the status.
+        self.rekey.lock().unwrap_or_else(PoisonError::into_inner).iter_mut().for_each(Rekey::join);
         let failed = |failure: &Failure| drop(self.events.send(Event::Failed(failure.clone())));
         if let Err(failure) = running.upkeep.take().map_or(Ok(()), Upkeep::end) {
             // What it had promised may be lost, or another session may have the volume: its users must hear of that, and not of a next one.

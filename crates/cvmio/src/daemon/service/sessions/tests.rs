@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rustix::io::Errno;
@@ -15,6 +15,8 @@ use super::*;
 use crate::daemon::Ready;
 use crate::daemon::disk::tests::{ask, write};
 use crate::daemon::front::Shown;
+use crate::daemon::scrub::Stage;
+use crate::daemon::status::Report;
 use crate::daemon::tamper::{OnTamper, Orders, Tamper};
 use crate::session::Session;
 use crate::testing::{Bench, key};
@@ -40,10 +42,14 @@ fn done(service: &Service, request: export::Request) -> Result<Bytes, Errno> {
     ask(&service.disk(), request).recv().unwrap()
 }
 
-fn failure(service: &Service) -> Option<String> {
+fn report(service: &Service) -> Report {
     let shown = Shown::Nbd { uri: String::new() };
     let ready = Ready { name: "disk".into(), process: 1, shown, size: 0, warnings: Vec::new() };
-    service.report(&ready).unwrap().volume.failure
+    service.report(&ready).unwrap()
+}
+
+fn failure(service: &Service) -> Option<String> {
+    report(service).volume.failure
 }
 
 #[test]
@@ -156,6 +162,29 @@ fn a_session_goes_on_in_a_larger_volume() {
     assert_eq!(failure(&service), None);
     service.stop().unwrap();
     assert!(events.try_recv().is_err());
+}
+
+#[test]
+fn what_a_change_of_key_came_to_is_known_in_a_larger_volume() {
+    let bench = Bench::with(Freshness::Strict);
+    let policy_file = tempfile::NamedTempFile::new().unwrap();
+    let (service, _events) = start_by(&bench, policy_file.path());
+    done(&service, write(0, 1)).unwrap();
+    done(&service, export::Request::Flush).unwrap();
+    let change_key = || {
+        service.begin_rekey(&wanted()).unwrap();
+        let begun = Instant::now();
+        while service.volume().unwrap().is_rekeying() {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", report(&service).rekey);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    change_key();
+    service.grow(&key(), Some(2 * SIZE)).unwrap().1.unwrap();
+    assert_eq!(report(&service).rekey.unwrap().stage, Stage::Done);
+    // What is known of one change does not keep the next from its end.
+    change_key();
+    service.stop().unwrap();
 }
 
 #[test]
