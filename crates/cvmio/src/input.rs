@@ -5,8 +5,8 @@ mod file;
 mod policy;
 
 pub use credential::{Origin, copy, from_pipe, load, to_pipe};
-pub use file::{new_file, sync_directory};
-pub use policy::{already_there, default_policy, read_policy, save_policy, unfinished};
+pub use file::{check_directory, new_file, sync_directory};
+pub use policy::{already_there, check_new_policy, default_policy, read_policy, save_policy, unfinished};
 
 use std::time::Duration;
 

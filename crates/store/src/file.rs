@@ -264,6 +264,9 @@ fn open_file(path: &Path, options: Options, name: &str) -> Result<(OwnedFd, bool
                 cannot); put it elsewhere, or open it without direct I/O, at the price of a copy";
             Error::new(ErrorKind::Unsupported, "open", name, message)
         }
+        Errno::NOENT if options.create.is_some() => {
+            Error::new(ErrorKind::NotFound, "create", name, "there is no such directory; make it first")
+        }
         errno => system(&errno.into(), name),
     })
 }

@@ -105,6 +105,9 @@ fn what_is_no_store_is_refused_by_kind() {
     assert_eq!(kind(&path, Options { read_only: true, ..create }), ErrorKind::ReadOnly);
     assert_eq!(fs::read(&path).unwrap(), [7; 5000], "and left alone");
     let huge = Options { create: Some(u64::MAX / 2), ..defaults };
+    let nowhere = FileStore::open(directory.path().join("none/image"), create).unwrap_err();
+    assert_eq!(nowhere.kind, ErrorKind::NotFound);
+    assert!(nowhere.message.contains("no such directory"), "{nowhere}");
     let path = directory.path().join("huge");
     assert_eq!(kind(&path, huge), ErrorKind::NoSpace);
     assert!(!path.exists(), "a file that got no size is gone again");

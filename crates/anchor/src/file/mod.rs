@@ -63,6 +63,11 @@ impl FileAnchor {
             _ => unusable(&path, &format!("can't be created: {error}")),
         };
         let directory = path.parent().unwrap_or(Path::new("/"));
+        if !directory.exists() {
+            let message =
+                format!("can't be created: there is no directory {}; make it first", directory.display());
+            return Err(unusable(&path, &message));
+        }
         let unnamed = tempfile::Builder::new().prefix(".anchor-").tempfile_in(directory).map_err(created)?;
         fill(unnamed.as_file()).map_err(|error| failed(&path, "filling the new file", &error))?;
         unnamed.persist_noclobber(&path).map_err(|error| created(error.error))?;

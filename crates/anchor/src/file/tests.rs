@@ -69,7 +69,9 @@ fn an_anchor_is_never_overwritten() {
     assert!(refusal(FileAnchor::create(&path)).contains("exists already"));
     assert_eq!(read(&anchor), Ok(Some(sample(1))));
     let missing = path.with_file_name("no-such-directory").join("anchor");
-    assert!(refusal(FileAnchor::create(&missing)).contains("can't be created"));
+    let refused = refusal(FileAnchor::create(&missing));
+    assert!(refused.contains("can't be created: there is no directory"), "{refused}");
+    assert!(refusal(FileAnchor::create(&path.join("anchor"))).contains("can't be created"));
 }
 
 #[test]

@@ -30,9 +30,7 @@ pub(super) struct Wanted<'a> {
 pub fn run(args: &Create) -> Result<(), Failure> {
     let wanted = Wanted { store: &args.store, size: args.size, new: &args.new };
     let policy_path = input::default_policy(&args.store, args.new.policy.as_deref())?;
-    if !args.new.force && policy_path.exists() {
-        return Err(Failure::usage(input::already_there(&policy_path)));
-    }
+    input::check_new_policy(&policy_path, args.new.force)?;
     let options = options(wanted)?;
     check_anchor(&args.new)?;
     system::protect()?.iter().for_each(|warning| output::warning(warning));

@@ -11,6 +11,7 @@ use std::path::Path;
 /// # Errors
 /// `AlreadyExists`, unless what is there is to be replaced.
 pub fn new_file(path: &Path, bytes: &[u8], mode: u32, replace: bool) -> io::Result<()> {
+    check_directory(path)?;
     let mut unnamed = tempfile::Builder::new()
         .prefix(".cvmio-")
         .permissions(Permissions::from_mode(mode))
@@ -22,6 +23,16 @@ pub fn new_file(path: &Path, bytes: &[u8], mode: u32, replace: bool) -> io::Resu
         false => unnamed.persist_noclobber(path)?,
     };
     sync_directory(path)
+}
+
+/// Whether there is a directory for a new file. The system would name a file in it that nobody has heard of.
+pub fn check_directory(path: &Path) -> io::Result<()> {
+    let place = directory(path);
+    if place.exists() {
+        return Ok(());
+    }
+    let message = format!("there is no directory {}; make it first", place.display());
+    Err(io::Error::new(io::ErrorKind::NotFound, message))
 }
 
 /// Makes the name of a file durable.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use volume::policy::{MAX_SIZE, Policy};
 
-use super::file::new_file;
+use super::file::{check_directory, new_file};
 use crate::failure::Failure;
 
 /// Where a store's policy lies unless the user says otherwise: beside it.
@@ -71,14 +71,27 @@ pub fn read_policy(path: &Path) -> Result<Policy, Failure> {
     })
 }
 
+/// Finds what would keep a new policy file from being written, as far as that can be known before anything is done.
+pub fn check_new_policy(path: &Path, force: bool) -> Result<(), Failure> {
+    if !force && path.exists() {
+        return Err(Failure::usage(already_there(path)));
+    }
+    check_directory(path).map_err(|error| Failure::usage(unwritten(path, &error)))
+}
+
 /// Writes a new policy file and makes it durable, with its directory. An older one is replaced as a whole, and only if `force` is set.
 pub fn save_policy(path: &Path, policy: &Policy, force: bool) -> Result<(), Failure> {
     let fail = |error: io::Error| match error.kind() {
         io::ErrorKind::AlreadyExists => Failure::usage(already_there(path)),
-        _ => Failure::io(format!("the policy {} cannot be written: {error}", path.display())),
+        io::ErrorKind::NotFound => Failure::usage(unwritten(path, &error)),
+        _ => Failure::io(unwritten(path, &error)),
     };
     let text = policy.to_toml()?;
     new_file(path, text.as_bytes(), 0o644, force).map_err(fail)
+}
+
+fn unwritten(path: &Path, error: &io::Error) -> String {
+    format!("the policy {} cannot be written: {error}", path.display())
 }
 
 /// Why a policy file is not written.

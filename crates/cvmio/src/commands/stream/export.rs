@@ -88,6 +88,7 @@ impl Target {
             let file = File::from(std::io::stdout().as_fd().try_clone_to_owned().map_err(fail)?);
             return Ok(Self { file, is_file: false, name: "standard output".into() });
         }
+        input::check_directory(&args.to).map_err(fail)?;
         let mut options = OpenOptions::new();
         options.read(args.resume).write(true).mode(0o600);
         match args.resume {
