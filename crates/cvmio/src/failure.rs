@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::daemon::events::Sign;
+use crate::sign::Sign;
 
 /// What went wrong, in words for the user, and the exit code that says so to a script.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,6 +12,7 @@ mod output;
 mod runtime;
 mod service;
 mod session;
+mod sign;
 mod system;
 #[cfg(test)]
 mod testing;

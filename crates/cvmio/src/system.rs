@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anchor::Anchor;
-use store::{FileStore, Options};
-use volume::{Clock, Environment};
+use store::{FileStore, Options, Store};
+use volume::format::protections::Provision;
+use volume::{Clock, Environment, Kind};
 
 use crate::failure::Failure;
 
@@ -55,6 +56,19 @@ pub fn open_anchor(policy: &volume::policy::Policy) -> Result<Option<Arc<dyn Anc
 /// The same for reading only: one that cannot be written to will do.
 pub fn open_anchor_read_only(policy: &volume::policy::Policy) -> Result<Option<Arc<dyn Anchor>>, Failure> {
     Ok(policy.anchor.as_deref().map(anchor::open_address_read_only).transpose()?)
+}
+
+/// Makes a file longer. For a volume with full provisioning its space is taken at once, as when it was created.
+pub fn enlarge(store: FileStore) -> volume::Enlarge {
+    Box::new(move |blocks, provision| {
+        store.extend(blocks)?;
+        match provision {
+            Provision::Full => {
+                store.allocate().map_err(|error| volume::Error::new(Kind::Usage, error.to_string()))
+            }
+            Provision::Thin => Ok(()),
+        }
+    })
 }
 
 /// Refuses a cache that this machine can never hold: the system would give its memory piece by piece, and end the process at some time.

@@ -3,8 +3,9 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
+use crate::command::{output, run, said};
 use crate::seal::{self, Broken};
 
 /// The machine's own release may be older than a QEMU that works (7.2 crashes this kernel).
@@ -282,31 +283,6 @@ fn unpack(packages: &[PathBuf], root: &Path) -> Result<(), String> {
 
 fn make(directory: &Path) -> Result<(), String> {
     fs::create_dir_all(directory).map_err(|error| format!("{}: {error}", directory.display()))
-}
-
-/// Runs what a machine without network, or one that is not Debian, cannot.
-fn run(command: &mut Command) -> Result<(), String> {
-    said(command).map(drop)
-}
-
-/// The same, and what it prints.
-pub(crate) fn said(command: &mut Command) -> Result<String, String> {
-    let name = command.get_program().display().to_string();
-    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{name}: {error}"))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    let said = String::from_utf8_lossy(&output.stderr);
-    let reason = said.lines().find(|line| line.starts_with("E:")).or_else(|| said.lines().last());
-    Err(format!("{name} failed: {}", reason.unwrap_or("it does not say why")))
-}
-
-/// What a program prints that must succeed.
-pub(crate) fn output(command: &mut Command) -> String {
-    let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{command:?}: {text}{}", String::from_utf8_lossy(&output.stderr));
-    text
 }
 
 #[cfg(test)]

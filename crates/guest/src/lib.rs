@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod archive;
+mod command;
 mod debian;
 mod image;
 mod machine;
@@ -66,7 +67,7 @@ impl Bed {
     /// When it cannot be written.
     pub fn write_to(&self, disk: &Path, server: &str) {
         let mut command = self.debian.program("usr/bin/qemu-img");
-        debian::output(command.args(["convert", "-n", "-f", "raw", "-O", "raw"]).arg(disk).arg(server));
+        command::output(command.args(["convert", "-n", "-f", "raw", "-O", "raw"]).arg(disk).arg(server));
     }
 
     /// A guest that can be booted, with `cvmio` and busybox in it.

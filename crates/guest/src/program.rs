@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::debian::output;
+use crate::command::output;
 use crate::workspace;
 
 /// Builds `cvmio` as one file that runs on any kernel, and puts it into `directory`.

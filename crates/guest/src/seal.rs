@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::debian::said;
+use crate::command::said;
 
 /// The seal's file, in the directory that it is of.
 const NAME: &str = "packages";

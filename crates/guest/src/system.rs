@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::Bed;
-use crate::debian::output;
+use crate::command::output;
 
 /// What a system runs when it is up. A script that came with the guest counts more than one that came with the system.
 const RUNNER: &str = "\

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Command, CommandFactory, Parser};
 
 use super::Cli;
-use crate::daemon::events::Sign;
+use crate::sign::Sign;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -1,10 +1,6 @@
 //! `cvmio volume grow`
 
-use std::path::Path;
-
-use store::{FileStore, Store};
-use volume::format::protections::Provision;
-use volume::{AttachOptions, Growth, Kind};
+use volume::{AttachOptions, Growth};
 
 use super::offline;
 use crate::cli::Offline;
@@ -58,8 +54,8 @@ fn grow(args: &Grow, logical_blocks: Option<u64>) -> Result<(), Failure> {
     let credential = input::load(&offline.credential, Origin::Known)?;
     let growth = Growth {
         logical_blocks,
-        enlarge: enlarge(store.clone()),
-        save: save(&policy_path),
+        enlarge: system::enlarge(store.clone()),
+        save: input::save_when_grown(&policy_path),
         force: args.force,
     };
     let spinner = output::spinner("growing the volume");
@@ -67,29 +63,6 @@ fn grow(args: &Grow, logical_blocks: Option<u64>) -> Result<(), Failure> {
     let grown = volume::grow(environment, policy, credential, growth, AttachOptions::default())?.block()?;
     drop(spinner);
     report(args, &grown.into(), "Attach it, and enlarge what is on it (resize2fs, xfs_growfs).")
-}
-
-/// Makes a file longer. For a volume with full provisioning its space is taken at once, as when it was created.
-pub fn enlarge(store: FileStore) -> volume::Enlarge {
-    Box::new(move |blocks, provision| {
-        store.extend(blocks)?;
-        match provision {
-            Provision::Full => {
-                store.allocate().map_err(|error| volume::Error::new(Kind::Usage, error.to_string()))
-            }
-            Provision::Thin => Ok(()),
-        }
-    })
-}
-
-/// Replaces the policy file as a whole.
-pub fn save(path: &Path) -> volume::SavePolicy {
-    let path = path.to_path_buf();
-    Box::new(move |policy| {
-        input::save_policy(&path, policy, true).map_err(|failure| {
-            volume::Error::new(Kind::Io, format!("{failure}; the volume has grown: grow it again to end it"))
-        })
-    })
 }
 
 /// `next`: what there is to do now.

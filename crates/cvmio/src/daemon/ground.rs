@@ -8,7 +8,6 @@ use volume::policy::Policy;
 use volume::{AttachOptions, Enlarge, Environment, Grown, Growth, Left, RekeyOrder, Rekeyed, Volume, Window};
 
 use super::Order;
-use crate::commands::grow::{enlarge, save};
 use crate::failure::Failure;
 use crate::{input, system};
 
@@ -146,13 +145,13 @@ impl Ground {
     /// When it cannot be written; the next call tries again.
     pub fn save_policy(&mut self) -> Result<(), Failure> {
         if self.unsaved {
-            save(&self.policy_file)(&self.policy)?;
+            input::save_when_grown(&self.policy_file)(&self.policy)?;
             self.unsaved = false;
         }
         Ok(())
     }
 
     fn enlarge(&self) -> Enlarge {
-        self.file.clone().map_or_else(|| Box::new(|_, _| Ok(())) as Enlarge, enlarge)
+        self.file.clone().map_or_else(|| Box::new(|_, _| Ok(())) as Enlarge, system::enlarge)
     }
 }

@@ -20,8 +20,9 @@ use export::Request;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::events::{self, Sign};
+use super::events;
 use crate::failure::Failure;
+use crate::sign::Sign;
 
 /// What the device does after the first block that is not what was written, or after another session has claimed the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]

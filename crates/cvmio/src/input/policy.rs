@@ -90,6 +90,19 @@ pub fn save_policy(path: &Path, policy: &Policy, force: bool) -> Result<(), Fail
     new_file(path, text.as_bytes(), 0o644, force).map_err(fail)
 }
 
+/// The same, in place of the file that is there, when a volume has grown.
+pub fn save_when_grown(path: &Path) -> volume::SavePolicy {
+    let path = path.to_path_buf();
+    Box::new(move |policy| {
+        save_policy(&path, policy, true).map_err(|failure| {
+            volume::Error::new(
+                volume::Kind::Io,
+                format!("{failure}; the volume has grown: grow it again to end it"),
+            )
+        })
+    })
+}
+
 fn unwritten(path: &Path, error: &io::Error) -> String {
     format!("the policy {} cannot be written: {error}", path.display())
 }

@@ -6,7 +6,7 @@ use serde_json::json;
 use store::BLOCK_SIZE;
 use volume::StreamReader;
 
-use super::import;
+use super::source;
 use crate::cli::stream::Import;
 use crate::failure::Failure;
 use crate::output;
@@ -22,7 +22,7 @@ struct Whole {
 }
 
 pub fn run(args: &Import) -> Result<(), Failure> {
-    let (mut reader, length) = import::open(args)?;
+    let (mut reader, length) = source::open(args)?;
     let whole = verify(&mut reader, length)?;
     let header = reader.header();
     let bytes = |blocks: u64| blocks * BLOCK_SIZE as u64;

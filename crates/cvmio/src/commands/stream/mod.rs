@@ -3,6 +3,7 @@
 mod check;
 pub mod export;
 pub mod import;
+mod source;
 
 use std::time::Duration;
 

@@ -13,10 +13,11 @@ use store::{BLOCK_SIZE, Pool};
 use volume::{Clock, Completion, Queue, Volume};
 
 use super::{Change, Ending, Inbox, Lane, Plain, Task, Work};
-use crate::daemon::events::{self, Sign};
+use crate::daemon::events;
 use crate::daemon::latency::{Kind, Latency};
 use crate::daemon::tamper::Tamper;
 use crate::failure::Failure;
+use crate::sign::Sign;
 use crate::system::SystemClock;
 
 /// How long a queue thread sleeps at most: a backstop, since every submission wakes it.

@@ -5,11 +5,11 @@ use std::fmt::{Display, Write as _};
 use store::BLOCK_SIZE;
 use volume::Status;
 
-use crate::daemon::events::Sign;
 use crate::daemon::latency::Times;
 use crate::daemon::rekey;
 use crate::daemon::scrub::{self, Stage};
 use crate::daemon::status::Report;
+use crate::sign::Sign;
 
 /// What a volume and its daemon are like at one moment.
 pub struct Snapshot {
