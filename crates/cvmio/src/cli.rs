@@ -7,6 +7,7 @@ pub mod grow;
 pub mod header;
 pub mod manual;
 pub mod rekey;
+mod runtime;
 pub mod service;
 pub mod stream;
 pub mod top;
@@ -20,6 +21,7 @@ use volume::format::protections::{Freshness, Provision, SuiteCode};
 
 use crate::daemon::tamper::OnTamper;
 use crate::input::{parse_duration, parse_name, parse_size};
+pub use runtime::RuntimeArgs;
 
 const AFTER_HELP: &str = "\
 Example: everything at once, and what it costs here
@@ -149,14 +151,6 @@ pub struct CredentialArgs {
     /// Read the passphrase from the first line of FILE (`-` for standard input) instead of the terminal
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub passphrase_file: Option<PathBuf>,
-}
-
-/// Where running volumes are found.
-#[derive(Args, Debug, Clone, Default)]
-pub struct RuntimeArgs {
-    /// Directory of the running volumes [default: /run/cvmio, or cvmio in XDG_RUNTIME_DIR]
-    #[arg(long, value_name = "DIR", env = "CVMIO_RUNTIME_DIR", hide_env_values = true)]
-    pub runtime_dir: Option<PathBuf>,
 }
 
 /// Create a volume on a file or a block device

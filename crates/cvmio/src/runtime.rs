@@ -15,7 +15,6 @@ use std::time::Duration;
 use seal::slot::Credential;
 use serde_json::Value;
 
-use crate::cli::RuntimeArgs;
 use crate::daemon::control::{Reply, Request};
 use crate::failure::Failure;
 use crate::input;
@@ -26,24 +25,6 @@ pub use peer::Peer;
 pub const MAX_LINE: u64 = 1 << 20;
 /// How long a daemon may take for a word about itself.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Where the running volumes are.
-pub fn directory(args: &RuntimeArgs) -> Result<PathBuf, Failure> {
-    let path = match &args.runtime_dir {
-        Some(path) => path.clone(),
-        None if rustix::process::geteuid().is_root() => PathBuf::from("/run/cvmio"),
-        None => match std::env::var_os("XDG_RUNTIME_DIR") {
-            Some(path) => PathBuf::from(path).join("cvmio"),
-            None => {
-                return Err(Failure::usage(
-                    "there is no runtime directory for this user; name one with --runtime-dir",
-                ));
-            }
-        },
-    };
-    std::path::absolute(&path)
-        .map_err(|error| Failure::usage(format!("{} is no usable path: {error}", path.display())))
-}
 
 /// The places of one running volume.
 #[derive(Debug, Clone)]

@@ -72,7 +72,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
     };
     Ok(Order {
         name,
-        runtime: runtime::directory(&args.runtime)?,
+        runtime: args.runtime.directory()?,
         store,
         policy,
         policy_file: whole(&policy_path)?,

@@ -12,7 +12,7 @@ use super::offline::{self, Opened};
 use crate::cli::Check;
 use crate::daemon::control::Request;
 use crate::failure::Failure;
-use crate::runtime::{self, Place};
+use crate::runtime::Place;
 use crate::{input, output};
 
 /// How often it is seen how far a check has come.
@@ -34,7 +34,7 @@ fn attached(args: &Check) -> Result<Option<Place>, Failure> {
     let store = &args.offline.store;
     let name = store.to_str().and_then(|name| input::parse_name(name).ok());
     match name {
-        Some(name) if !store.exists() => Ok(Some(Place::new(&runtime::directory(&args.runtime)?, &name))),
+        Some(name) if !store.exists() => Ok(Some(Place::new(&args.runtime.directory()?, &name))),
         _ => Ok(None),
     }
 }

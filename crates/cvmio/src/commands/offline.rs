@@ -10,7 +10,7 @@ use volume::{AttachOptions, Environment};
 use crate::cli::{self, Offline, RuntimeArgs};
 use crate::failure::Failure;
 use crate::input::{self, Origin};
-use crate::runtime::{self, Place};
+use crate::runtime::Place;
 use crate::{output, system};
 
 /// What an offline command stands on.
@@ -23,7 +23,7 @@ pub struct Opened {
 /// Where the volume runs that `store` names, if it is no path.
 pub fn running(store: &Path, runtime: &RuntimeArgs) -> Result<Option<Place>, Failure> {
     match store.to_str().and_then(|name| input::parse_name(name).ok()) {
-        Some(name) if !store.exists() => Ok(Some(Place::new(&runtime::directory(runtime)?, &name))),
+        Some(name) if !store.exists() => Ok(Some(Place::new(&runtime.directory()?, &name))),
         _ => Ok(None),
     }
 }

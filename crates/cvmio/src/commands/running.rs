@@ -9,7 +9,7 @@ use crate::output;
 use crate::runtime::{self, Claim, Place};
 
 fn ask(args: &Named, request: &Request) -> Result<Value, Failure> {
-    Place::new(&runtime::directory(&args.runtime)?, &args.name).ask(request)
+    Place::new(&args.runtime.directory()?, &args.name).ask(request)
 }
 
 fn done(args: &Named, what: &str) -> Result<(), Failure> {
@@ -21,7 +21,7 @@ fn done(args: &Named, what: &str) -> Result<(), Failure> {
 }
 
 pub fn detach(args: &Named) -> Result<(), Failure> {
-    let place = Place::new(&runtime::directory(&args.runtime)?, &args.name);
+    let place = Place::new(&args.runtime.directory()?, &args.name);
     if clear_left(&place)? {
         return done(args, "cleared away what a killed daemon left of");
     }
@@ -77,7 +77,7 @@ pub fn status(args: &Named) -> Result<(), Failure> {
 }
 
 pub fn list(args: &List) -> Result<(), Failure> {
-    let running = runtime::running(&runtime::directory(&args.runtime)?);
+    let running = runtime::running(&args.runtime.directory()?);
     if args.json {
         let all: Vec<Value> = running.iter().map(|(name, status)| summary(name, status)).collect();
         return output::print_json(&all);

@@ -15,7 +15,7 @@ use crate::cli::service::{Activate, Deactivate, Prepare, TAB, Units};
 use crate::failure::Failure;
 use crate::service::tab::{self, Line};
 use crate::service::{self, MAX_CONFIG, Target};
-use crate::{input, output, runtime};
+use crate::{input, output};
 
 pub fn prepare(args: &Prepare) -> Result<(), Failure> {
     input::whole_blocks(args.size)?;
@@ -62,7 +62,7 @@ pub fn prepare(args: &Prepare) -> Result<(), Failure> {
 }
 
 pub fn activate(args: &Activate) -> Result<(), Failure> {
-    let runtime = runtime::directory(&args.runtime)?;
+    let runtime = args.runtime.directory()?;
     let which = &args.which;
     if which.all {
         let lines = tab::read(&which.tab)?;
@@ -83,7 +83,7 @@ pub fn activate(args: &Activate) -> Result<(), Failure> {
 }
 
 pub fn deactivate(args: &Deactivate) -> Result<(), Failure> {
-    let runtime = runtime::directory(&args.runtime)?;
+    let runtime = args.runtime.directory()?;
     let which = &args.which;
     if which.all {
         // The last one first: it may lie on another.

@@ -17,7 +17,7 @@ use crate::output::{self, bytes, count, percent};
 use crate::runtime::{self, Place};
 
 pub fn run(args: &Top) -> Result<(), Failure> {
-    let runtime = runtime::directory(&args.runtime)?;
+    let runtime = args.runtime.directory()?;
     let look = || -> Result<BTreeMap<String, Look>, Failure> {
         let names = match &args.name {
             Some(name) => vec![name.clone()],
