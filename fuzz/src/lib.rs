@@ -10,8 +10,9 @@ use seal::slot::{AREA_SIZE, KeySlots};
 use volume::format::backup::{self, HeaderBackup};
 use volume::format::entry::{ENTRY_SIZE, entry_at, put_entry};
 use volume::format::header::{Header, SIGNED, mac, put_mac};
+use volume::format::item;
 use volume::format::probe::Probe;
-use volume::format::record::{self, RECORD_HEADER, RecordHeader};
+use volume::format::record::{RECORD_HEADER, RecordHeader};
 use volume::format::salts::{self, put_salt, salt_at};
 use volume::format::stream::{Chunk, FRAME_SIZE, Frame, START, StreamHeader};
 use volume::format::superblock::{self, Superblock};
@@ -81,7 +82,7 @@ pub fn header(page: &[u8]) {
 pub fn items(payload: &[u8]) {
     let geometry = Geometry::for_logical(Geometry::MIN_LOGICAL, Shape::STANDARD).expect("the least size");
     let mut again = Vec::new();
-    for item in record::items(payload) {
+    for item in item::items(payload) {
         let Ok(item) = item else { break };
         let _ = item.check(&geometry);
         item.encode_into(&mut again);

@@ -1,12 +1,10 @@
 //! Header: what the disk says about the volume. A claim, until MAC, policy and stamp agree with it.
 
 use super::bytes::{Reader, Writer};
+use super::protections::{Freshness, Provision, SuiteCode, check_protections};
 use super::rekeying::{REKEYING_SIZE, Rekeying};
 use super::{BLOCK_SIZE, Malformed, Page};
 use crate::geometry::{Claim, Geometry, MAX_GROWTHS, Shape};
-
-pub use super::probe::Probe;
-pub use super::protections::{Freshness, Provision, SuiteCode, check_protections};
 
 /// First bytes of a header.
 pub const MAGIC: &[u8; 8] = b"cvmioVOL";
@@ -135,11 +133,6 @@ impl Header {
             geometry,
             rekeying,
         })
-    }
-
-    /// What the first bytes of a store look like; see [`Probe::of`].
-    pub fn probe(start: &[u8]) -> Probe {
-        Probe::of(start)
     }
 }
 

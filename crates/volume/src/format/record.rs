@@ -2,11 +2,9 @@
 //! [items](super::item).
 
 use super::bytes::{Reader, Writer};
+use super::item::ITEM_SIZE;
 use super::salts::SALT_SIZE;
 use super::{BLOCK_SIZE, EPOCH_END, Malformed, NONCE_END};
-
-pub(super) use super::item::check_root;
-pub use super::item::{ITEM_SIZE, Item, Units, items};
 
 /// First bytes of a record.
 pub const MAGIC: &[u8; 8] = b"cvmioJR1";

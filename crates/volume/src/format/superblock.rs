@@ -3,7 +3,7 @@
 use super::ad::Tree;
 use super::bytes::{Reader, Writer};
 use super::entry::{ENTRY_SIZE, Entry};
-use super::record::check_root;
+use super::item::check_root;
 use super::salts::SALT_SIZE;
 use super::{BLOCK_SIZE, EPOCH_END, Malformed, Page};
 use crate::geometry::{Geometry, MAX_GROWTHS};

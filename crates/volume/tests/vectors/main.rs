@@ -11,8 +11,10 @@ use volume::StreamReader;
 use volume::format::ad::{Tree, data_ad, node_ad, salt_node_ad, superblock_ad};
 use volume::format::backup::HeaderBackup;
 use volume::format::entry::{Entry, entry_at, put_entry};
-use volume::format::header::{self, Freshness, Header, Provision, SuiteCode};
-use volume::format::record::{self, Item, RecordHeader, Units};
+use volume::format::header::{self, Header};
+use volume::format::item::{self, Item, Units};
+use volume::format::protections::{Freshness, Provision, SuiteCode};
+use volume::format::record::{self, RecordHeader};
 use volume::format::rekeying::Rekeying;
 use volume::format::stream::{Chunk, StreamHeader};
 use volume::format::superblock::{self, Leg, Superblock};
@@ -230,13 +232,13 @@ fn items() {
     let mut payload = Vec::new();
     all.iter().for_each(|item| item.encode_into(&mut payload));
     assert_eq!(payload, vector("items"));
-    assert_eq!(record::items(&payload).collect::<Result<Vec<_>, _>>().as_deref(), Ok(&all[..]));
+    assert_eq!(item::items(&payload).collect::<Result<Vec<_>, _>>().as_deref(), Ok(&all[..]));
 
     let grown = [
         Item::Root { tree: Tree::Map, growths: 5, entry: map },
         Item::Root { tree: Tree::Bitmap, growths: 16, entry: bitmap },
     ];
-    let read: Result<Vec<_>, _> = record::items(&vector("items-grown")).collect();
+    let read: Result<Vec<_>, _> = item::items(&vector("items-grown")).collect();
     assert_eq!(read.as_deref(), Ok(&grown[..]));
 }
 

@@ -4,6 +4,7 @@ use super::{
     Again, changed_is_canonical, damage, other_lengths_are_refused, reserved_is_refused, strategies,
 };
 use crate::format::header::*;
+use crate::format::protections::{Freshness, Provision, SuiteCode, check_protections};
 use crate::format::rekeying::Rekeying;
 use crate::format::{BLOCK_SIZE, Malformed};
 use crate::geometry::{Geometry, Shape};

@@ -4,6 +4,7 @@ use super::{
     Again, changed_is_canonical, damage, other_lengths_are_refused, reserved_is_refused, strategies,
 };
 use crate::format::entry::{ENTRY_SIZE, Entry, entry_at, put_entry};
+use crate::format::item::{ITEM_SIZE, Item, Units, items};
 use crate::format::record::*;
 use crate::format::{BLOCK_SIZE, Malformed, salts};
 use crate::geometry::{Geometry, Shape};

@@ -6,8 +6,10 @@ use proptest::prelude::*;
 
 use crate::format::ad::Tree;
 use crate::format::entry::Entry;
-use crate::format::header::{Freshness, Header, Provision, SuiteCode, check_protections};
-use crate::format::record::{ITEM_SIZE, Item, RecordHeader, Units, blocks_for};
+use crate::format::header::Header;
+use crate::format::item::{ITEM_SIZE, Item, Units};
+use crate::format::protections::{Freshness, Provision, SuiteCode, check_protections};
+use crate::format::record::{RecordHeader, blocks_for};
 use crate::format::rekeying::Rekeying;
 use crate::format::superblock::{Leg, Superblock};
 use crate::geometry::{Geometry, MAX_PHYSICAL, Shape};
