@@ -63,7 +63,7 @@ impl FileAnchor {
             _ => unusable(&path, &format!("can't be created: {error}")),
         };
         let directory = path.parent().unwrap_or(Path::new("/"));
-        if !directory.exists() {
+        if directory.try_exists().is_ok_and(|exists| !exists) {
             let message =
                 format!("can't be created: there is no directory {}; make it first", directory.display());
             return Err(unusable(&path, &message));
