@@ -5,7 +5,7 @@ mod file;
 mod policy;
 
 pub use credential::{Origin, copy, from_pipe, load, to_pipe};
-pub use file::{check_directory, new_file, sync_directory};
+pub use file::{check_directory, new_file, sync_directory, unwritten};
 pub use policy::{
     already_there, check_new_policy, default_policy, read_policy, save_policy, save_when_grown, unfinished,
 };

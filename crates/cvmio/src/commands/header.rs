@@ -77,10 +77,7 @@ fn save(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
             "{} exists already, and a backup is never overwritten; name another file",
             path.display()
         )),
-        std::io::ErrorKind::NotFound => {
-            Failure::usage(format!("the backup {} cannot be written: {error}", path.display()))
-        }
-        _ => Failure::io(format!("the backup {} cannot be written: {error}", path.display())),
+        _ => input::unwritten("backup", path, &error),
     };
     input::new_file(path, bytes, 0o600, false).map_err(fail)
 }

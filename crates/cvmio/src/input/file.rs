@@ -5,6 +5,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use crate::failure::Failure;
+
 /// Makes a file durable, with its directory. It gets its name when it is whole: whoever is interrupted here leaves none, or the one that was
 /// there. `mode` is as for `open(2)`.
 ///
@@ -34,6 +36,15 @@ pub fn check_directory(path: &Path) -> io::Result<()> {
     }
     let message = format!("there is no directory {}; make it first", place.display());
     Err(io::Error::new(io::ErrorKind::NotFound, message))
+}
+
+/// Why a new file could not be written. Without a directory for it, that is what was asked for.
+pub fn unwritten(what: &str, path: &Path, error: &io::Error) -> Failure {
+    let message = format!("the {what} {} cannot be written: {error}", path.display());
+    match error.kind() {
+        io::ErrorKind::NotFound => Failure::usage(message),
+        _ => Failure::io(message),
+    }
 }
 
 /// Makes the name of a file durable.

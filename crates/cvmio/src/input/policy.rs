@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use volume::policy::{MAX_SIZE, Policy};
 
-use super::file::{check_directory, new_file};
+use super::file::{check_directory, new_file, unwritten};
 use crate::failure::Failure;
 
 /// Where a store's policy lies unless the user says otherwise: beside it.
@@ -76,15 +76,14 @@ pub fn check_new_policy(path: &Path, force: bool) -> Result<(), Failure> {
     if !force && path.exists() {
         return Err(Failure::usage(already_there(path)));
     }
-    check_directory(path).map_err(|error| Failure::usage(unwritten(path, &error)))
+    check_directory(path).map_err(|error| unwritten("policy", path, &error))
 }
 
 /// Writes a new policy file and makes it durable, with its directory. An older one is replaced as a whole, and only if `force` is set.
 pub fn save_policy(path: &Path, policy: &Policy, force: bool) -> Result<(), Failure> {
     let fail = |error: io::Error| match error.kind() {
         io::ErrorKind::AlreadyExists => Failure::usage(already_there(path)),
-        io::ErrorKind::NotFound => Failure::usage(unwritten(path, &error)),
-        _ => Failure::io(unwritten(path, &error)),
+        _ => unwritten("policy", path, &error),
     };
     let text = policy.to_toml()?;
     new_file(path, text.as_bytes(), 0o644, force).map_err(fail)
@@ -101,10 +100,6 @@ pub fn save_when_grown(path: &Path) -> volume::SavePolicy {
             )
         })
     })
-}
-
-fn unwritten(path: &Path, error: &io::Error) -> String {
-    format!("the policy {} cannot be written: {error}", path.display())
 }
 
 /// Why a policy file is not written.
