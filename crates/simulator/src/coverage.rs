@@ -47,6 +47,8 @@ coverage! {
     key_changes_beside: "key changes beside users",
     /// Changes of the key slots that were cut short.
     cut_key_changes: "key changes cut short",
+    /// Jobs of the owner's that were killed while their machine lived on.
+    killed_jobs: "jobs killed",
     /// Growths of the volume.
     growths: "growths",
     /// Growths that were cut short.

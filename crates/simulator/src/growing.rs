@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use store::BLOCK_SIZE;
-use store::hostile::{Faults, Image};
+use store::hostile::{Faults, Image, Session};
 use volume::format::header::Header;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::Geometry;
@@ -49,9 +49,7 @@ impl Simulation {
             }
             match self.grow_once(wish, dies)? {
                 Some(Ok(grown)) => {
-                    if self.plan.mischief.errors || self.plan.mischief.late {
-                        self.store.set_faults(self.plan.faults);
-                    }
+                    self.begin_faults();
                     return self.grown(&grown, before);
                 }
                 Some(Err(error)) if error.kind() == Kind::Usage => return self.refused(wish, &error, &image),
@@ -96,8 +94,8 @@ impl Simulation {
             Ok(())
         };
         let growth = Growth { logical_blocks: wish.logical, enlarge: Box::new(enlarge), save, force: true };
-        let job = self.begin_growth(growth)?;
-        let ended = self.drive_or_die(job, dies, ("growing", 1000));
+        let (session, job) = self.begin_growth(growth)?;
+        let ended = self.drive_or_die(&session, job, dies, ("growing", 1000));
         if let Ok(policy) = kept.try_recv() {
             say!(self, "the policy says {} bytes now", policy.size);
             self.policy = Some(policy);
@@ -105,11 +103,12 @@ impl Simulation {
         ended
     }
 
-    fn begin_growth(&mut self, growth: Growth) -> Result<Driven<Result<Grown, Error>>, Failure> {
+    fn begin_growth(&mut self, growth: Growth) -> Result<(Session, Driven<Result<Grown, Error>>), Failure> {
         let session = self.store.attach();
         let environment = self.environment(&self.audit.watch(&session));
-        grow(environment, self.owners_policy()?, numbered(0), growth, self.plan.attach)
-            .map_err(|error| Failure(format!("growing: {error}")))
+        let job = grow(environment, self.owners_policy()?, numbered(0), growth, self.plan.attach)
+            .map_err(|error| Failure(format!("growing: {error}")))?;
+        Ok((session, job))
     }
 
     fn owners_policy(&self) -> Result<Policy, Failure> {
@@ -149,7 +148,7 @@ impl Simulation {
         let size = policy.size;
         let job = volume::attach_read_only(environment, policy, numbered(0), self.plan.attach)
             .map_err(|error| Failure(format!("looking at half a growth: {error}")))?;
-        match self.drive_or_die(job, None, ("looking at half a growth", 20_000))? {
+        match self.drive_or_die(&session, job, None, ("looking at half a growth", 20_000))? {
             Some(Ok(volume)) if volume.blocks() * BLOCK_SIZE as u64 == size => Ok(()),
             Some(Ok(volume)) => Err(Failure(format!("half a growth shows {} blocks", volume.blocks()))),
             Some(Err(error)) if error.kind() == Kind::Policy && error.to_string().contains("volume grow") => {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use seal::SecretBytes;
 use seal::slot::{Argon2Params, Credential, SlotInfo, SlotLimits};
 use store::BLOCK_SIZE;
-use store::hostile::Image;
+use store::hostile::{Image, Session};
 use volume::format::header::{self, Header};
 use volume::{Driven, Error, KeyChange, Kind, change_keys};
 
@@ -61,8 +61,10 @@ pub(crate) struct ChangingKeys {
     wanted: Wanted,
     /// What the disk held when it began.
     before: Image,
-    job: Driven<Result<Vec<SlotInfo>, Error>>,
+    job: Changing,
 }
+
+type Changing = Driven<Result<Vec<SlotInfo>, Error>>;
 
 /// What a change was to do.
 #[derive(Clone, Copy)]
@@ -78,8 +80,8 @@ impl Simulation {
         let Some(wanted) = self.wanted() else { return Ok(()) };
         let before = self.store.snapshot();
         let dies = self.once_in(2).then(|| self.rng.u32(..12));
-        let job = self.begin_change(wanted)?;
-        let Some(result) = self.drive_or_die(job, dies, ("changing the keys", 1000))? else {
+        let (session, job) = self.begin_change(wanted)?;
+        let Some(result) = self.drive_or_die(&session, job, dies, ("changing the keys", 1000))? else {
             say!(self, "the change of the keys is cut short");
             self.coverage.cut_key_changes += 1;
             self.doubt(wanted);
@@ -173,13 +175,14 @@ impl Simulation {
         })
     }
 
-    fn begin_change(&mut self, wanted: Wanted) -> Result<Driven<Result<Vec<SlotInfo>, Error>>, Failure> {
+    fn begin_change(&mut self, wanted: Wanted) -> Result<(Session, Changing), Failure> {
         let change = self.order(wanted)?;
         let Some(policy) = self.policy.clone() else { return Err(Failure("there is no policy".into())) };
         let session = self.store.attach();
         let environment = self.environment(&self.audit.watch(&session));
-        change_keys(environment, policy, numbered(0), change, true, self.plan.attach)
-            .map_err(|error| Failure(format!("changing the keys: {error}")))
+        let job = change_keys(environment, policy, numbered(0), change, true, self.plan.attach)
+            .map_err(|error| Failure(format!("changing the keys: {error}")))?;
+        Ok((session, job))
     }
 
     /// Header and key slots of each copy that the anchor vouches for; without an anchor, of each that is whole.
@@ -212,9 +215,10 @@ impl Simulation {
             .ok_or_else(|| Failure(format!("key {key} has no slot, and was never removed")))
     }
 
-    /// Drives a job of the owner's to its end, which must come within so many rounds; nothing, if the machine dies before.
+    /// Drives a job of the owner's to its end, which must come within so many rounds; nothing, if it dies before.
     pub(crate) fn drive_or_die<T>(
         &mut self,
+        session: &Session,
         mut job: Driven<Result<T, Error>>,
         dies: Option<u32>,
         (what, rounds): (&str, u32),
@@ -222,9 +226,7 @@ impl Simulation {
         for round in 0..rounds {
             if dies == Some(round) {
                 drop(job);
-                self.coverage.crashes += 1;
-                self.power_off();
-                self.settle_anchor();
+                self.kill_job(session);
                 return Ok(None);
             }
             if let Some(result) = job.poll() {
@@ -237,6 +239,23 @@ impl Simulation {
             }
         }
         Err(Failure(format!("{what} does not end")))
+    }
+
+    /// The job dies with its machine, or alone: then the disk has what it was given, and has not made all of it durable.
+    fn kill_job(&mut self, session: &Session) {
+        self.coverage.crashes += 1;
+        if self.rng.bool() {
+            self.power_off();
+        } else {
+            say!(self, "the job is killed");
+            self.coverage.killed_jobs += 1;
+            if self.plan.mischief.late {
+                // As in `bury`: a late write of a header would be the second misfortune.
+                session.complete_all();
+            }
+            session.crash();
+        }
+        self.settle_anchor();
     }
 
     fn doubt(&mut self, wanted: Wanted) {

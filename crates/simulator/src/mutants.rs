@@ -69,9 +69,11 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
         M::ClaimNotConfirmed => {
             honest && mischief.zombies && matches!(level, Freshness::Interval | Freshness::Transaction)
         }
-        M::ForeignUnitsTaken | M::UsedBeforeReserved | M::ForeignSegmentsTaken | M::PairShared => {
-            honest && anchored && (mischief.zombies || mischief.late)
-        }
+        M::ForeignUnitsTaken
+        | M::UsedBeforeReserved
+        | M::WritersForgotten
+        | M::ForeignSegmentsTaken
+        | M::PairShared => honest && anchored && (mischief.zombies || mischief.late),
         M::AcceptedNotFlushed => honest && anchored && level != Freshness::Transaction,
         M::PolicyIgnored => mischief.tamper,
         M::HeaderUnverified => mischief.tamper && !anchored,
@@ -85,7 +87,9 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
             honest && plan.crashes_when_publishing
         }
         M::ClaimBeforeSuperblock => plan.cut_creations > 0 && anchored,
-        M::BothCopiesFirst => (mischief.keys || mischief.rekey || plan.growths > 0) && anchored,
+        M::BothCopiesFirst | M::CachedCopyTrusted => {
+            (mischief.keys || mischief.rekey || plan.growths > 0) && anchored
+        }
         // Only many large requests at once fill a journal.
         M::InFlightNotCounted => {
             honest && plan.longest == 160 && volume.logical_blocks.is_none_or(|blocks| blocks >= 256)

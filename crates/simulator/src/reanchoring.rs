@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use store::hostile::Session;
 use volume::format::protections::Freshness;
 use volume::policy::Policy;
 use volume::{Choice, Driven, Error, Kind, Reanchor, StateName, Survey, Volume, reanchor, survey};
@@ -10,6 +11,8 @@ use volume::{Choice, Driven, Error, Kind, Reanchor, StateName, Survey, Volume, r
 use crate::attack::Attack;
 use crate::keyring::numbered;
 use crate::simulation::{Failure, Simulation, Snapshot, say};
+
+type Begun<T> = (Session, Driven<volume::Result<T>>);
 
 impl Simulation {
     /// The owner takes an old image for what there is, instead of waiting for the genuine one. The generation that counts then; `None` if
@@ -64,29 +67,31 @@ impl Simulation {
         state
     }
 
-    fn begin_survey(&mut self) -> volume::Result<Driven<volume::Result<(Survey, Volume)>>> {
+    fn begin_survey(&mut self) -> volume::Result<Begun<(Survey, Volume)>> {
         let policy = self.policy.clone().ok_or_else(|| Error::new(Kind::Usage, "there is no policy"))?;
         let session = self.store.attach();
         let environment = self.environment(&self.audit.watch(&session));
-        survey(environment, policy, Arc::new(numbered(0)), Choice::Latest, self.plan.attach)
+        let job = survey(environment, policy, Arc::new(numbered(0)), Choice::Latest, self.plan.attach)?;
+        Ok((session, job))
     }
 
-    fn begin_reanchor(&mut self, state: StateName) -> volume::Result<Driven<volume::Result<Policy>>> {
+    fn begin_reanchor(&mut self, state: StateName) -> volume::Result<Begun<Policy>> {
         let policy = self.policy.clone().ok_or_else(|| Error::new(Kind::Usage, "there is no policy"))?;
         let session = self.store.attach();
         let environment = self.environment(&self.audit.watch(&session));
         let order = Reanchor { state, anchor: None, save: Box::new(|_| Ok(())) };
-        reanchor(environment, policy, Arc::new(numbered(0)), order, self.plan.attach)
+        let job = reanchor(environment, policy, Arc::new(numbered(0)), order, self.plan.attach)?;
+        Ok((session, job))
     }
 
     /// Drives a job of the owner's to its end, or until the machine dies. Nothing, if that or something excused ended it.
     fn drive_owner<T>(
         &mut self,
         dies: Option<u32>,
-        begin: impl FnOnce(&mut Self) -> volume::Result<Driven<volume::Result<T>>>,
+        begin: impl FnOnce(&mut Self) -> volume::Result<Begun<T>>,
     ) -> Result<Option<T>, Failure> {
-        let job = begin(self).map_err(|error| Failure(format!("the owner's job: {error}")))?;
-        match self.drive_or_die(job, dies, ("reanchoring", 20_000))? {
+        let (session, job) = begin(self).map_err(|error| Failure(format!("the owner's job: {error}")))?;
+        match self.drive_or_die(&session, job, dies, ("reanchoring", 20_000))? {
             // The end of a transaction whose record the disk has kept, and not all of what it names. No attach would take it either.
             Some(Err(error))
                 if self.plan.create.freshness == Freshness::Transaction

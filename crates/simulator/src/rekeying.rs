@@ -43,7 +43,7 @@ impl Simulation {
         let order = RekeyOrder { keep: keep.collect(), remove_others: true, force: true };
         let job = begin_rekey(environment, policy, numbered(0), order, self.plan.attach)
             .map_err(|error| Failure(format!("a new key: {error}")))?;
-        let ended = self.drive_or_die(job, dies, ("giving a new key", 20_000))?;
+        let ended = self.drive_or_die(&session, job, dies, ("giving a new key", 20_000))?;
         // The header alone does not say it: with the power, the end of an earlier change may have gone.
         let other = |now: &VolumeKey| before.as_ref().is_some_and(|(_, key)| key != now);
         let begun = self.key_in_force().is_some_and(|(header, key)| header.rekeying.is_some() && other(&key));

@@ -191,9 +191,7 @@ impl Simulation {
         }
         self.create()?;
         self.recover()?;
-        if self.plan.mischief.errors || self.plan.mischief.late {
-            self.store.set_faults(self.plan.faults);
-        }
+        self.begin_faults();
         if self.plan.mischief.errors {
             self.excused.push(Kind::Io);
         }
@@ -213,6 +211,13 @@ impl Simulation {
             self.recover()?;
         }
         Ok(())
+    }
+
+    /// The disk has its faults from now on; its lies begin later.
+    pub(crate) fn begin_faults(&self) {
+        if !self.plan.mischief.lies {
+            self.store.set_faults(self.plan.faults);
+        }
     }
 
     pub(crate) fn environment(&self, store: &Audited) -> Environment {

@@ -276,6 +276,21 @@ fn a_dead_guests_write_may_come_late() {
 }
 
 #[test]
+fn a_slow_write_is_passed_by_and_ends_all_the_same() {
+    let slow = Faults { slow_write: 1.0, ..Faults::default() };
+    let store = HostileStore::new(BLOCKS, 1, slow);
+    let mut queue = store.queue(4).unwrap();
+    send(&mut *queue, [write(1, 1)]);
+    store.set_faults(Faults::default());
+    for _ in 0..4 {
+        send(&mut *queue, [write(2, 2)]);
+        assert_eq!((store.complete_some(), store.in_flight()), (1, 1));
+    }
+    assert!((0..1000).any(|_| store.complete_some() == 1));
+    assert_eq!((store.in_flight(), sectors(&store.snapshot(), 1)), (0, all(1)));
+}
+
+#[test]
 fn a_guest_that_is_held_sleeps() {
     let (store, [first, second], [mut sleeper, mut other]) = two_guests(1, Faults::default());
     first.hold(true);

@@ -79,6 +79,7 @@ mutations! {
     ReplayedBlocksFree, "replayed-blocks-free", "blocks that only the journal names are in use";
     ForeignUnitsTaken, "foreign-units-taken", "the predecessor's units are left alone";
     UsedBeforeReserved, "used-before-reserved", "a unit is written to when its reservation is durable";
+    WritersForgotten, "writers-forgotten", "a superblock lists a unit until no write can be on its way there";
     ForeignSegmentsTaken, "foreign-segments-taken", "the predecessor's journal segments are left alone";
     PairShared, "superblock-pair-shared", "a session has a superblock pair of its own";
     // Trees and superblocks.
@@ -95,6 +96,7 @@ mutations! {
     OldKeyGoesOn, "old-key-after-boundary", "from the boundary on everything is sealed under the new key";
     RekeyDropsOverwrite, "rekey-drops-overwrite", "re-sealing loses against a write that came in between";
     RekeyEndsEarly, "rekey-ends-early", "the old key is given up when nothing needs it";
+    CachedCopyTrusted, "cached-copy-trusted", "one copy of header and key slots is durable before the other is written";
     BothCopiesFirst, "both-copies-before-anchor", "one copy of header and key slots is always the one in force";
     // Growing.
     RootNotLifted, "root-not-lifted", "a root of before a growth stays what its tree reaches below the new one";

@@ -210,7 +210,9 @@ pub(crate) async fn read_pair(io: &Io, at: u64) -> Result<Box<Pair>> {
 /// Writes one copy and makes it durable. Before that, the other one: it may have been found in the disk's cache only, written by somebody who
 /// was killed before its flush, and if the power goes now, it is what must be left.
 pub(crate) async fn write_pair(io: &Io, at: u64, pair: &Pair) -> Result<()> {
-    io.flush().await?;
+    if !mutated(Mutation::CachedCopyTrusted) {
+        io.flush().await?;
+    }
     let mut buffer = io.buffer(2);
     buffer.copy_from(0, pair);
     io.write(at, buffer).await?;

@@ -21,7 +21,11 @@ struct Flight {
     operation: Operation,
     /// How many stores had happened when it was submitted: as far as a flush must reach.
     after: u64,
+    slow: bool,
 }
+
+/// How often one that is slow takes part when some operations end.
+const SLOW: f64 = 1.0 / 16.0;
 
 /// One block that is to be stored.
 #[derive(Debug)]
@@ -140,7 +144,9 @@ impl Disk {
         for (token, operation) in held.drain(..) {
             let (name, block, blocks) = describe(&operation);
             self.tell(&Event::Submitted { session, token, operation: name, block, blocks });
-            self.flights.push(Flight { session, queue, token, operation, after: self.stored });
+            let write = matches!(operation, Operation::Write { .. });
+            let slow = write && self.strikes("slow_write", self.faults.slow_write, block);
+            self.flights.push(Flight { session, queue, token, operation, after: self.stored, slow });
         }
     }
 
@@ -150,10 +156,10 @@ impl Disk {
 
     /// Ends operations of one guest, or of all that are not held.
     pub(super) fn complete(&mut self, session: Option<u64>, all: bool) -> usize {
-        let held = &self.guests.held;
+        let (held, chance) = (&self.guests.held, &mut self.chance);
         let chosen = |flight: &Flight| match session {
             Some(session) => flight.session == session,
-            None => !held.contains(&flight.session),
+            None => !held.contains(&flight.session) && (all || !flight.slow || chance.strikes(SLOW)),
         };
         let (mut chosen, mut rest): (Vec<_>, Vec<_>) = self.flights.drain(..).partition(chosen);
         self.chance.shuffle(&mut chosen);
@@ -170,7 +176,7 @@ impl Disk {
     }
 
     fn finish(&mut self, flight: Flight) {
-        let Flight { session, queue, token, operation, after } = flight;
+        let Flight { session, queue, token, operation, after, slow: _ } = flight;
         let (buffer, result) = match operation {
             Operation::Read { block, mut buffer } => {
                 let result = self.read(block, &mut buffer);

@@ -33,6 +33,8 @@ pub struct Faults {
     pub scribble: f64,
     /// A write of a guest that is killed by `crash_session` stays in flight, to happen long after.
     pub late_write: f64,
+    /// A write stays in flight while much of what came after it ends: `complete_some` of the store mostly passes it by.
+    pub slow_write: f64,
 }
 
 /// Something that happened on the disk.

@@ -99,7 +99,7 @@ impl HostileStore {
         lock(&self.disk).in_flight(None)
     }
 
-    /// Ends some of the operations in flight (at least one, if there are any) in any order, and says how many.
+    /// Ends some of the operations in flight (at least one, if there are any that are not slow) in any order, and says how many.
     #[must_use = "nothing in flight means that waiting is in vain"]
     pub fn complete_some(&self) -> usize {
         lock(&self.disk).complete(None, false)

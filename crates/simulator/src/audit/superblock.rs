@@ -1,0 +1,39 @@
+//! Superblocks, as they are written.
+
+use store::BLOCK_SIZE;
+use volume::format::superblock::{PAYLOAD, Superblock};
+
+use super::Inner;
+
+impl Inner {
+    /// Checks a superblock that is being written to a slot: that it stands on a chain that was written, and leaves out no unit that its guest
+    /// is writing to.
+    pub(super) fn superblock(&mut self, desk: usize, slot: u64, bytes: &[u8]) -> Result<(), String> {
+        let Some(book) = &self.book else { return Ok(()) };
+        let (salt, sealed, tag) = bytes
+            .get(8..40)
+            .and_then(|salt| salt.try_into().ok())
+            .zip(bytes.get(40..40 + PAYLOAD))
+            .zip(bytes.get(40 + PAYLOAD..BLOCK_SIZE).and_then(|tag| tag.try_into().ok()))
+            .map(|((salt, sealed), tag): ((&[u8; 32], _), &[u8; 16])| (salt, sealed, tag))
+            .ok_or_else(|| "it is no whole block".to_string())?;
+        let mut ad = [0; 32];
+        ad[..16].copy_from_slice(&book.volume);
+        ad[16] = 4;
+        ad[24..].copy_from_slice(&slot.to_le_bytes());
+        let mut payload = vec![0; PAYLOAD];
+        let opens = self.possible(desk).into_iter().any(|key| {
+            let key = self.volume_keys[key].one_time(book.suite, "superblock", salt);
+            key.open(0, &ad, sealed, tag, &mut payload).is_ok()
+        });
+        if !opens {
+            return Err("it does not open as one".into());
+        }
+        let superblock = Superblock::decode(&payload).map_err(|error| error.to_string())?;
+        let written = self.heads.get(&superblock.generation);
+        if !written.is_some_and(|heads| heads.contains(&superblock.head)) {
+            return Err(format!("it stands on no record {} that was ever written", superblock.generation));
+        }
+        self.desks[desk].list(&superblock.units, superblock.generation, &book.geometry)
+    }
+}
