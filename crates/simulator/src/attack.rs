@@ -323,7 +323,7 @@ impl Simulation {
         let first = std::mem::replace(&mut self.store, copy);
         self.watch_store();
         // It has a rest until the second one has claimed: what it would commit before, the copy could not have.
-        self.zombie = self.guest.take().map(|guest| Guest { deep: true, ..guest });
+        self.zombie = self.guest.take().map(|guest| Guest { deep: true, scrub: None, ..guest });
         self.let_late_writes_happen();
         self.coverage.forks += 1;
         self.coverage.attacks += 1;

@@ -4,7 +4,7 @@
 //!
 //! * of each journal record, that it continues a chain that was written, that each block it names was on the store before it (durable,
 //!   where nothing else could tell later), opens as that logical block, and that no nonce was used twice;
-//! * of each superblock, that it stands on that chain, and of it and each write of data, that a successor would leave the units alone that
+//! * of each superblock, that it stands on that chain and has a key of its own, and of it and each write of data, that a successor would leave the units alone that
 //!   its guest is writing to;
 //! * of each copy of header and key slots, that the other one is durable.
 

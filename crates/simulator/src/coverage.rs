@@ -49,6 +49,16 @@ coverage! {
     cut_key_changes: "key changes cut short",
     /// Jobs of the owner's that were killed while their machine lived on.
     killed_jobs: "jobs killed",
+    /// Header backups made.
+    header_backups: "header backups",
+    /// Headers that the host had destroyed, and that came back from a backup.
+    headers_restored: "headers restored",
+    /// Backups of an earlier header, refused.
+    old_header_backups: "old header backups refused",
+    /// Restorations that were cut short.
+    cut_restorations: "restorations cut short",
+    /// Checks of everything beside users that ended.
+    scrubs: "scrubs",
     /// Growths of the volume.
     growths: "growths",
     /// Growths that were cut short.
@@ -57,6 +67,10 @@ coverage! {
     growths_under_zombies: "growths under zombies",
     /// Trees that got a level more.
     lifts: "trees lifted",
+    /// Attaches that were to follow the last session and no other.
+    followed: "sessions followed",
+    /// The same of sessions that others had come after, refused.
+    not_followed: "sessions too old to follow",
     /// Changes of the volume key that have begun.
     rekeys: "changes of key",
     /// Beginnings that were cut short.

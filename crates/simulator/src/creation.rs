@@ -8,7 +8,7 @@ use seal::{DataMode, Suite};
 use store::BLOCK_SIZE;
 use volume::format::protections::{Freshness, SuiteCode};
 use volume::policy::Policy;
-use volume::{CreateOptions, Driven, Environment, Error, Kind, SavePolicy};
+use volume::{AttachOptions, CreateOptions, Driven, Environment, Error, Kind, SavePolicy};
 
 use crate::audit::Book;
 use crate::simulation::{Failure, Outcomes, Simulation, say};
@@ -167,7 +167,8 @@ impl Simulation {
     ) -> Result<Driven<Result<volume::Volume, Error>>, Failure> {
         let Some(policy) = self.policy.clone() else { return Err(Failure("there is no policy".into())) };
         let environment = self.environment(store);
-        volume::attach(environment, policy, self.keys.credential(), self.plan.attach)
+        let options = AttachOptions { follows: self.follows, ..self.plan.attach };
+        volume::attach(environment, policy, self.keys.credential(), options)
             .map_err(|error| Failure(format!("attach: {error}")))
     }
 }

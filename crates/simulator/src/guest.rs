@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::keyring::ChangingKeys;
 use store::hostile::Session;
-use volume::{Completion, Driven, Error, Queue, Request, ResealReport, Volume};
+use volume::{CheckReport, Completion, Driven, Error, Queue, Request, ResealReport, Volume};
 
 /// What was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +56,8 @@ pub(crate) struct Guest {
     pub(crate) maintenance: Option<Driven<Result<(), Error>>>,
     /// The rest of a change of key.
     pub(crate) reseal: Option<Driven<Result<ResealReport, Error>>>,
+    /// A check of everything.
+    pub(crate) scrub: Option<Driven<Result<CheckReport, Error>>>,
     /// A change of its key slots.
     pub(crate) keys: Option<ChangingKeys>,
     pub(crate) outstanding: BTreeMap<u64, Outstanding>,

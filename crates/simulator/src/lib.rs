@@ -10,9 +10,11 @@
 
 mod attack;
 mod audit;
+mod backups;
 mod content;
 mod coverage;
 mod creation;
+mod following;
 mod forgery;
 mod growing;
 mod guest;
@@ -27,6 +29,7 @@ mod rekeying;
 mod requests;
 mod running;
 mod schedule;
+mod scrubbing;
 mod simulation;
 mod tag;
 mod trace;

@@ -79,6 +79,8 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
         M::HeaderUnverified => mischief.tamper && !anchored,
         M::ParentTagUnchecked | M::BlockTagUnchecked => mischief.tamper && volume.integrity,
         M::StampUnverified => mischief.anchor,
+        M::OldBackupTaken => honest && plan.backups && anchored,
+        M::OthersFollowed => honest && anchored,
         M::DigestNotCompared => mischief.rollback && mischief.keys && anchored,
         M::EvictedEarly | M::StaleFill | M::StalePath => honest && plan.attach.memory <= 1 << 15,
         // With integrity, what is another block does not open.

@@ -110,6 +110,7 @@ impl Simulation {
             if guest.volume.failure().is_none() && self.plan.create.freshness != Freshness::Transaction {
                 self.model.end_flush(before, guest.volume.status().generation);
             }
+            self.note_left(&guest);
             self.bury(guest);
         }
         Ok(())
@@ -136,7 +137,7 @@ impl Simulation {
         if let Some(guest) = self.guest.take() {
             say!(self, "guest {} falls asleep and is believed dead", guest.name);
             self.coverage.zombies += 1;
-            self.zombie = Some(Guest { deep, wakes_busy: deep && self.rng.bool(), ..guest });
+            self.zombie = Some(Guest { deep, wakes_busy: deep && self.rng.bool(), scrub: None, ..guest });
         }
     }
 
@@ -157,6 +158,8 @@ impl Simulation {
             self.change_keys()?;
         }
         self.perhaps_grow()?;
+        self.perhaps_restore_header()?;
+        self.perhaps_follow_the_past()?;
         let idle = idle && !self.tainted && self.guest.is_none();
         if self.plan.mischief.rekey && idle && self.guests > 0 && self.once_in(2) {
             self.rekey()?;
@@ -179,6 +182,7 @@ impl Simulation {
             }
             let attack = if attempt < 3 { self.attack_at_rest() } else { None };
             let honest = attack.is_none();
+            self.follow(honest);
             let claimed = |simulation: &Self| simulation.anchor.held().map(|stamp| stamp.session);
             let (before, anchored) = (claimed(self), self.anchored());
             let promise = agreed.unwrap_or(self.promise(honest && !slept));
@@ -352,6 +356,7 @@ impl Simulation {
             queues,
             maintenance,
             reseal,
+            scrub: None,
             keys: None,
             outstanding: BTreeMap::new(),
             replaced: false,

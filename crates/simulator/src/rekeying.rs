@@ -105,9 +105,8 @@ impl Simulation {
             return self.old_keys_open_nothing();
         }
         let damage = &report.damage;
-        let excused = |blocks: u64, kind: Kind| blocks == 0 || self.excused.contains(&kind);
-        let explained =
-            excused(damage.damaged_blocks, Kind::Corrupt) && excused(damage.unreadable_blocks, Kind::Io);
+        let explained = self.explains(damage.damaged_blocks, Kind::Corrupt)
+            && self.explains(damage.unreadable_blocks, Kind::Io);
         if stopping || (damage.lost() > 0 && explained) {
             return Ok(());
         }

@@ -16,6 +16,7 @@ enum Action {
     Maintenance,
     Reseal,
     Keys,
+    Scrub,
     Store,
     Anchor,
     Clock,
@@ -40,6 +41,7 @@ impl Simulation {
             (15, Action::Maintenance),
             (if self.is_resealing() { 15 } else { 0 }, Action::Reseal),
             (if self.is_changing_keys() { 15 } else { 0 }, Action::Keys),
+            (if self.is_scrubbing() { 15 } else { 0 }, Action::Scrub),
             (20, Action::Store),
             (if self.plan.slow_anchor { 6 } else { 20 }, Action::Anchor),
             (4, Action::Clock),
@@ -67,6 +69,7 @@ impl Simulation {
             Action::Maintenance => self.poll_maintenance(),
             Action::Reseal => self.poll_reseal(),
             Action::Keys => self.poll_keys(),
+            Action::Scrub => self.poll_scrub(),
             Action::Store => {
                 let _ = self.store.complete_some();
                 Ok(())
@@ -80,6 +83,7 @@ impl Simulation {
                 Ok(())
             }
             Action::Checkpoint if self.plan.mischief.keys && self.once_in(2) => self.change_keys_beside(),
+            Action::Checkpoint if self.plan.scrubs && self.once_in(3) => self.begin_scrub(),
             Action::Checkpoint if self.once_in(2) => self.read_what_goes(),
             Action::Checkpoint => {
                 if let Some(guest) = &self.guest {
@@ -232,6 +236,10 @@ impl Simulation {
         self.guest.as_ref().is_some_and(|guest| guest.keys.is_some())
     }
 
+    fn is_scrubbing(&self) -> bool {
+        self.guest.as_ref().is_some_and(|guest| guest.scrub.is_some())
+    }
+
     fn is_publishing(&self) -> bool {
         self.watch.lock().unwrap_or_else(PoisonError::into_inner).is_publishing()
     }
@@ -260,6 +268,7 @@ impl Simulation {
             self.poll_maintenance()?;
             self.poll_reseal()?;
             self.poll_keys()?;
+            self.poll_scrub()?;
             idle = if ended > 0 || moved || answered(self) != before { 0 } else { idle + 1 };
             rounds += 1;
             if rounds > 20_000 {

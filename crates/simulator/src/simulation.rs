@@ -8,14 +8,16 @@ use seal::SecretBytes;
 use seal::slot::Credential;
 use store::Buffer;
 use store::hostile::{Faults, HostileStore, Image, Session};
+use volume::format::backup::HeaderBackup;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::Geometry;
 use volume::policy::Policy;
-use volume::{Environment, Error, Kind};
+use volume::{Environment, Error, Kind, Left};
 
 use crate::attack::Attack;
 use crate::audit::{Audit, Audited};
 use crate::coverage::Coverage;
+use crate::following::Past;
 use crate::guest::Guest;
 use crate::keyring::Keys;
 use crate::model::{Model, Promise};
@@ -102,6 +104,12 @@ pub(crate) struct Simulation {
     pub(crate) before_growth: Option<Image>,
     /// A superblock knows the last growth.
     pub(crate) lifted: bool,
+    /// What the last guest left, if it has detached just now; what one left before; and what the next attach is to follow.
+    pub(crate) left: Option<Past>,
+    pub(crate) past: Option<Past>,
+    pub(crate) follows: Option<Left>,
+    /// Header and key slots as the owner has them.
+    pub(crate) header_backup: Option<HeaderBackup>,
 }
 
 macro_rules! say {
@@ -160,6 +168,10 @@ impl Simulation {
             hasty: false,
             before_growth: None,
             lifted: false,
+            left: None,
+            past: None,
+            follows: None,
+            header_backup: None,
             rng,
             plan,
         };

@@ -56,9 +56,10 @@ impl Simulation {
         let mut idle = 0;
         while idle < 10 {
             self.poll_maintenance()?;
-            // It may lead a commit that the maintenance job waits for.
+            // Each of these may lead a commit, or load a node, that the maintenance job waits for.
             self.poll_reseal()?;
             self.poll_keys()?;
+            self.poll_scrub()?;
             let moved = self.store.complete_all() > 0 || self.move_anchor();
             idle = if moved { 0 } else { idle + 1 };
         }

@@ -249,10 +249,12 @@ impl Attaching {
         let found = Left { generation: replayed.generation, head: replayed.head };
         let is_free = stamp.is_none_or(|stamp| stamp.state == State::Released);
         match self.options.follows {
-            Some(left) if left != found || !is_free => Err(Error::new(
-                Kind::Fenced,
-                "another session has had this volume since the one that was to be followed; detach it, and attach it again if the other one is gone",
-            )),
+            Some(left) if (left != found || !is_free) && !mutated(Mutation::OthersFollowed) => {
+                Err(Error::new(
+                    Kind::Fenced,
+                    "another session has had this volume since the one that was to be followed; detach it, and attach it again if the other one is gone",
+                ))
+            }
             _ => Ok(()),
         }
     }

@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use anchor::Stamp;
 use futures::FutureExt;
 use seal::MacKey;
 use seal::slot::{Credential, SlotInfo};
@@ -22,6 +23,7 @@ use crate::format::header::Header;
 use crate::io::{Driven, Io};
 use crate::key_slots::take_anchor;
 use crate::keys::Keyring;
+use crate::mutation::{Mutation, mutated};
 use crate::open_header::{
     COPIES, Pair, check_anchored, check_pair, check_stamp_mac, check_store, header_holds, open_header,
     read_pair, read_stamp, unlock, write_pair,
@@ -127,7 +129,8 @@ impl Restoring {
         let (header, slots) = check_pair(&pair, &self.policy, &self.options)?;
         check_anchored(&self.environment, &header)?;
         let stamp = read_stamp(&self.environment, &self.policy).await?;
-        if stamp.as_ref().is_some_and(|stamp| stamp.header_digest != digest) {
+        let vouched = |stamp: &Stamp| stamp.header_digest == digest || mutated(Mutation::OldBackupTaken);
+        if !stamp.as_ref().is_none_or(vouched) {
             return Err(Error::new(
                 Kind::Stale,
                 format!(

@@ -60,6 +60,7 @@ mutations! {
     AnySessionContinues, "any-session-continues", "behind the stamp only the session that claimed last counts";
     ReplayOutOfOrder, "replay-out-of-order", "changes are replayed in their order";
     AttachWithoutClaim, "attach-without-claim", "whoever attaches claims the volume first";
+    OthersFollowed, "others-followed", "a session that follows another one follows no other";
     ClaimNotConfirmed, "claim-not-confirmed", "what others may rely on is used after the claim was confirmed";
     AcceptedNotFlushed, "accepted-not-flushed", "what an attach accepts is durable before the claim vouches for it";
     // What is on the disk is not believed.
@@ -98,6 +99,7 @@ mutations! {
     RekeyEndsEarly, "rekey-ends-early", "the old key is given up when nothing needs it";
     CachedCopyTrusted, "cached-copy-trusted", "one copy of header and key slots is durable before the other is written";
     BothCopiesFirst, "both-copies-before-anchor", "one copy of header and key slots is always the one in force";
+    OldBackupTaken, "old-backup-taken", "a header backup is the pair that the anchor vouches for";
     // Growing.
     RootNotLifted, "root-not-lifted", "a root of before a growth stays what its tree reaches below the new one";
     PlacesAreData, "places-are-data", "the places of an extent's bitmap nodes hold no data";

@@ -12,9 +12,9 @@ use crate::content::{Content, parse};
 /// What a nonce was used for.
 #[derive(PartialEq, Eq, Clone, Copy)]
 pub(super) struct Sealed {
-    logical: u64,
-    physical: u64,
-    tag: [u8; 16],
+    pub(super) logical: u64,
+    pub(super) physical: u64,
+    pub(super) tag: [u8; 16],
 }
 
 impl Inner {
@@ -54,7 +54,7 @@ impl Inner {
         Ok(())
     }
 
-    fn use_nonce(
+    pub(super) fn use_nonce(
         &mut self,
         salt: &[u8; 32],
         purpose: &'static str,

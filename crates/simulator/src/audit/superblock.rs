@@ -4,12 +4,14 @@ use store::BLOCK_SIZE;
 use volume::format::superblock::{PAYLOAD, Superblock};
 
 use super::Inner;
+use super::record::Sealed;
 
 impl Inner {
-    /// Checks a superblock that is being written to a slot: that it stands on a chain that was written, and leaves out no unit that its guest
+    /// Checks a superblock that is being written to a slot: that it stands on a chain that was written, under a key of its own, and leaves out no unit that its guest
     /// is writing to.
     pub(super) fn superblock(&mut self, desk: usize, slot: u64, bytes: &[u8]) -> Result<(), String> {
         let Some(book) = &self.book else { return Ok(()) };
+        let geometry = book.geometry;
         let (salt, sealed, tag) = bytes
             .get(8..40)
             .and_then(|salt| salt.try_into().ok())
@@ -29,11 +31,14 @@ impl Inner {
         if !opens {
             return Err("it does not open as one".into());
         }
+        // Its key is of this salt alone, and is used once.
+        let sealed = Sealed { logical: slot, physical: 0, tag: *tag };
+        self.use_nonce(salt, "superblock", 0, sealed)?;
         let superblock = Superblock::decode(&payload).map_err(|error| error.to_string())?;
         let written = self.heads.get(&superblock.generation);
         if !written.is_some_and(|heads| heads.contains(&superblock.head)) {
             return Err(format!("it stands on no record {} that was ever written", superblock.generation));
         }
-        self.desks[desk].list(&superblock.units, superblock.generation, &book.geometry)
+        self.desks[desk].list(&superblock.units, superblock.generation, &geometry)
     }
 }
