@@ -18,9 +18,7 @@ const OLD_BACKUP: &[Kind] = &[Kind::Stale, Kind::Policy];
 impl Simulation {
     /// While nobody has the volume.
     pub(crate) fn perhaps_restore_header(&mut self) -> Outcomes {
-        let possible =
-            self.guest.is_none() && self.zombie.is_none() && !self.tainted && self.prepared.is_none();
-        if !self.plan.backups || !possible || self.guests == 0 || !self.once_in(2) {
+        if !self.plan.backups || !self.is_idle() || self.guests == 0 || !self.once_in(2) {
             return Ok(());
         }
         match self.header_backup.clone() {

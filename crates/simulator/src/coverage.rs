@@ -31,6 +31,8 @@ coverage! {
     requests: "requests",
     /// Reads that returned data, and were compared.
     reads: "reads compared",
+    /// Answers to where something is, compared.
+    allocations: "extents compared",
     /// Crashes of guest or host.
     crashes: "crashes",
     /// Of those, while an attach was under way.

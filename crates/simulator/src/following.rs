@@ -36,15 +36,14 @@ impl Simulation {
 
     /// Somebody tries to follow a session long past, and is refused.
     pub(crate) fn perhaps_follow_the_past(&mut self) -> Outcomes {
-        let known =
-            self.plan.create.freshness != Freshness::Off && !self.tainted && !self.plan.mischief.anchor;
-        let alone = self.guest.is_none() && self.zombie.is_none() && self.anchor.pending() == 0;
+        let known = self.plan.create.freshness != Freshness::Off && !self.plan.mischief.anchor;
         let (Some(past), Some(stamp), Some(policy)) = (self.past, self.anchor.held(), self.policy.clone())
         else {
             return Ok(());
         };
         let gone_on = stamp.state != State::Released || past.anchored != Some((stamp.generation, stamp.head));
-        if !(known && alone && gone_on && self.prepared.is_none() && self.once_in(8)) {
+        let possible = known && gone_on && self.is_idle() && self.anchor.pending() == 0;
+        if !possible || !self.once_in(8) {
             return Ok(());
         }
         say!(self, "somebody would follow the session that left {past:?}");

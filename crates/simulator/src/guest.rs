@@ -13,6 +13,7 @@ pub(crate) enum Asked {
     Write { block: u64, blocks: u64, fua: bool, first_version: u64 },
     Flush,
     Discard { block: u64, blocks: u64 },
+    Allocation { block: u64, blocks: u64 },
     Commit,
 }
 
@@ -29,6 +30,7 @@ impl std::fmt::Display for Asked {
             ),
             Self::Flush => f.write_str("flush"),
             Self::Discard { block, blocks } => write!(f, "discard of blocks {block}..{}", block + blocks),
+            Self::Allocation { block, blocks } => write!(f, "what is in blocks {block}..{}", block + blocks),
             Self::Commit => f.write_str("commit of the transaction"),
         }
     }

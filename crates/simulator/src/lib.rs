@@ -8,12 +8,14 @@
 //! The same seed gives the same run, to the last byte of its trace.
 #![forbid(unsafe_code)]
 
+mod answers;
 mod attack;
 mod audit;
 mod backups;
 mod content;
 mod coverage;
 mod creation;
+mod ending;
 mod following;
 mod forgery;
 mod growing;
@@ -36,6 +38,7 @@ mod trace;
 mod watch;
 mod window;
 mod world;
+mod zombies;
 
 pub use coverage::Coverage;
 pub use running::run_caught;

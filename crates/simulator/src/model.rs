@@ -145,6 +145,25 @@ impl Model {
 
     /// Whether a read that began at `begin` and ends now may have returned `version`; else what it might have.
     pub(crate) fn check_read(&self, block: u64, version: u64, begin: u64) -> Result<(), String> {
+        let legal = self.legal(block, begin);
+        if legal.contains(&version) {
+            return Ok(());
+        }
+        Err(format!("block {block} reads as {}, expected {}", name(version), names(&legal)))
+    }
+
+    /// The same for whether something is there.
+    pub(crate) fn check_allocation(&self, block: u64, allocated: bool, begin: u64) -> Result<(), String> {
+        let legal = self.legal(block, begin);
+        if legal.iter().any(|version| (*version != 0) == allocated) {
+            return Ok(());
+        }
+        let told = if allocated { "something" } else { "nothing" };
+        Err(format!("block {block} is said to hold {told}, and it is {}", names(&legal)))
+    }
+
+    /// The versions that a block may have had at a moment between `begin` and now.
+    fn legal(&self, block: u64, begin: u64) -> Vec<u64> {
         let changes = &self.blocks[usize::try_from(block).expect("in range")];
         let alive = |change: &Change| {
             !changes.iter().any(|killer| {
@@ -153,12 +172,7 @@ impl Model {
                     && change.end.is_some_and(|end| killer.begin > end)
             })
         };
-        let legal: Vec<u64> =
-            changes.iter().filter(|change| alive(change)).map(|change| change.version).collect();
-        if legal.contains(&version) {
-            return Ok(());
-        }
-        Err(format!("block {block} reads as {}, expected {}", name(version), names(&legal)))
+        changes.iter().filter(|change| alive(change)).map(|change| change.version).collect()
     }
 
     /// Whether the block ever had this version.

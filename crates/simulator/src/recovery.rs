@@ -1,7 +1,7 @@
-//! How sessions begin and end.
+//! How sessions begin.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use store::hostile::{Faults, Session};
 use volume::format::protections::Freshness;
@@ -24,127 +24,8 @@ enum Attached {
 const ATTEMPTS: u32 = 8;
 
 impl Simulation {
-    /// Ends the session in one of the ways that there are.
-    pub(crate) fn crash_or_detach(&mut self) -> Outcomes {
-        let failed = self.guest.as_ref().is_none_or(|guest| guest.volume.failure().is_some());
-        if !failed && self.once_in(4) {
-            return self.detach();
-        }
-        self.crash();
-        Ok(())
-    }
-
-    /// The guest dies, or the whole machine does.
-    pub(crate) fn crash(&mut self) {
-        self.coverage.crashes += 1;
-        if self.rng.bool() {
-            self.power_off();
-        } else if let Some(guest) = self.guest.take() {
-            say!(self, "guest {} dies", guest.name);
-            self.bury(guest);
-        }
-        self.settle_anchor();
-    }
-
-    pub(crate) fn power_off(&mut self) {
-        say!(self, "the power goes");
-        self.store.crash();
-        // After the disk: what their queues had not sent yet was never sent.
-        self.guest = None;
-        self.zombie = None;
-        self.dead.clear();
-        self.watch.lock().unwrap_or_else(PoisonError::into_inner).forget_flights();
-    }
-
-    /// Whoever was believed dead is dead, and what it had in flight has happened.
-    pub(crate) fn end_caution(&mut self) {
-        if let Some(zombie) = self.zombie.take() {
-            say!(self, "guest {} really dies", zombie.name);
-            self.bury(zombie);
-        }
-        self.let_late_writes_happen();
-    }
-
-    /// What a dead guest had in flight happens in part.
-    pub(crate) fn bury(&mut self, guest: Guest) {
-        if guest.keys.is_some() {
-            // A late write of a header that overwrites the only copy of its successor's, just then, would be two misfortunes at once, and the
-            // header's two copies are for one.
-            let _ = guest.session.complete_all();
-        }
-        guest.session.crash();
-        self.dead.push(guest.session.clone());
-        self.watch.lock().unwrap_or_else(PoisonError::into_inner).forget_flights();
-    }
-
-    /// Moves that were on their way to the anchor when their guest died arrive, or not, or later.
-    pub(crate) fn settle_anchor(&mut self) {
-        while self.anchor.pending() > 0 && !self.once_in(4) {
-            if self.rng.bool() {
-                say!(self, "an anchor move is lost on its way");
-                self.anchor.lose_next();
-            } else {
-                self.move_anchor();
-            }
-        }
-    }
-
-    fn detach(&mut self) -> Outcomes {
-        if self.rng.bool() {
-            self.settle("before the detach")?;
-        }
-        // A clean end keeps all that was answered, flushed or not.
-        let before = self.model.tick();
-        let Some(guest) = &mut self.guest else { return Ok(()) };
-        say!(self, "guest {} is asked to detach", guest.name);
-        guest.stopping = true;
-        guest.volume.stop();
-        self.drive("detaching", |simulation| {
-            simulation
-                .guest
-                .as_ref()
-                .is_none_or(|guest| guest.maintenance.is_none() && guest.outstanding.is_empty())
-        })?;
-        self.coverage.detaches += 1;
-        if let Some(guest) = self.guest.take() {
-            if guest.volume.failure().is_none() && self.plan.create.freshness != Freshness::Transaction {
-                self.model.end_flush(before, guest.volume.status().generation);
-            }
-            self.note_left(&guest);
-            self.bury(guest);
-        }
-        Ok(())
-    }
-
-    /// The guest is believed dead, and sleeps.
-    pub(crate) fn let_sleep(&mut self) {
-        if self.rng.bool()
-            && let Some(guest) = &self.guest
-        {
-            // In the middle of a checkpoint, perhaps.
-            let before = self.anchor.held();
-            guest.volume.checkpoint_soon();
-            let mut left = 40;
-            while left > 0 && self.poll_maintenance().is_ok() {
-                // Behind the commit, before the superblock, or a little later.
-                left = if self.anchor.held() == before { left } else { self.rng.u32(..left.min(8)) };
-                left = left.saturating_sub(1);
-                let _ = self.store.complete_some();
-                self.move_anchor();
-            }
-        }
-        let deep = self.rng.bool();
-        if let Some(guest) = self.guest.take() {
-            say!(self, "guest {} falls asleep and is believed dead", guest.name);
-            self.coverage.zombies += 1;
-            self.zombie = Some(Guest { deep, wakes_busy: deep && self.rng.bool(), scrub: None, ..guest });
-        }
-    }
-
-    /// Attaches, as often as it takes, and compares everything.
-    pub(crate) fn recover(&mut self) -> Outcomes {
-        // What the anchor says while nobody is attached is another attack.
-        self.anchor.answer_reads_with(None);
+    /// What the owner does while nobody has the volume.
+    fn between_sessions(&mut self) -> Outcomes {
         if self.zombie.as_ref().is_some_and(|zombie| zombie.replaced) {
             if self.plan.mischief.undead {
                 self.believe_nothing("a guest of two claims ago is still alive");
@@ -153,17 +34,28 @@ impl Simulation {
                 self.end_caution();
             }
         }
-        let idle = self.guest.is_none() && self.zombie.is_none() && !self.tainted && self.prepared.is_none();
-        if self.plan.mischief.keys && idle && self.once_in(3) {
+        if self.plan.mischief.keys && self.is_idle() && self.once_in(3) {
             self.change_keys()?;
         }
         self.perhaps_grow()?;
         self.perhaps_restore_header()?;
         self.perhaps_follow_the_past()?;
-        let idle = idle && !self.tainted && self.guest.is_none();
-        if self.plan.mischief.rekey && idle && self.guests > 0 && self.once_in(2) {
+        if self.plan.mischief.rekey && self.is_idle() && self.guests > 0 && self.once_in(2) {
             self.rekey()?;
         }
+        Ok(())
+    }
+
+    /// Whether nobody has the volume or may be believed to, and the host has done nothing to it.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.guest.is_none() && self.zombie.is_none() && !self.tainted && self.prepared.is_none()
+    }
+
+    /// Attaches, as often as it takes, and compares everything.
+    pub(crate) fn recover(&mut self) -> Outcomes {
+        // What the anchor says while nobody is attached is another attack.
+        self.anchor.answer_reads_with(None);
+        self.between_sessions()?;
         if self.zombie.is_some() && self.plan.create.freshness == Freshness::Off {
             self.believe_nothing("two guests at once, and no anchor");
         }
