@@ -9,14 +9,16 @@ use common::medium::put;
 use common::rekeying::Case;
 use common::{credential, options_at};
 use seal::SecretBytes;
-use seal::slot::{Argon2Params, Credential};
-use store::MemoryStore;
+use seal::slot::{Argon2Params, Credential, SlotLimits};
 use store::hostile::{Event, Faults, HostileStore, Image, Session};
+use store::{BLOCK_SIZE, MemoryStore};
 use volume::format::protections::Freshness;
 use volume::{
     Driven, Environment, Growth, KeyChange, Kind, RekeyOrder, Result, attach, begin_rekey, change_keys, grow,
 };
 
+/// What a bad sector gives, `EIO`.
+const BAD: i32 = 5;
 /// Where the copies stand.
 const A: u64 = 0;
 const B: u64 = 2;
@@ -45,6 +47,16 @@ impl Disk {
         Self { store, writes }
     }
 
+    /// Drives a job to its end.
+    fn until<T>(&self, mut job: Driven<T>) -> T {
+        loop {
+            match job.poll() {
+                Some(ended) => return ended,
+                None => drop(self.store.complete_all()),
+            }
+        }
+    }
+
     /// Drives a job until it has sent a write to this block. False if it ends before.
     fn drive_to(&self, mut job: Job, block: u64) -> bool {
         let sent = || self.writes.lock().unwrap_or_else(PoisonError::into_inner).contains(&block);
@@ -71,13 +83,16 @@ fn on(case: &Case, session: &Session) -> Environment {
     Environment { store: Arc::new(session.clone()), ..case.bench.environment.clone() }
 }
 
-fn add(case: &Case, session: &Session, number: u8) -> Job {
-    let change = KeyChange::Add {
+fn added(number: u8) -> KeyChange {
+    KeyChange::Add {
         credential: Credential::KeyFile(SecretBytes::from_slice(&[number; 64])),
         label: format!("key {number}"),
         argon2: Argon2Params { memory_kib: 8, passes: 1, lanes: 1 },
-    };
-    let (policy, options) = (case.policy.clone(), case.bench.attach);
+    }
+}
+
+fn add(case: &Case, session: &Session, number: u8) -> Job {
+    let (change, policy, options) = (added(number), case.policy.clone(), case.bench.attach);
     job(change_keys(on(case, session), policy, credential(), change, true, options))
 }
 
@@ -137,4 +152,22 @@ fn power_that_goes_in_a_change_behind_one_that_was_killed_takes_one_copy_at_the_
             (0..12).for_each(|seed| cut_twice(freshness, next, seed));
         }
     }
+}
+
+/// What a disk cannot read just now it may be able to read later, unless it was written over and the power went.
+#[test]
+fn a_copy_that_cannot_be_read_is_written_when_the_other_one_is_whole() {
+    let case = Case::written(options_at(Freshness::Strict), 0..4);
+    let disk = Disk::of(&case, 1);
+    let session = disk.store.attach();
+    let attaching = attach(on(&case, &session), case.policy.clone(), credential(), case.bench.attach);
+    let volume = disk.until(attaching.expect("a queue")).expect("attached");
+    let whole = disk.store.snapshot();
+    // A change that failed has left half of copy B.
+    disk.store.tamper(|image| image.set(B, &[7; BLOCK_SIZE]));
+    disk.store.set_bad(A..A + 1, BAD);
+    let changing = volume.change_keys(credential(), added(1), SlotLimits::default());
+    assert_eq!(disk.until(changing.expect("a queue")).expect_err("a bad sector").kind(), Kind::Io);
+    let now = disk.store.snapshot();
+    assert!((B..B + 2).all(|block| now.block(block) == whole.block(block)), "copy B is not whole");
 }
