@@ -4,12 +4,14 @@
 //!
 //! * of each journal record, that it continues a chain that was written, that each block it names was on the store before it (durable,
 //!   where nothing else could tell later), opens as that logical block, and that no nonce was used twice;
-//! * of each superblock, that it stands on that chain and has a key of its own, and of it and each write of data, that a successor would leave the units alone that
-//!   its guest is writing to;
+//! * of each superblock, that it stands on that chain and has a key of its own, and that the nodes that it leads to are durable, and open as
+//!   what they are named as, each under a nonce of its own; the same of the roots that a record names, before they are durable;
+//! * of each superblock and each write of data, that a successor would leave the units alone that its guest is writing to;
 //! * of each copy of header and key slots, that the other one is durable.
 
 mod book;
 mod desk;
+mod nodes;
 mod record;
 mod superblock;
 
@@ -224,6 +226,9 @@ impl Inner {
         let judged = if is_data {
             self.data(desk, block, bytes);
             self.desks[desk].begin_data(number, block..block + blocks, &geometry)
+        } else if geometry.is_bitmap_place(block) {
+            self.data(desk, block, bytes);
+            Ok(())
         } else if (geometry.journal_start()..geometry.bitmap_start()).contains(&block) {
             self.record(desk, &bytes).map_err(|what| format!("the record at block {block}: {what}"))
         } else if let Some(copy) = COPIES.iter().position(|at| *at == block) {

@@ -1,5 +1,7 @@
 //! Journal records, and the data blocks that they name.
 
+use std::sync::Arc;
+
 use seal::EpochKeys;
 use store::BLOCK_SIZE;
 use volume::format::entry::Entry;
@@ -7,6 +9,7 @@ use volume::format::item::{Item, items};
 use volume::format::record::{RECORD_HEADER, RecordHeader};
 
 use super::Inner;
+use super::nodes::Roots;
 use crate::content::{Content, parse};
 
 /// What a nonce was used for.
@@ -46,6 +49,18 @@ impl Inner {
             match item.map_err(|error| error.to_string())? {
                 Item::Write { logical, entry } if entry.epoch == header.epoch => {
                     self.entry(desk, &header.salt, &keys, logical, &entry)?;
+                }
+                Item::Root { tree, growths, entry } => {
+                    let (epoch, salt, keys) = (header.epoch, header.salt, Arc::clone(&keys));
+                    let Some(geometry) = self.book.as_ref().map(|book| book.geometry.as_of(growths.into()))
+                    else {
+                        continue;
+                    };
+                    self.tree(
+                        &Roots { desk, key, epoch, salt, keys, geometry, durable: false },
+                        tree,
+                        &entry,
+                    )?;
                 }
                 Item::Reserve(units) => self.desks[desk].reserve(header.generation, units.as_slice()),
                 _ => {}

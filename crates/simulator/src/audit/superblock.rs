@@ -1,9 +1,11 @@
 //! Superblocks, as they are written.
 
 use store::BLOCK_SIZE;
+use volume::format::ad::Tree;
 use volume::format::superblock::{PAYLOAD, Superblock};
 
 use super::Inner;
+use super::nodes::Roots;
 use super::record::Sealed;
 
 impl Inner {
@@ -24,13 +26,11 @@ impl Inner {
         ad[16] = 4;
         ad[24..].copy_from_slice(&slot.to_le_bytes());
         let mut payload = vec![0; PAYLOAD];
-        let opens = self.possible(desk).into_iter().any(|key| {
-            let key = self.volume_keys[key].one_time(book.suite, "superblock", salt);
+        let opened = self.possible(desk).into_iter().find(|key| {
+            let key = self.volume_keys[*key].one_time(book.suite, "superblock", salt);
             key.open(0, &ad, sealed, tag, &mut payload).is_ok()
         });
-        if !opens {
-            return Err("it does not open as one".into());
-        }
+        let key = opened.ok_or("it does not open as one")?;
         // Its key is of this salt alone, and is used once.
         let sealed = Sealed { logical: slot, physical: 0, tag: *tag };
         self.use_nonce(salt, "superblock", 0, sealed)?;
@@ -39,6 +39,13 @@ impl Inner {
         if !written.is_some_and(|heads| heads.contains(&superblock.head)) {
             return Err(format!("it stands on no record {} that was ever written", superblock.generation));
         }
-        self.desks[desk].list(&superblock.units, superblock.generation, &geometry)
+        self.desks[desk].list(&superblock.units, superblock.generation, &geometry)?;
+        let Superblock { epoch, epoch_salt: salt, .. } = superblock;
+        let Some(keys) = self.keys(key, &salt) else { return Ok(()) };
+        let geometry = geometry.as_of(superblock.growths.into());
+        let roots = Roots { desk, key, epoch, salt, keys, geometry, durable: true };
+        self.tree(&roots, Tree::Map, &superblock.map)?;
+        self.tree(&roots, Tree::Bitmap, &superblock.bitmap)?;
+        self.tree(&roots, Tree::Salts, &superblock.salts)
     }
 }
