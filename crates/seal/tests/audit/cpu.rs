@@ -112,11 +112,6 @@ impl Cpu {
         !(without_avx && cipher.starts_with("aegis"))
     }
 
-    /// AEGIS in software takes half a million instructions to begin and to end: `--include-ignored` runs it.
-    pub fn is_slow_with(&self, cipher: &str) -> bool {
-        self.hides(AES) && cipher.starts_with("aegis")
-    }
-
     pub fn hides(&self, feature: CpuidFeature) -> bool {
         self.hidden.contains(&feature)
     }
