@@ -58,8 +58,10 @@ const OLD_SLOTS: &[Kind] = &[Kind::Stale, Kind::Forked, Kind::Locked];
 /// Of a volume that has grown since.
 const OLD_SIZE: &[Kind] = &[Kind::Stale, Kind::Forked, Kind::Locked, Kind::Policy];
 const OLD_STAMP: &[Kind] = &[Kind::Stale, Kind::Forked, Kind::Fenced, Kind::Anchor];
-/// It may also vouch for a header under an old key, and no superblock is under that any more.
-const OLD_STAMP_AND_KEY: &[Kind] = &[Kind::Stale, Kind::Forked, Kind::Fenced, Kind::Anchor, Kind::Corrupt];
+/// It may also vouch for a header of before, which a machine that lost its power has kept as one of the two copies: under a key that no
+/// superblock is under any more, of another size, or with other slots.
+const OLD_STAMP_AND_HEADER: &[Kind] =
+    &[Kind::Stale, Kind::Forked, Kind::Fenced, Kind::Anchor, Kind::Corrupt, Kind::Policy, Kind::Locked];
 
 impl Simulation {
     /// The host keeps a copy of the disk.
@@ -261,7 +263,8 @@ impl Simulation {
         self.coverage.attacks += 1;
         self.anchor.answer_reads_with(Some(Ok(Some(stamp))));
         let genuine = self.store.snapshot();
-        let kinds = if self.plan.mischief.rekey { OLD_STAMP_AND_KEY } else { OLD_STAMP };
+        let changes = self.plan.mischief.rekey || self.plan.mischief.keys || self.coverage.growths > 0;
+        let kinds = if changes { OLD_STAMP_AND_HEADER } else { OLD_STAMP };
         Some(Attack::that_may_fail("an old stamp", genuine, kinds))
     }
 
@@ -307,7 +310,7 @@ impl Simulation {
         match attack.kinds {
             OLD_IMAGE | OLD_SLOTS | OLD_SIZE => self.coverage.rollbacks_accepted += 1,
             // The swap told the truth, and the volume listened; or the host did nothing wrong.
-            OLD_STAMP | OLD_STAMP_AND_KEY | &[] => {}
+            OLD_STAMP | OLD_STAMP_AND_HEADER | &[] => {}
             _ => self.taint(),
         }
         Ok(())
