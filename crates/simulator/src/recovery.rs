@@ -147,8 +147,10 @@ impl Simulation {
             say!(self, "the disk works again");
             self.store.set_faults(Faults::default());
         }
-        if let Some((_, key)) = self.key_in_force() {
+        if let Some((header, key)) = self.key_in_force() {
             self.audit.use_key(key);
+            // The image may be one of before a growth, or of behind it again.
+            self.audit.resize(header.geometry);
         }
         let watched = self.audit.watch(&session);
         let before = self.anchor.held();
