@@ -221,8 +221,8 @@ impl Attaching {
         // The predecessor may have published after we looked and before the claim; from now on it asks the anchor first, and stops.
         let (again, unreadable) = self.superblocks(&header, &keys).await?;
         if again != superblocks.0 {
-            // Who may not try again must not hear of a rival when it was the disk.
-            let unreadable = unreadable.filter(|_| self.options.follows.is_some());
+            // Who may not try again must not hear of a rival when it was the disk, at either look.
+            let unreadable = unreadable.or(superblocks.1).filter(|_| self.options.follows.is_some());
             return Err(unreadable.unwrap_or_else(|| anchor::Error::Conflict(None).into()));
         }
         let pair = if mutated(Mutation::PairShared) {

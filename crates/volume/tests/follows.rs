@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Bench, Session, credential, options};
+use common::worn::wear;
+use common::{Bench, Session, credential, options, options_at};
 use volume::format::protections::Freshness;
 use volume::geometry::Shape;
 use volume::policy::Policy;
@@ -75,4 +76,37 @@ fn a_change_of_key_is_no_other_session_and_follows_none_either() {
     follow(&bench, &policy, later).expect("nothing was changed");
     rekey(later).expect("begun");
     follow(&bench, &policy, later).expect("attached");
+}
+
+/// Superblocks that cannot be read are no rival's, whether from some moment on or until then.
+#[test]
+fn a_superblock_that_cannot_be_read_is_not_taken_for_another_session() {
+    let mut refused = 0;
+    for worn_first in [false, true] {
+        for slot in 4..8 {
+            for polls in 0.. {
+                let mut bench = Bench::new(options_at(Freshness::Strict), 16_384);
+                let unreadable = wear(&mut bench);
+                let policy = bench.create();
+                session(&bench, &policy, 1);
+                let left = session(&bench, &policy, 2);
+                let wear_out = |worn: bool| {
+                    *unreadable.lock().expect("not poisoned") = worn.then_some(slot).into_iter().collect();
+                };
+                wear_out(worn_first);
+                let options = AttachOptions { follows: Some(left), ..bench.attach };
+                let job = attach(bench.environment.clone(), policy.clone(), credential(), options);
+                let mut job = job.expect("a queue");
+                if (0..polls).any(|_| job.poll().is_some()) {
+                    break;
+                }
+                wear_out(!worn_first);
+                if let Err(error) = job.block() {
+                    assert_eq!(error.kind(), Kind::Io, "slot {slot}, {polls} polls, {worn_first}: {error}");
+                    refused += 1;
+                }
+            }
+        }
+    }
+    assert!(refused > 0, "the disk was never in the way");
 }
