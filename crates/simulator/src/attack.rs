@@ -324,6 +324,7 @@ impl Simulation {
         }
         let copy = HostileStore::from_image(self.store.snapshot(), self.rng.u64(..), Faults::default());
         let first = std::mem::replace(&mut self.store, copy);
+        self.export = None;
         self.watch_store();
         // It has a rest until the second one has claimed: what it would commit before, the copy could not have.
         self.zombie = self.guest.take().map(|guest| Guest { deep: true, scrub: None, ..guest });

@@ -69,6 +69,40 @@ coverage! {
     growths_under_zombies: "growths under zombies",
     /// Trees that got a level more.
     lifts: "trees lifted",
+    /// Moves of the volume to another anchor.
+    moves: "moves to another anchor",
+    /// Those that were cut short.
+    cut_moves: "moves cut short",
+    /// Moves while the last guest may be alive.
+    moves_under_zombies: "moves under zombies",
+    /// Moves without the old anchor.
+    lost_anchors: "lost anchors replaced",
+    /// Anchors of other volumes that were not taken.
+    taken_anchors: "taken anchors refused",
+    /// Attaches by an anchor that the volume has left, refused.
+    left_anchors: "anchors left behind refused",
+    /// Exports that ended.
+    exports: "exports",
+    /// Of those, beside a guest that writes.
+    exports_beside: "exports beside users",
+    /// Exports that were cut short, and those of them that were gone on with.
+    cut_exports: "exports cut short",
+    /// Exports that were gone on with.
+    exports_gone_on: "exports gone on with",
+    /// Halves of streams of a state that is no longer the volume's.
+    other_states: "streams of another state",
+    /// Readers that were refused because a guest might be writing.
+    unpinned: "readers refused",
+    /// Imports that ended.
+    imports: "imports",
+    /// Imports that were done again after they had been cut short.
+    imports_gone_on: "imports gone on with",
+    /// Blocks that an import found already.
+    kept_blocks: "blocks kept by imports",
+    /// Streams that were changed or cut, and refused.
+    damaged_streams: "damaged streams refused",
+    /// Streams that were compared with the volume.
+    comparisons: "streams compared",
     /// Attaches that were to follow the last session and no other.
     followed: "sessions followed",
     /// The same of sessions that others had come after, refused.

@@ -36,6 +36,7 @@ impl Simulation {
         // After the disk: what their queues had not sent yet was never sent.
         self.guest = None;
         self.zombie = None;
+        self.export = None;
         self.dead.clear();
         self.watch.lock().unwrap_or_else(PoisonError::into_inner).forget_flights();
     }
@@ -63,10 +64,13 @@ impl Simulation {
 
     /// Moves that were on their way to the anchor when their guest died arrive, or not, or later.
     pub(crate) fn settle_anchor(&mut self) {
-        while self.anchor.pending() > 0 && !self.once_in(4) {
+        while let Some(anchor) = self.busy_anchor() {
+            if self.once_in(4) {
+                break;
+            }
             if self.rng.bool() {
                 say!(self, "an anchor move is lost on its way");
-                self.anchor.lose_next();
+                anchor.lose_next();
             } else {
                 self.move_anchor();
             }

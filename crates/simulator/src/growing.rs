@@ -111,7 +111,7 @@ impl Simulation {
         Ok((session, job))
     }
 
-    fn owners_policy(&self) -> Result<Policy, Failure> {
+    pub(crate) fn owners_policy(&self) -> Result<Policy, Failure> {
         self.policy.clone().ok_or_else(|| Failure("there is no policy".into()))
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::importing::Importing;
 use crate::keyring::ChangingKeys;
 use store::hostile::Session;
 use volume::{CheckReport, Completion, Driven, Error, Queue, Request, ResealReport, Volume};
@@ -60,6 +61,8 @@ pub(crate) struct Guest {
     pub(crate) reseal: Option<Driven<Result<ResealReport, Error>>>,
     /// A check of everything.
     pub(crate) scrub: Option<Driven<Result<CheckReport, Error>>>,
+    /// A stream on its way into it.
+    pub(crate) import: Option<Importing>,
     /// A change of its key slots.
     pub(crate) keys: Option<ChangingKeys>,
     pub(crate) outstanding: BTreeMap<u64, Outstanding>,

@@ -31,7 +31,7 @@ enum Command {
     },
     /// Run one seed and tell what happens, step by step.
     Replay {
-        /// The seed as it was reported, with its version (`v9:1234`), or a bare number.
+        /// The seed as it was reported, with its version (`v10:1234`), or a bare number.
         #[arg(long, value_parser = simulator::untag)]
         seed: u64,
         /// Requests of the run.

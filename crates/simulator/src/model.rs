@@ -162,6 +162,11 @@ impl Model {
         Err(format!("block {block} is said to hold {told}, and it is {}", names(&legal)))
     }
 
+    /// Whether it has had this version and no other since.
+    pub(crate) fn is_settled(&self, block: u64, version: u64, begin: u64) -> bool {
+        self.legal(block, begin).iter().all(|legal| *legal == version)
+    }
+
     /// The versions that a block may have had at a moment between `begin` and now.
     fn legal(&self, block: u64, begin: u64) -> Vec<u64> {
         let changes = &self.blocks[usize::try_from(block).expect("in range")];

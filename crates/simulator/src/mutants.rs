@@ -80,6 +80,9 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
         M::ParentTagUnchecked | M::BlockTagUnchecked => mischief.tamper && volume.integrity,
         M::StampUnverified => mischief.anchor,
         M::OldBackupTaken => honest && plan.backups && anchored,
+        M::OldAnchorGoesOn | M::NewAnchorFirst | M::LeftAnchorAttached | M::TakenAnchorTaken => {
+            honest && plan.moves
+        }
         M::OthersFollowed => honest && anchored,
         M::DigestNotCompared => mischief.rollback && mischief.keys && anchored,
         M::EvictedEarly | M::StaleFill | M::StalePath => honest && plan.attach.memory <= 1 << 15,

@@ -11,7 +11,7 @@ use volume::{AttachOptions, CreateOptions, Window};
 
 /// The version of all that a seed decides. Raise it when a seed's run changes because the simulator does: what another version reports
 /// cannot be replayed here.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// What may go wrong beyond crashes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -83,6 +83,12 @@ pub(crate) struct Plan {
     pub(crate) backups: bool,
     /// Whether everything is checked now and then.
     pub(crate) scrubs: bool,
+    /// Whether the owner moves the volume to other anchors.
+    pub(crate) moves: bool,
+    /// Whether the owner exports the volume, and imports streams into it.
+    pub(crate) streams: bool,
+    /// Whether the volume begins as a copy of another one.
+    pub(crate) copy: bool,
 }
 
 fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
@@ -106,6 +112,8 @@ impl Plan {
         };
         let anchored = freshness != Freshness::Off;
         let mischief = mischief(rng, anchored);
+        // What came into the plans later has a line of its own, so that the other seeds go as before.
+        let mut later = Rng::with_seed(rng.clone().u64(..) ^ 0x6d6f_7665);
         Self {
             create: CreateOptions {
                 suite,
@@ -155,6 +163,9 @@ impl Plan {
             growths: if rng.u32(..3) == 0 { pick(rng, &[1, 2, 4, 20]) } else { 0 },
             backups: rng.u32(..4) == 0,
             scrubs: rng.u32(..3) == 0,
+            moves: anchored && later.u32(..4) == 0,
+            streams: later.u32(..4) == 0,
+            copy: later.u32(..8) == 0,
         }
     }
 }

@@ -24,8 +24,8 @@ enum Attached {
 const ATTEMPTS: u32 = 8;
 
 impl Simulation {
-    /// What the owner does while nobody has the volume.
-    fn between_sessions(&mut self) -> Outcomes {
+    /// What the owner does while nobody has the volume. The generation that counts then, if he has said so.
+    fn between_sessions(&mut self) -> Result<Option<u64>, Failure> {
         if self.zombie.as_ref().is_some_and(|zombie| zombie.replaced) {
             if self.plan.mischief.undead {
                 self.believe_nothing("a guest of two claims ago is still alive");
@@ -40,10 +40,11 @@ impl Simulation {
         self.perhaps_grow()?;
         self.perhaps_restore_header()?;
         self.perhaps_follow_the_past()?;
+        self.perhaps_export()?;
         if self.plan.mischief.rekey && self.is_idle() && self.guests > 0 && self.once_in(2) {
             self.rekey()?;
         }
-        Ok(())
+        self.perhaps_move()
     }
 
     /// Whether nobody has the volume or may be believed to, and the host has done nothing to it.
@@ -55,7 +56,8 @@ impl Simulation {
     pub(crate) fn recover(&mut self) -> Outcomes {
         // What the anchor says while nobody is attached is another attack.
         self.anchor.answer_reads_with(None);
-        self.between_sessions()?;
+        // The generation that the owner has chosen, until somebody who may have written has died.
+        let mut chosen = self.between_sessions()?;
         if self.zombie.is_some() && self.plan.create.freshness == Freshness::Off {
             self.believe_nothing("two guests at once, and no anchor");
         }
@@ -63,8 +65,6 @@ impl Simulation {
         let slept = self.zombie.is_some();
         // What may be lost because of an attack that a guest accepted before it died.
         let mut agreed = None;
-        // The generation that the owner has chosen, until somebody who may have written has died.
-        let mut chosen = None;
         let mut deaths = 0;
         for attempt in 0..ATTEMPTS {
             // Only the predecessor can be alive: whoever came before is known to be gone when the next one takes over.
@@ -122,7 +122,8 @@ impl Simulation {
                         )));
                     }
                     self.stand_up(volume, session)?;
-                    return self.compare_all(promise);
+                    self.compare_all(promise)?;
+                    return self.go_on_importing();
                 }
             }
         }
@@ -251,6 +252,7 @@ impl Simulation {
             maintenance,
             reseal,
             scrub: None,
+            import: None,
             keys: None,
             outstanding: BTreeMap::new(),
             replaced: false,

@@ -14,7 +14,14 @@ impl Simulation {
     /// Makes a request, of the guest or of the one that is believed dead.
     pub(crate) fn request(&mut self, zombie: bool) -> Outcomes {
         let asked = if zombie && self.plan.quiet_zombies { self.ask_quietly() } else { self.ask(zombie) };
-        self.submit(zombie, asked)
+        match asked {
+            Asked::Write { block, blocks, .. } | Asked::Discard { block, blocks }
+                if !zombie && self.is_importing() =>
+            {
+                self.submit(zombie, Asked::Read { block, blocks })
+            }
+            asked => self.submit(zombie, asked),
+        }
     }
 
     /// Makes this request of the guest.
@@ -25,6 +32,9 @@ impl Simulation {
     /// Leaves one block below a node of the map, discards that too, and reads beside it while a checkpoint takes the node away: what is
     /// looked for there is in the old tree or in none.
     pub(crate) fn read_what_goes(&mut self) -> Outcomes {
+        if self.is_importing() {
+            return Ok(());
+        }
         let size = self.size(false);
         let span = 1 << (self.geometry.fan_out_bits * self.rng.u8(1..4));
         let begin = self.rng.u64(..self.plan.hot.min(size)) / span * span;
@@ -162,7 +172,7 @@ impl Simulation {
     }
 }
 
-fn request_of(asked: Asked) -> Request {
+pub(crate) fn request_of(asked: Asked) -> Request {
     match asked {
         Asked::Read { block, blocks } => {
             Request::Read { block, buffer: Buffer::private_zeroed(usize::try_from(blocks).unwrap_or(1)) }

@@ -1,9 +1,9 @@
 //! What happens next in a run: by chance, or until something has come to its end.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use anchor::Outcome;
+use anchor::{Outcome, ScriptedAnchor};
 use volume::format::protections::Freshness;
 
 use crate::simulation::{Failure, Outcomes, Simulation, say};
@@ -17,6 +17,8 @@ enum Action {
     Reseal,
     Keys,
     Scrub,
+    Import,
+    Export,
     Store,
     Anchor,
     Clock,
@@ -42,6 +44,8 @@ impl Simulation {
             (if self.is_resealing() { 15 } else { 0 }, Action::Reseal),
             (if self.is_changing_keys() { 15 } else { 0 }, Action::Keys),
             (if self.is_scrubbing() { 15 } else { 0 }, Action::Scrub),
+            (if self.is_importing() { 15 } else { 0 }, Action::Import),
+            (if self.export.is_some() { 15 } else { 0 }, Action::Export),
             (20, Action::Store),
             (if self.plan.slow_anchor { 6 } else { 20 }, Action::Anchor),
             (4, Action::Clock),
@@ -70,6 +74,8 @@ impl Simulation {
             Action::Reseal => self.poll_reseal(),
             Action::Keys => self.poll_keys(),
             Action::Scrub => self.poll_scrub(),
+            Action::Import => self.poll_import(),
+            Action::Export => self.poll_export(),
             Action::Store => {
                 let _ = self.store.complete_some();
                 Ok(())
@@ -84,6 +90,9 @@ impl Simulation {
             }
             Action::Checkpoint if self.plan.mischief.keys && self.once_in(2) => self.change_keys_beside(),
             Action::Checkpoint if self.plan.scrubs && self.once_in(3) => self.begin_scrub(),
+            Action::Checkpoint if self.plan.streams && self.once_in(2) => {
+                if self.rng.bool() { self.begin_import() } else { self.export_beside() }
+            }
             Action::Checkpoint if self.once_in(2) => self.read_what_goes(),
             Action::Checkpoint => {
                 if let Some(guest) = &self.guest {
@@ -107,7 +116,7 @@ impl Simulation {
         let failed = self.guest.as_ref().is_some_and(|guest| guest.volume.failure().is_some());
         let hasty = self.hasty && self.once_in(4);
         if hasty || (failed && self.once_in(4)) || self.rng.u32(..self.plan.crash_every) == 0 {
-            let may_sleep = !failed && !self.is_changing_keys();
+            let may_sleep = !(failed || self.is_changing_keys() || self.is_importing());
             if may_sleep && self.plan.mischief.zombies && self.zombie.is_none() && self.once_in(2) {
                 self.let_sleep();
             } else if self.plan.mischief.fork && self.once_in(2) {
@@ -141,18 +150,16 @@ impl Simulation {
 
     /// Lets the oldest anchor move happen, or fail. False if there is none.
     pub(crate) fn move_anchor(&mut self) -> bool {
-        if self.anchor.pending() == 0 {
-            return false;
-        }
+        let Some(anchor) = self.busy_anchor() else { return false };
         let outcome = match self.rng.u32(..8) {
             0 if self.plan.mischief.anchor => Outcome::FailBefore,
             1 if self.plan.mischief.anchor => Outcome::FailAfter,
             _ => Outcome::Proceed,
         };
         self.coverage.anchor_failures += u64::from(outcome != Outcome::Proceed);
-        let before = self.anchor.held();
-        self.anchor.complete_next_with(outcome);
-        let now = self.anchor.held();
+        let before = anchor.held();
+        anchor.complete_next_with(outcome);
+        let now = anchor.held();
         let moved = before != now;
         if let Some(stamp) = now {
             say!(
@@ -165,6 +172,12 @@ impl Simulation {
             );
         }
         true
+    }
+
+    /// One that has a move to make: the volume's, or the one that the volume is on its way to.
+    pub(crate) fn busy_anchor(&self) -> Option<Arc<ScriptedAnchor>> {
+        let anchors = [Some(&self.anchor), self.next_anchor.as_ref()];
+        anchors.into_iter().flatten().find(|anchor| anchor.pending() > 0).cloned()
     }
 
     /// Says whether the queue has more to do at once.
@@ -240,6 +253,10 @@ impl Simulation {
         self.guest.as_ref().is_some_and(|guest| guest.scrub.is_some())
     }
 
+    pub(crate) fn is_importing(&self) -> bool {
+        self.guest.as_ref().is_some_and(|guest| guest.import.is_some())
+    }
+
     fn is_publishing(&self) -> bool {
         self.watch.lock().unwrap_or_else(PoisonError::into_inner).is_publishing()
     }
@@ -248,7 +265,9 @@ impl Simulation {
     pub(crate) fn settle(&mut self, why: &str) -> Outcomes {
         self.drive(why, |simulation| {
             let guest = simulation.guest.as_ref();
-            guest.is_none_or(|guest| guest.outstanding.is_empty() && guest.keys.is_none())
+            guest.is_none_or(|guest| {
+                guest.outstanding.is_empty() && guest.keys.is_none() && guest.import.is_none()
+            })
         })
     }
 
@@ -257,9 +276,11 @@ impl Simulation {
         const PATIENCE: u32 = 6;
         let (mut idle, mut ticked, mut rounds) = (0, false, 0);
         while !done(self) {
-            let answered =
-                |simulation: &Self| simulation.guest.as_ref().map_or(0, |guest| guest.outstanding.len());
-            let before = answered(self);
+            // An import may wait for checkpoint after checkpoint that has nothing to write.
+            let come_to = |simulation: &Self| {
+                simulation.guest.as_ref().map(|guest| (guest.outstanding.len(), guest.checkpoints))
+            };
+            let before = come_to(self);
             let ended = self.store.complete_all();
             let mut moved = self.move_anchor();
             for queue in 0..self.plan.queues {
@@ -269,7 +290,8 @@ impl Simulation {
             self.poll_reseal()?;
             self.poll_keys()?;
             self.poll_scrub()?;
-            idle = if ended > 0 || moved || answered(self) != before { 0 } else { idle + 1 };
+            self.poll_import()?;
+            idle = if ended > 0 || moved || come_to(self) != before { 0 } else { idle + 1 };
             rounds += 1;
             if rounds > 20_000 {
                 return Err(Failure(format!("{why}: much moves, and nothing ends; {}", self.waiting())));

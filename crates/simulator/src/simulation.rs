@@ -17,10 +17,13 @@ use volume::{Environment, Error, Kind, Left};
 use crate::attack::Attack;
 use crate::audit::{Audit, Audited};
 use crate::coverage::Coverage;
+use crate::exporting::{Exporting, Stream};
 use crate::following::Past;
 use crate::guest::Guest;
+use crate::importing::Wanted;
 use crate::keyring::Keys;
 use crate::model::{Model, Promise};
+use crate::moving::LeftBehind;
 use crate::plan::Plan;
 use crate::trace::{Sink, Trace};
 use crate::watch::{Watch, watching};
@@ -67,6 +70,10 @@ pub(crate) struct Simulation {
     pub(crate) geometry: Geometry,
     pub(crate) store: HostileStore,
     pub(crate) anchor: Arc<ScriptedAnchor>,
+    /// The anchor that the volume is on its way to.
+    pub(crate) next_anchor: Option<Arc<ScriptedAnchor>>,
+    /// The one that it has left.
+    pub(crate) left_behind: Option<LeftBehind>,
     pub(crate) clock: Arc<SimulatedClock>,
     pub(crate) random: Arc<SeededRandom>,
     pub(crate) policy: Option<Policy>,
@@ -110,6 +117,13 @@ pub(crate) struct Simulation {
     pub(crate) follows: Option<Left>,
     /// Header and key slots as the owner has them.
     pub(crate) header_backup: Option<HeaderBackup>,
+    /// The owner's last whole stream, and what is whole of one that was cut.
+    pub(crate) stream: Option<Stream>,
+    pub(crate) half_a_stream: Option<Vec<u8>>,
+    /// An export beside a guest.
+    pub(crate) export: Option<Exporting>,
+    /// What the volume is to become.
+    pub(crate) wanted: Option<Wanted>,
 }
 
 macro_rules! say {
@@ -143,6 +157,8 @@ impl Simulation {
             geometry,
             store,
             anchor: Arc::new(ScriptedAnchor::new(None)),
+            next_anchor: None,
+            left_behind: None,
             clock: Arc::default(),
             random: Arc::new(SeededRandom::new(rng.u64(..))),
             policy: None,
@@ -172,6 +188,10 @@ impl Simulation {
             past: None,
             follows: None,
             header_backup: None,
+            stream: None,
+            half_a_stream: None,
+            export: None,
+            wanted: None,
             rng,
             plan,
         };
@@ -202,6 +222,7 @@ impl Simulation {
             self.excused.extend([Kind::Anchor, Kind::Fenced]);
         }
         self.create()?;
+        self.perhaps_copy()?;
         self.recover()?;
         self.begin_faults();
         if self.plan.mischief.errors {

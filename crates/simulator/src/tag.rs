@@ -1,4 +1,4 @@
-//! A seed with the version of the simulator that it is for: `v9:1234`.
+//! A seed with the version of the simulator that it is for: `v10:1234`.
 
 use crate::plan::VERSION;
 

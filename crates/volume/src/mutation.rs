@@ -60,6 +60,10 @@ mutations! {
     AnySessionContinues, "any-session-continues", "behind the stamp only the session that claimed last counts";
     ReplayOutOfOrder, "replay-out-of-order", "changes are replayed in their order";
     AttachWithoutClaim, "attach-without-claim", "whoever attaches claims the volume first";
+    OldAnchorGoesOn, "old-anchor-goes-on", "a volume that moves ends its old anchor";
+    NewAnchorFirst, "new-anchor-first", "it does so before the new one vouches for it";
+    LeftAnchorAttached, "left-anchor-attached", "nobody attaches by an anchor that the volume has left";
+    TakenAnchorTaken, "taken-anchor-taken", "an anchor that another volume lives by is not taken";
     OthersFollowed, "others-followed", "a session that follows another one follows no other";
     ClaimNotConfirmed, "claim-not-confirmed", "what others may rely on is used after the claim was confirmed";
     AcceptedNotFlushed, "accepted-not-flushed", "what an attach accepts is durable before the claim vouches for it";

@@ -308,7 +308,7 @@ pub(crate) fn check_stamp_mac(stamp: &Stamp, key: &MacKey) -> Result<()> {
 
 fn check_stamp(stamp: &Stamp, policy: &Policy, anchor: &dyn Anchor) -> Result<()> {
     check_stamp_volume(stamp, policy, anchor)?;
-    if stamp.state == State::Terminal {
+    if stamp.state == State::Terminal && !mutated(Mutation::LeftAnchorAttached) {
         // Whoever can write to an anchor can write this, too: it is told, and not opened.
         let hint = stamp.moved_to().map_or(String::new(), |end| format!(" (its address ends in `{end}`)"));
         return Err(Error::new(

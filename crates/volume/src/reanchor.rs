@@ -22,6 +22,7 @@ use crate::core::Environment;
 use crate::create::SavePolicy;
 use crate::error::{Error, Kind, Result};
 use crate::io::Driven;
+use crate::mutation::{Mutation, mutated};
 use crate::open_header::check_stamp_mac;
 use crate::policy::Policy;
 use crate::survey::{Choice, Looked, Looking, StateName, stamp_of};
@@ -104,8 +105,13 @@ impl Moving {
         if let Some(held) = &held {
             self.check_left_behind(held)?;
         }
-        self.end_old().await?;
+        if !mutated(Mutation::NewAnchorFirst) {
+            self.end_old().await?;
+        }
         advance(self.new.as_ref(), held.as_ref(), &self.stamp).await?;
+        if mutated(Mutation::NewAnchorFirst) {
+            self.end_old().await?;
+        }
         let policy = Policy { anchor: Some(self.new.address()), ..policy };
         save(&policy)?;
         Ok(policy)
@@ -118,7 +124,8 @@ impl Moving {
             && held.head == self.stamp.head
             && held.header_digest == self.stamp.header_digest
             && held.state == State::Released;
-        if same && check_stamp_mac(held, &self.looked.stamp_key).is_ok() {
+        let same = same && check_stamp_mac(held, &self.looked.stamp_key).is_ok();
+        if same || mutated(Mutation::TakenAnchorTaken) {
             return Ok(());
         }
         Err(Error::new(
@@ -130,7 +137,7 @@ impl Moving {
     /// From here on the old anchor lets nobody attach, and fences whoever is.
     async fn end_old(&self) -> Result<()> {
         let (Some(anchor), Some(old)) = (&self.old, &self.looked.stamp) else { return Ok(()) };
-        if old.state == State::Terminal {
+        if old.state == State::Terminal || mutated(Mutation::OldAnchorGoesOn) {
             return Ok(());
         }
         let moved_to = Stamp::hint_of(&self.new.address());

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
+use common::streaming::{BLOCKS, bench_of, drive, export, reader};
 use common::{Bench, Session, filled, options_at, page};
 use store::{Buffer, Error, ErrorKind, Operation, Store};
 use volume::format::protections::Freshness;
@@ -340,4 +341,23 @@ fn a_detach_waits_for_what_was_acknowledged() {
     let mut again = case.bench.attach(&case.policy).unwrap();
     assert!(again.read(7, 1).unwrap() == page(2));
     again.detach().unwrap();
+}
+
+#[test]
+fn a_volume_with_an_acknowledged_write_on_its_way_is_not_empty_to_an_import() {
+    let other = bench_of(BLOCKS);
+    let policy = other.create();
+    let stream = export(&other, &policy);
+    let mut case = case(Freshness::Strict, 1024);
+    case.session.discard(0, 64).unwrap();
+    case.session.checkpoint();
+    case.store(HELD);
+    assert_eq!(case.submit([write(7, 1, 2)]), [0], "acknowledged");
+    let mut job = case.session.volume.import(reader(&stream).unwrap(), Arc::default()).unwrap();
+    assert!(job.poll().is_none());
+    case.store(AS_IT_COMES);
+    assert!(case.ended().is_empty());
+    drive(&mut case.session, &mut job).unwrap();
+    assert!(case.session.read(7, 1).unwrap() == page(0), "the stream has nothing there");
+    case.session.detach().unwrap();
 }

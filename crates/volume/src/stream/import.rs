@@ -107,8 +107,10 @@ impl Importing<'_> {
         if !self.writes {
             return self.chunks(&mut reader, false).await;
         }
-        // Nothing is looked up in a volume that has nothing yet.
-        let blank = self.core.roots().mapped == 0 && self.core.overlay.logical_blocks().is_empty();
+        // Nothing is looked up in a volume that has nothing yet. An acknowledged write that is on its way is something, and what a checkpoint
+        // takes out of the overlay is in the map by then.
+        self.core.all_landed().await?;
+        let blank = self.core.overlay.logical_blocks().is_empty() && self.core.roots().mapped == 0;
         let done = self.chunks(&mut reader, blank).await;
         // Also behind a chunk that is damaged: what came before it need not come again.
         let committed = self.ask(Request::Commit).await;
@@ -171,13 +173,22 @@ impl Importing<'_> {
         let mut data = opened.data();
         let mut stretches = Vec::with_capacity(chunk.stretches.len());
         for stretch in chunk.stretches.iter().cloned() {
-            let blocks = usize::try_from(stretch.end - stretch.start).unwrap_or(0);
-            let (bytes, rest) = data.split_at(blocks * BLOCK_SIZE);
-            data = rest;
-            stretches.push(self.stretch(stretch, bytes, blank));
+            for piece in self.pieces(stretch) {
+                let blocks = usize::try_from(piece.end - piece.start).unwrap_or(0);
+                let (bytes, rest) = data.split_at(blocks * BLOCK_SIZE);
+                data = rest;
+                stretches.push(self.stretch(piece, bytes, blank));
+            }
         }
         // All of them end, whatever becomes of one.
         join_all(stretches).await.into_iter().sum()
+    }
+
+    /// No request may change more.
+    fn pieces(self, stretch: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let most = self.core.largest_request();
+        let starts = stretch.clone().step_by(usize::try_from(most).unwrap_or(usize::MAX));
+        starts.map(move |start| start..stretch.end.min(start + most))
     }
 
     async fn stretch(self, stretch: Range<u64>, bytes: &[u8], blank: bool) -> Result<u64> {

@@ -67,18 +67,18 @@ pub fn open_all(stream: &[u8], key: u8) -> Result<Vec<(std::ops::Range<u64>, Vec
     Ok(found)
 }
 
+pub fn reader(stream: &[u8]) -> Result<StreamReader<io::Cursor<Vec<u8>>>> {
+    StreamReader::open(io::Cursor::new(stream.to_vec()), &stream_key(9), &SlotLimits::default())
+}
+
 pub fn import_into(session: &mut Session, stream: &[u8]) -> Result<Imported> {
-    let reader =
-        StreamReader::open(io::Cursor::new(stream.to_vec()), &stream_key(9), &SlotLimits::default())?;
-    let mut job = session.volume.import(reader, Arc::<StreamProgress>::default())?;
+    let mut job = session.volume.import(reader(stream)?, Arc::<StreamProgress>::default())?;
     drive(session, &mut job)
 }
 
 /// Whether a volume that is attached for reading is what the stream would make it.
 pub fn compare(bench: &Bench, policy: &Policy, stream: &[u8]) -> Result<Imported> {
-    let reader =
-        StreamReader::open(io::Cursor::new(stream.to_vec()), &stream_key(9), &SlotLimits::default())?;
-    reading(bench, policy)?.compare(reader, Arc::default())?.block()
+    reading(bench, policy)?.compare(reader(stream)?, Arc::default())?.block()
 }
 
 pub fn drive<T>(session: &mut Session, job: &mut Driven<Result<T>>) -> Result<T> {

@@ -1,0 +1,246 @@
+//! The owner moves the volume to another anchor, because he wants to or because the old one is lost; while nobody has it, or while somebody
+//! is believed dead, and perhaps not to the end.
+
+use std::sync::Arc;
+
+use anchor::{Anchor, ScriptedAnchor, Stamp, State};
+use store::hostile::Faults;
+use volume::format::protections::Freshness;
+use volume::policy::Policy;
+use volume::{Choice, Environment, Error, Kind, Reanchor, StateName, attach, reanchor, survey};
+
+use crate::creation::keep;
+use crate::keyring::numbered;
+use crate::simulation::{Failure, Outcomes, Simulation, say};
+
+/// How often a move is tried before something must be wrong.
+const ATTEMPTS: u32 = 20;
+
+/// An anchor that the volume has moved away from, and the policy that names it.
+pub(crate) struct LeftBehind {
+    anchor: Arc<ScriptedAnchor>,
+    policy: Policy,
+}
+
+/// A move that the owner has in mind.
+#[derive(Clone)]
+struct Move {
+    to: Arc<ScriptedAnchor>,
+    /// What the new anchor held at first.
+    taken: Option<Stamp>,
+    /// The old anchor is not at hand.
+    lost: bool,
+}
+
+impl Simulation {
+    /// The generation that counts from then on, if the volume has moved.
+    pub(crate) fn perhaps_move(&mut self) -> Result<Option<u64>, Failure> {
+        self.try_left_behind()?;
+        let possible =
+            self.guest.is_none() && !self.tainted && self.prepared.is_none() && self.guests > 0;
+        if !self.plan.moves || !possible || !self.once_in(3) {
+            return Ok(None);
+        }
+        if self.once_in(4) {
+            self.try_a_taken_anchor()?;
+        }
+        let lost = self.zombie.is_none() && self.anchor.pending() == 0 && self.once_in(4);
+        let moving = self.begin_move(None, lost);
+        say!(self, "the owner moves the volume to another anchor; the old one is {}", if lost { "lost" } else { "there" });
+        for attempt in 0..ATTEMPTS {
+            if attempt == 6 {
+                self.store.set_faults(Faults::default());
+                if let Some(zombie) = &mut self.zombie {
+                    // As long as it moves the old anchor all the time, it wins.
+                    zombie.deep = true;
+                }
+            }
+            let dies = (attempt < 4 && self.once_in(2)).then(|| self.rng.u32(..12));
+            let moved = self.move_once(&moving, dies)?;
+            self.no_two_anchors(&moving)?;
+            match moved {
+                Some(Ok((state, policy))) => {
+                    self.begin_faults();
+                    return self.moved(moving, state, policy).map(Some);
+                }
+                Some(Err(error)) if lost && error.to_string().contains("Choose another state") => {
+                    say!(self, "the owner finds the old anchor: {error}");
+                    self.begin_faults();
+                    self.next_anchor = None;
+                    return Ok(None);
+                }
+                Some(Err(error)) => self.move_failed(&error)?,
+                None => {
+                    say!(self, "the move is cut short");
+                    self.coverage.cut_moves += 1;
+                }
+            }
+        }
+        Err(Failure(format!("{ATTEMPTS} moves in a row did not succeed")))
+    }
+
+    fn begin_move(&mut self, taken: Option<Stamp>, lost: bool) -> Move {
+        let to = Arc::new(ScriptedAnchor::new(taken.clone()));
+        to.hold(self.plan.slow_anchor || self.plan.mischief.anchor);
+        self.next_anchor = Some(Arc::clone(&to));
+        Move { to, taken, lost }
+    }
+
+    /// One move, from a look at what there is; nothing, if the machine dies before it ends.
+    fn move_once(
+        &mut self,
+        moving: &Move,
+        dies: Option<u32>,
+    ) -> Result<Option<Result<(StateName, Policy), Error>>, Failure> {
+        let policy = self.owners_policy()?;
+        let before = self.anchor.held();
+        let choice = self.choice(moving);
+        let begin = |error| Failure(format!("moving: {error}"));
+        let session = self.store.attach();
+        let environment = self.moving_environment(&session, moving);
+        let job = survey(environment.clone(), policy.clone(), Arc::new(numbered(0)), choice, self.plan.attach)
+            .map_err(begin)?;
+        let found = match self.drive_or_die(&session, job, None, ("surveying", 20_000))? {
+            Some(Ok((found, _))) => found,
+            Some(Err(error)) => return Ok(Some(Err(error))),
+            None => return Ok(None),
+        };
+        if self.anchor.held() != before {
+            return Ok(Some(Err(Error::new(Kind::Fenced, "somebody lives, and has moved the old anchor"))));
+        }
+        let goes_on = |stamp: &Stamp| found.histories.iter().any(|history| history.session == stamp.session);
+        let state = match (&before, choice) {
+            // Who claimed last has not written yet, and what others have written behind that has been forgotten.
+            (Some(stamp), Choice::Latest) if !moving.lost && !goes_on(stamp) => name_of(stamp),
+            _ => found.chosen,
+        };
+        let (save, kept) = keep();
+        let order = Reanchor { state, anchor: Some(Arc::clone(&moving.to) as Arc<dyn Anchor>), save };
+        let job = reanchor(environment, policy, Arc::new(numbered(0)), order, self.plan.attach).map_err(begin)?;
+        let ended = self.drive_or_die(&session, job, dies, ("moving", 20_000))?;
+        Ok(match (ended, kept.try_recv().ok()) {
+            // Where it died does not matter once the policy was kept.
+            (Some(Ok(_)) | None, Some(policy)) => Some(Ok((state, policy))),
+            (Some(Ok(_)), None) => return Err(Failure("a move ended, and nobody was given its policy".into())),
+            (Some(Err(error)), _) => Some(Err(error)),
+            (None, None) => None,
+        })
+    }
+
+    /// A move that was cut short goes on with its state. At level `transaction` nothing behind the anchor counts.
+    fn choice(&self, moving: &Move) -> Choice {
+        let claimed = moving.to.held().filter(|_| moving.taken.is_none());
+        let transaction = self.plan.create.freshness == Freshness::Transaction;
+        let old = self.anchor.held().filter(|old| !moving.lost && (transaction || old.state == State::Terminal));
+        claimed.or(old).map_or(Choice::Latest, |stamp| Choice::State(name_of(&stamp)))
+    }
+
+    fn moving_environment(&self, session: &store::hostile::Session, moving: &Move) -> Environment {
+        let environment = self.environment(&self.audit.watch(session));
+        Environment { anchor: environment.anchor.filter(|_| !moving.lost), ..environment }
+    }
+
+    /// Errors that have a reason: the host's, or a guest's that lives and moves the anchor.
+    fn move_failed(&mut self, error: &Error) -> Outcomes {
+        say!(self, "the move fails: {error}");
+        // What a guest that lives gives up and uses again cannot be looked at any more.
+        let beside = error.kind() == Kind::Corrupt && self.zombie.is_some();
+        if beside || error.kind() == Kind::Fenced { Ok(()) } else { self.expect(error, "moving") }
+    }
+
+    /// The new anchor vouches for nothing while the old one still does.
+    fn no_two_anchors(&self, moving: &Move) -> Outcomes {
+        let ended = self.anchor.held().is_some_and(|stamp| stamp.state == State::Terminal);
+        if moving.to.held() == moving.taken || ended || moving.lost {
+            return Ok(());
+        }
+        Err(Failure("two anchors vouch for the volume at once".into()))
+    }
+
+    fn moved(&mut self, moving: Move, state: StateName, policy: Policy) -> Result<u64, Failure> {
+        let stamp = moving.to.held().filter(|stamp| name_of(stamp) == state && stamp.state == State::Released);
+        let Some(stamp) = stamp.filter(|_| policy.anchor == Some(moving.to.address())) else {
+            return Err(Failure("the policy names an anchor that does not vouch for the volume".into()));
+        };
+        if stamp.generation < self.anchored() {
+            return Err(Failure(format!(
+                "the old anchor vouched for generation {}, and the new one does for {}",
+                self.anchored(),
+                stamp.generation
+            )));
+        }
+        say!(self, "the new anchor stands at generation {}", stamp.generation);
+        // Whoever is alive and asks the old one is told at once.
+        self.anchor.hold(false);
+        while self.anchor.complete_next() {}
+        let old = std::mem::replace(&mut self.anchor, moving.to);
+        self.next_anchor = None;
+        let before = self.policy.replace(policy);
+        if moving.lost {
+            self.coverage.lost_anchors += 1;
+        } else {
+            self.left_behind = before.map(|policy| LeftBehind { anchor: old, policy });
+        }
+        if let Some(zombie) = &mut self.zombie {
+            zombie.claimed_away = true;
+            self.coverage.moves_under_zombies += 1;
+        }
+        self.coverage.moves += 1;
+        Ok(stamp.generation)
+    }
+
+    /// An anchor that another volume lives by is left alone, and so is the volume's own.
+    fn try_a_taken_anchor(&mut self) -> Outcomes {
+        let Some(held) = self.anchor.held() else { return Ok(()) };
+        let mut other = held.clone();
+        self.rng.fill(&mut other.volume);
+        let moving = self.begin_move(Some(other), false);
+        let moved = self.move_once(&moving, None)?;
+        self.next_anchor = None;
+        if moving.to.held() != moving.taken {
+            return Err(Failure("a move has written to another volume's anchor".into()));
+        }
+        match moved {
+            Some(Err(error)) if error.kind() == Kind::Anchor => {
+                say!(self, "the owner names another volume's anchor: {error}");
+                self.coverage.taken_anchors += 1;
+                Ok(())
+            }
+            Some(Err(error)) => self.move_failed(&error),
+            _ => Err(Failure("the volume has moved to another volume's anchor".into())),
+        }
+    }
+
+    /// Whoever still has the old policy is refused, whatever has become of the volume since.
+    fn try_left_behind(&mut self) -> Outcomes {
+        let Some(LeftBehind { anchor, policy }) = &self.left_behind else { return Ok(()) };
+        let (anchor, policy, held) = (Arc::clone(anchor), policy.clone(), anchor.held());
+        if held.as_ref().is_none_or(|stamp| stamp.state != State::Terminal) {
+            return Err(Failure("the anchor that the volume left goes on".into()));
+        }
+        if !self.is_idle() || !self.once_in(3) {
+            return Ok(());
+        }
+        say!(self, "somebody attaches by the old policy");
+        let session = self.store.attach();
+        let watched = self.audit.watch(&session);
+        let old = Arc::clone(&anchor) as Arc<dyn Anchor>;
+        let environment = Environment { anchor: Some(old), ..self.environment(&watched) };
+        let job = attach(environment, policy, numbered(0), self.plan.attach)
+            .map_err(|error| Failure(format!("attaching by an old policy: {error}")))?;
+        match self.drive_or_die(&session, job, None, ("attaching by an old policy", 20_000))? {
+            Some(Err(error)) if error.kind() == Kind::Anchor && watched.writes() == 0 && anchor.held() == held => {
+                self.coverage.left_anchors += 1;
+                Ok(())
+            }
+            Some(Err(error)) => self.expect(&error, "attaching by an old policy"),
+            _ => Err(Failure("a volume was attached by the anchor that it had left".into())),
+        }
+    }
+}
+
+fn name_of(stamp: &Stamp) -> StateName {
+    let mut head = [0; 8];
+    head.copy_from_slice(&stamp.head[..8]);
+    StateName { generation: stamp.generation, head }
+}
