@@ -99,6 +99,18 @@ impl Simulation {
         }
     }
 
+    /// A session has begun: no other header than the one that counts is left.
+    pub(crate) fn check_copies(&self) -> Outcomes {
+        let image = self.store.snapshot();
+        let same = (0..2).all(|at| image.block(at) == image.block(at + 2));
+        // Nobody knows what a disk that lies has kept, or what a guest that lives is about to write.
+        let unknown = self.plan.mischief.lies || self.zombie.is_some();
+        if unknown || (same && self.copies_in_force(&image).count() == 2) {
+            return Ok(());
+        }
+        Err(Failure("a session has begun, and the two copies of header and key slots differ".into()))
+    }
+
     /// Garbage over one copy or both.
     fn destroy_header(&mut self, before: &Image, late: bool) {
         let in_force: Vec<_> = self.copies_in_force(before).map(|(header, _)| *header).collect();

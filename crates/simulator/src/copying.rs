@@ -52,11 +52,13 @@ impl Simulation {
         let (save, _kept) = keep();
         let made = volume::create(environment.clone(), create, Self::credential(), save).map_err(fault)?;
         let policy = finish(&store, made)?;
-        let job = attach(environment.clone(), policy.clone(), Self::credential(), self.plan.attach).map_err(fault)?;
+        let job = attach(environment.clone(), policy.clone(), Self::credential(), self.plan.attach)
+            .map_err(fault)?;
         let volume = finish(&store, job)?;
         self.fill(&volume, &store)?;
         drop(volume);
-        let job = attach_read_only(environment, policy, Self::credential(), self.plan.attach).map_err(fault)?;
+        let job =
+            attach_read_only(environment, policy, Self::credential(), self.plan.attach).map_err(fault)?;
         let volume = finish(&store, job)?;
         let stream = export_all(&volume, self.random.as_ref(), |job| finish(&store, job))?;
         self.stream = Some(stream.clone());

@@ -93,7 +93,9 @@ impl Simulation {
     }
 
     pub(crate) fn poll_export(&mut self) -> Outcomes {
-        let Some(ended) = self.export.as_mut().and_then(|exporting| exporting.job.poll()) else { return Ok(()) };
+        let Some(ended) = self.export.as_mut().and_then(|exporting| exporting.job.poll()) else {
+            return Ok(());
+        };
         let Some(Exporting { out, shows, .. }) = self.export.take() else { return Ok(()) };
         match ended {
             Ok(_) => {
@@ -223,7 +225,8 @@ fn read_stream(bytes: &[u8]) -> Result<Vec<u64>, String> {
         let pages = opened.data().chunks_exact(BLOCK_SIZE);
         for (block, page) in opened.chunk.stretches.iter().cloned().flatten().zip(pages) {
             let version = version_of(block, page)?;
-            *versions.get_mut(usize::try_from(block).unwrap_or(blocks)).ok_or("a block behind the end")? = version;
+            *versions.get_mut(usize::try_from(block).unwrap_or(blocks)).ok_or("a block behind the end")? =
+                version;
         }
     }
     Ok(versions)

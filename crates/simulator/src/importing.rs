@@ -69,12 +69,20 @@ impl Simulation {
     }
 
     fn import(&mut self, stream: Stream, bytes: Vec<u8>, (damaged, compares): (bool, bool)) -> Outcomes {
-        let Some(guest) = self.guest.as_mut().filter(|guest| guest.import.is_none() && !guest.stopping) else {
+        let Some(guest) = self.guest.as_mut().filter(|guest| guest.import.is_none() && !guest.stopping)
+        else {
             return Ok(());
         };
         let what = if compares { "compares a stream" } else { "imports a stream" };
-        say!(self, "guest {} {what} of {} blocks{}", guest.name, stream.versions.len(), if damaged { ", damaged" } else { "" });
-        let reader = match StreamReader::open(Cursor::new(bytes), &Self::credential(), &SlotLimits::default()) {
+        say!(
+            self,
+            "guest {} {what} of {} blocks{}",
+            guest.name,
+            stream.versions.len(),
+            if damaged { ", damaged" } else { "" }
+        );
+        let reader = match StreamReader::open(Cursor::new(bytes), &Self::credential(), &SlotLimits::default())
+        {
             Ok(reader) => reader,
             Err(error) if damaged && DAMAGE.contains(&error.kind()) => {
                 say!(self, "the stream is refused: {error}");
@@ -183,9 +191,11 @@ impl Simulation {
             return Ok(());
         }
         self.coverage.comparisons += 1;
-        let can_be = |block: u64, version: u64| self.model.check_read(block, version, importing.begin).is_ok();
+        let can_be =
+            |block: u64, version: u64| self.model.check_read(block, version, importing.begin).is_ok();
         let must_be = |block: u64, version: u64| self.model.is_settled(block, version, importing.begin);
-        let mut each = (0..self.geometry.logical_blocks).map(|block| (block, version_in(&importing.stream, block)));
+        let mut each =
+            (0..self.geometry.logical_blocks).map(|block| (block, version_in(&importing.stream, block)));
         let right = if same {
             each.all(|(block, version)| can_be(block, version))
         } else {
@@ -194,7 +204,10 @@ impl Simulation {
         if right {
             return Ok(());
         }
-        Err(Failure(format!("a stream is said to be {}what the volume holds", if same { "" } else { "not " })))
+        Err(Failure(format!(
+            "a stream is said to be {}what the volume holds",
+            if same { "" } else { "not " }
+        )))
     }
 }
 

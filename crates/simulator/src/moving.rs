@@ -36,8 +36,7 @@ impl Simulation {
     /// The generation that counts from then on, if the volume has moved.
     pub(crate) fn perhaps_move(&mut self) -> Result<Option<u64>, Failure> {
         self.try_left_behind()?;
-        let possible =
-            self.guest.is_none() && !self.tainted && self.prepared.is_none() && self.guests > 0;
+        let possible = self.guest.is_none() && !self.tainted && self.prepared.is_none() && self.guests > 0;
         if !self.plan.moves || !possible || !self.once_in(3) {
             return Ok(None);
         }
@@ -46,7 +45,11 @@ impl Simulation {
         }
         let lost = self.zombie.is_none() && self.anchor.pending() == 0 && self.once_in(4);
         let moving = self.begin_move(None, lost);
-        say!(self, "the owner moves the volume to another anchor; the old one is {}", if lost { "lost" } else { "there" });
+        say!(
+            self,
+            "the owner moves the volume to another anchor; the old one is {}",
+            if lost { "lost" } else { "there" }
+        );
         for attempt in 0..ATTEMPTS {
             if attempt == 6 {
                 self.store.set_faults(Faults::default());
@@ -98,8 +101,9 @@ impl Simulation {
         let begin = |error| Failure(format!("moving: {error}"));
         let session = self.store.attach();
         let environment = self.moving_environment(&session, moving);
-        let job = survey(environment.clone(), policy.clone(), Arc::new(numbered(0)), choice, self.plan.attach)
-            .map_err(begin)?;
+        let job =
+            survey(environment.clone(), policy.clone(), Arc::new(numbered(0)), choice, self.plan.attach)
+                .map_err(begin)?;
         let found = match self.drive_or_die(&session, job, None, ("surveying", 20_000))? {
             Some(Ok((found, _))) => found,
             Some(Err(error)) => return Ok(Some(Err(error))),
@@ -116,12 +120,15 @@ impl Simulation {
         };
         let (save, kept) = keep();
         let order = Reanchor { state, anchor: Some(Arc::clone(&moving.to) as Arc<dyn Anchor>), save };
-        let job = reanchor(environment, policy, Arc::new(numbered(0)), order, self.plan.attach).map_err(begin)?;
+        let job =
+            reanchor(environment, policy, Arc::new(numbered(0)), order, self.plan.attach).map_err(begin)?;
         let ended = self.drive_or_die(&session, job, dies, ("moving", 20_000))?;
         Ok(match (ended, kept.try_recv().ok()) {
             // Where it died does not matter once the policy was kept.
             (Some(Ok(_)) | None, Some(policy)) => Some(Ok((state, policy))),
-            (Some(Ok(_)), None) => return Err(Failure("a move ended, and nobody was given its policy".into())),
+            (Some(Ok(_)), None) => {
+                return Err(Failure("a move ended, and nobody was given its policy".into()));
+            }
             (Some(Err(error)), _) => Some(Err(error)),
             (None, None) => None,
         })
@@ -131,7 +138,8 @@ impl Simulation {
     fn choice(&self, moving: &Move) -> Choice {
         let claimed = moving.to.held().filter(|_| moving.taken.is_none());
         let transaction = self.plan.create.freshness == Freshness::Transaction;
-        let old = self.anchor.held().filter(|old| !moving.lost && (transaction || old.state == State::Terminal));
+        let old =
+            self.anchor.held().filter(|old| !moving.lost && (transaction || old.state == State::Terminal));
         claimed.or(old).map_or(Choice::Latest, |stamp| Choice::State(name_of(&stamp)))
     }
 
@@ -158,7 +166,8 @@ impl Simulation {
     }
 
     fn moved(&mut self, moving: Move, state: StateName, policy: Policy) -> Result<u64, Failure> {
-        let stamp = moving.to.held().filter(|stamp| name_of(stamp) == state && stamp.state == State::Released);
+        let stamp =
+            moving.to.held().filter(|stamp| name_of(stamp) == state && stamp.state == State::Released);
         let Some(stamp) = stamp.filter(|_| policy.anchor == Some(moving.to.address())) else {
             return Err(Failure("the policy names an anchor that does not vouch for the volume".into()));
         };
@@ -229,7 +238,9 @@ impl Simulation {
         let job = attach(environment, policy, numbered(0), self.plan.attach)
             .map_err(|error| Failure(format!("attaching by an old policy: {error}")))?;
         match self.drive_or_die(&session, job, None, ("attaching by an old policy", 20_000))? {
-            Some(Err(error)) if error.kind() == Kind::Anchor && watched.writes() == 0 && anchor.held() == held => {
+            Some(Err(error))
+                if error.kind() == Kind::Anchor && watched.writes() == 0 && anchor.held() == held =>
+            {
                 self.coverage.left_anchors += 1;
                 Ok(())
             }

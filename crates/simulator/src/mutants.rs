@@ -92,7 +92,7 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
             honest && plan.crashes_when_publishing
         }
         M::ClaimBeforeSuperblock => plan.cut_creations > 0 && anchored,
-        M::BothCopiesFirst | M::CachedCopyTrusted => {
+        M::BothCopiesFirst | M::CachedCopyTrusted | M::CopiesLeftApart => {
             (mischief.keys || mischief.rekey || plan.growths > 0) && anchored
         }
         // Only many large requests at once fill a journal.

@@ -214,6 +214,7 @@ impl Simulation {
 
     fn stand_up(&mut self, volume: Volume, session: Session) -> Outcomes {
         self.look_at_the_size(&volume)?;
+        self.check_copies()?;
         let fault = |error: Error| Failure(format!("opening queues: {error}"));
         let mut queues = Vec::new();
         for _ in 0..self.plan.queues {

@@ -91,7 +91,11 @@ impl Simulation {
             Action::Checkpoint if self.plan.mischief.keys && self.once_in(2) => self.change_keys_beside(),
             Action::Checkpoint if self.plan.scrubs && self.once_in(3) => self.begin_scrub(),
             Action::Checkpoint if self.plan.streams && self.once_in(2) => {
-                if self.rng.bool() { self.begin_import() } else { self.export_beside() }
+                if self.rng.bool() {
+                    self.begin_import()
+                } else {
+                    self.export_beside()
+                }
             }
             Action::Checkpoint if self.once_in(2) => self.read_what_goes(),
             Action::Checkpoint => {

@@ -79,7 +79,7 @@ impl Core {
         header.generation = next_generation(&header)?;
         let pair = Box::new(sign_header(&header, &slots, &self.keys.key)?);
         self.confirm_claim().await?;
-        self.mend_copies(io, &in_force).await?;
+        self.mend_copies(io).await?;
         // A flush that waits for the next commit is content with this one. But a transaction is not ours to commit.
         let data = !self.is_transactional() && !mutated(Mutation::HeaderWithoutData);
         let header = Some(seal::sha256(&[&*pair]));
@@ -93,17 +93,19 @@ impl Core {
         Ok(slots)
     }
 
-    /// Makes copy A the pair in force, since copy B is written next. When B is not whole either, it comes first: A may only be unreadable for
-    /// now, and then it is what must be left if the power goes.
-    async fn mend_copies(&self, io: &Io, in_force: &Pair) -> Result<()> {
-        let is_whole = async |at| read_pair(io, at).await.is_ok_and(|pair| *pair == *in_force);
-        if is_whole(COPIES[0]).await {
-            return Ok(());
+    /// Makes both copies the pair in force. A session does so before it serves anybody: what a change that was cut short has left there never
+    /// counts, but who has lost the anchor could not tell. And each change does, since it writes over one of them. When neither is
+    /// whole, B comes first: A may only be unreadable for now, and then it is what must be left if the power goes.
+    pub(crate) async fn mend_copies(&self, io: &Io) -> Result<()> {
+        let in_force = self.in_force.get()?;
+        let is_whole = async |at| read_pair(io, at).await.is_ok_and(|pair| pair == in_force);
+        let whole = [is_whole(COPIES[0]).await, is_whole(COPIES[1]).await];
+        for copy in [1, 0] {
+            if !whole[copy] {
+                write_pair(io, COPIES[copy], &in_force).await?;
+            }
         }
-        if !is_whole(COPIES[1]).await {
-            write_pair(io, COPIES[1], in_force).await?;
-        }
-        write_pair(io, COPIES[0], in_force).await
+        Ok(())
     }
 
     async fn change_keys(

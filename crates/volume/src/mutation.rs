@@ -102,6 +102,7 @@ mutations! {
     RekeyDropsOverwrite, "rekey-drops-overwrite", "re-sealing loses against a write that came in between";
     RekeyEndsEarly, "rekey-ends-early", "the old key is given up when nothing needs it";
     CachedCopyTrusted, "cached-copy-trusted", "one copy of header and key slots is durable before the other is written";
+    CopiesLeftApart, "copies-left-apart", "a session makes both copies of header and key slots the pair in force before it serves anybody";
     BothCopiesFirst, "both-copies-before-anchor", "one copy of header and key slots is always the one in force";
     OldBackupTaken, "old-backup-taken", "a header backup is the pair that the anchor vouches for";
     // Growing.

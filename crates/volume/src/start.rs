@@ -146,6 +146,9 @@ impl Attaching {
         core.publish(&self.io, &core.commit.end(&core.geometry), closed).await?;
         // Somebody who claimed the volume before our reservations were there may have chosen the same units.
         core.confirm_claim().await?;
+        if !mutated(Mutation::CopiesLeftApart) {
+            core.mend_copies(&self.io).await?;
+        }
         if crowded {
             // Before anybody is served: sessions that end soon after they began, one after the other, must not use up the journal.
             core.tidy(&self.io).await?;

@@ -16,8 +16,8 @@ use volume::format::protections::Freshness;
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;
 use volume::{
-    Choice, CreateOptions, Environment, Error, KeyChange, Kind, Reanchor, Request, Result, StateName, Survey,
-    Volume, change_keys, reanchor, survey,
+    Choice, CreateOptions, Environment, Error, KeyChange, Kind, Reanchor, RekeyOrder, Request, Result,
+    StateName, Survey, Volume, begin_rekey, change_keys, reanchor, survey,
 };
 
 const STORE: u64 = 5400;
@@ -411,4 +411,36 @@ fn states_are_written_and_read() {
     for wrong in ["", "last", "41:", "41:9f", "x:9f3ac2d17be0a455", "41:9f3ac2d17be0a455ff", "-1"] {
         assert!(wrong.parse::<Choice>().is_err(), "{wrong}");
     }
+}
+
+#[test]
+fn a_change_of_key_that_never_began_hides_nothing_from_who_has_lost_the_anchor() {
+    let (mut bench, policy) = created(Freshness::Strict);
+    let scripted = Arc::new(ScriptedAnchor::new(stamp(&*anchor(&bench))));
+    bench.environment.anchor = Some(scripted.clone());
+    // The anchor is taken, and then fails twice: the new header is on the disk, and nothing vouches for it.
+    for outcome in [Outcome::Proceed, Outcome::FailBefore, Outcome::FailBefore] {
+        scripted.script(outcome);
+    }
+    let order = RekeyOrder { keep: Vec::new(), remove_others: true, force: true };
+    let job = begin_rekey(bench.environment.clone(), policy.clone(), credential(), order, bench.attach);
+    assert_eq!(job.expect("a queue").block().expect_err("cut short").kind(), Kind::Anchor);
+    let copies = |bench: &Bench| {
+        let image = image(&*bench.environment.store);
+        let pair = |at: usize| image[at..at + 2].concat();
+        [pair(0), pair(2)]
+    };
+    let [a, b] = copies(&bench);
+    assert!(a != b, "the new header is there");
+    let mut session = bench.attach(&policy).expect("the change has not begun");
+    assert!(copies(&bench) == [a.clone(), a], "one header counts, for everybody");
+    session.write(0, 1, 9).expect("written");
+    session.detach().expect("detached");
+    let lost = Bench { environment: Environment { anchor: None, ..bench.environment }, ..bench };
+    let (found, _) = look(&lost, &policy, Choice::Latest).expect("looked at");
+    let to: Arc<dyn Anchor> = Arc::new(MemoryAnchor::new());
+    let after = move_to(&lost, &policy, found.chosen, &to, true).0.expect("moved");
+    let back = Bench { environment: Environment { anchor: Some(to), ..lost.environment }, ..lost };
+    let mut session = back.attach(&after).expect("attached");
+    assert!(session.read(0, 1).expect("readable") == page(9), "nothing is lost");
 }
