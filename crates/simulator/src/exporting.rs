@@ -117,7 +117,8 @@ impl Simulation {
     /// Attaches for reading, and goes on with what there is of a stream, or begins one. Nothing, if that is refused.
     fn begin_export(&mut self, reading: Reading, promise: Promise) -> Result<Option<Exporting>, Failure> {
         say!(self, "the owner exports the volume: {reading:?}");
-        let may_write = self.anchor.held().is_some_and(|stamp| stamp.state == State::Claimed);
+        let before = self.anchor.held();
+        let may_write = before.as_ref().is_some_and(|stamp| stamp.state == State::Claimed);
         let session = self.store.attach();
         let environment = self.environment(&self.audit.watch(&session));
         let options = AttachOptions { reading, ..self.plan.attach };
@@ -125,6 +126,9 @@ impl Simulation {
         let job = attach_read_only(environment, self.owners_policy()?, self.keys.credential(), options)
             .map_err(fault)?;
         let volume = match self.drive_or_die(&session, job, None, ("attaching for reading", 20_000))? {
+            Some(Ok(_)) if reading == Reading::Pinned && may_write && self.anchor.held() == before => {
+                return Err(Failure("a reader is told that it is alone, and a guest may be writing".into()));
+            }
             Some(Ok(volume)) => volume,
             Some(Err(error)) if error.kind() == Kind::Usage && reading == Reading::Pinned && may_write => {
                 say!(self, "the reader is refused: {error}");

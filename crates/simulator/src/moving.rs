@@ -22,8 +22,10 @@ pub(crate) struct LeftBehind {
     policy: Policy,
 }
 
+/// The state that counts from then on, and the policy that names its anchor.
+type Moved = Result<(StateName, Policy), Error>;
+
 /// A move that the owner has in mind.
-#[derive(Clone)]
 struct Move {
     to: Arc<ScriptedAnchor>,
     /// What the new anchor held at first.
@@ -94,7 +96,7 @@ impl Simulation {
         &mut self,
         moving: &Move,
         dies: Option<u32>,
-    ) -> Result<Option<Result<(StateName, Policy), Error>>, Failure> {
+    ) -> Result<Option<Moved>, Failure> {
         let policy = self.owners_policy()?;
         let before = self.anchor.held();
         let choice = self.choice(moving);

@@ -101,6 +101,11 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
         }
         M::RootNotLifted | M::PlacesAreData | M::PolicyBeforeHeader => honest && plan.growths > 0,
         M::GrowthForgotten => mischief.rollback && !anchored && plan.growths > 0,
+        M::ClaimedNotSeen => honest && plan.streams && anchored,
+        M::StreamOfTwoStates | M::CutStreamEnds => honest && plan.streams,
+        M::StreamHolesLeft | M::KeptUnread | M::ImportMissesBehind | M::ImportNotDurable => {
+            honest && (plan.streams || plan.copy)
+        }
         M::OldKeyGoesOn | M::RekeyEndsEarly | M::RekeyDropsOverwrite => honest && mischief.rekey,
         _ => honest,
     }

@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     /// Over the plans of a hundred seeds. When it changes, raise `VERSION`, unless all that changed is a field that no seed draws.
-    const FINGERPRINT: (u32, u64) = (9, 10497752800353374092);
+    const FINGERPRINT: (u32, u64) = (10, 4471043728243602269);
 
     #[test]
     fn a_plan_that_changes_is_another_version() {

@@ -237,8 +237,8 @@ impl Attaching {
 
     /// Whether nobody can be writing beside a reader that asked for that.
     fn check_unclaimed(&self, stamp: Option<&Stamp>) -> Result<()> {
-        if self.options.reading != Reading::Pinned || stamp.is_none_or(|stamp| stamp.state != State::Claimed)
-        {
+        let alone = stamp.is_none_or(|stamp| stamp.state != State::Claimed);
+        if self.options.reading != Reading::Pinned || alone || mutated(Mutation::ClaimedNotSeen) {
             return Ok(());
         }
         Err(Error::new(

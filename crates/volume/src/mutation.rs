@@ -105,6 +105,14 @@ mutations! {
     CopiesLeftApart, "copies-left-apart", "a session makes both copies of header and key slots the pair in force before it serves anybody";
     BothCopiesFirst, "both-copies-before-anchor", "one copy of header and key slots is always the one in force";
     OldBackupTaken, "old-backup-taken", "a header backup is the pair that the anchor vouches for";
+    // Readers and streams.
+    ClaimedNotSeen, "claimed-not-seen", "a reader that is to be alone is refused while a session may be writing";
+    StreamOfTwoStates, "stream-of-two-states", "an export is gone on with only in the state that it began in";
+    CutStreamEnds, "cut-stream-ends", "a stream ends with its last chunk";
+    StreamHolesLeft, "stream-holes-left", "an import discards what its stream does not have";
+    KeptUnread, "kept-unread", "what an import keeps has been compared with its stream";
+    ImportMissesBehind, "import-misses-acknowledged", "an import sees the acknowledged writes that the store does not have";
+    ImportNotDurable, "import-not-durable", "what was imported is durable when the import ends";
     // Growing.
     RootNotLifted, "root-not-lifted", "a root of before a growth stays what its tree reaches below the new one";
     PlacesAreData, "places-are-data", "the places of an extent's bitmap nodes hold no data";

@@ -16,6 +16,7 @@ use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::format::stream::{CHUNK_BLOCKS, Chunk, StreamHeader};
 use crate::io::{Driven, Io};
+use crate::mutation::{Mutation, mutated};
 use crate::survey::StateName;
 use crate::volume::Volume;
 
@@ -52,7 +53,8 @@ impl Volume {
                 ),
             ));
         }
-        if (*generation, *head, *blocks) != (now.generation, now.head, now.blocks) {
+        let same = (*generation, *head, *blocks) == (now.generation, now.head, now.blocks);
+        if !same && !mutated(Mutation::StreamOfTwoStates) {
             return Err(Error::new(
                 Kind::Usage,
                 format!(

@@ -17,6 +17,7 @@ use super::{CHUNKS_AT_ONCE, StreamProgress, WINDOW};
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::io::{Driven, Io};
+use crate::mutation::{Mutation, mutated};
 use crate::queue::{Request, Runs};
 use crate::volume::Volume;
 
@@ -109,9 +110,14 @@ impl Importing<'_> {
         }
         // Nothing is looked up in a volume that has nothing yet. An acknowledged write that is on its way is something, and what a checkpoint
         // takes out of the overlay is in the map by then.
-        self.core.all_landed().await?;
+        if !mutated(Mutation::ImportMissesBehind) {
+            self.core.all_landed().await?;
+        }
         let blank = self.core.overlay.logical_blocks().is_empty() && self.core.roots().mapped == 0;
         let done = self.chunks(&mut reader, blank).await;
+        if mutated(Mutation::ImportNotDurable) {
+            return done;
+        }
         // Also behind a chunk that is damaged: what came before it need not come again.
         let committed = self.ask(Request::Commit).await;
         let imported = done?;
@@ -210,6 +216,9 @@ impl Importing<'_> {
         if !extents.iter().all(|extent| extent.allocated) {
             return Ok(false);
         }
+        if mutated(Mutation::KeptUnread) {
+            return Ok(true);
+        }
         let mut buffer = Buffer::private_zeroed(bytes.len() / BLOCK_SIZE);
         match self.core.read(self.io, stretch.start, &mut buffer).await {
             Ok(()) => Ok(buffer.private() == Some(bytes)),
@@ -221,6 +230,9 @@ impl Importing<'_> {
 
     /// Discards what the volume has in `range` but for `keep`.
     async fn clear(self, range: Range<u64>, keep: &[Range<u64>]) -> Result<()> {
+        if mutated(Mutation::StreamHolesLeft) {
+            return Ok(());
+        }
         let mut at = range.start;
         for kept in keep.iter().cloned().chain(std::iter::once(range.end..range.end)) {
             while at < kept.start {

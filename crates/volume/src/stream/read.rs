@@ -9,6 +9,7 @@ use store::BLOCK_SIZE;
 use super::chain::{Chain, holds};
 use crate::error::{Error, Kind, Result};
 use crate::format::stream::{Chunk, FRAME_SIZE, Frame, MAGIC, SALT_SIZE, START, StreamHeader};
+use crate::mutation::{Mutation, mutated};
 
 /// Opens chunks, one after the other.
 pub struct StreamReader<R> {
@@ -118,7 +119,10 @@ impl<R: Read> StreamReader<R> {
     /// [`Kind::Corrupt`] for bytes that are not what was written, and [`Kind::Io`] where they end too early; both say at which chunk. Nothing
     /// follows an error.
     pub fn chunk(&mut self) -> Result<Option<Opened>> {
-        self.step().map_err(|stop| self.explain(&stop))
+        match self.step() {
+            Err(Stop::Cut) if mutated(Mutation::CutStreamEnds) => Ok(None),
+            step => step.map_err(|stop| self.explain(&stop)),
+        }
     }
 
     /// Reads on to where the stream is no longer whole.
