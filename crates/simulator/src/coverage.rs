@@ -43,6 +43,8 @@ coverage! {
     crashes_when_publishing: "crashes around a superblock",
     /// Creations of the volume that were cut short.
     cut_creations: "creations cut short",
+    /// Disks that the host had blanked, and that were not made into the volume again.
+    blanked: "blanked disks refused",
     /// Changes of the key slots, and those that were cut short.
     key_changes: "key changes",
     /// Changes of the key slots of an attached volume.

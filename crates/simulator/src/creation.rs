@@ -6,12 +6,16 @@ use anchor::Anchor as _;
 use seal::slot::{KeySlots, SlotLimits};
 use seal::{DataMode, Suite};
 use store::BLOCK_SIZE;
+use store::hostile::Image;
 use volume::format::protections::{Freshness, SuiteCode};
 use volume::policy::Policy;
-use volume::{AttachOptions, CreateOptions, Driven, Environment, Error, Kind, SavePolicy};
+use volume::{AttachOptions, CreateOptions, Driven, Error, Kind, SavePolicy};
 
-use crate::audit::Book;
+use crate::audit::{Audited, Book};
 use crate::simulation::{Failure, Outcomes, Simulation, say};
+
+/// A creation under way.
+type Creation = Driven<Result<Policy, Error>>;
 
 /// What `create` handed out to be kept.
 type Kept = std::sync::mpsc::Receiver<Policy>;
@@ -29,36 +33,129 @@ pub(crate) fn keep() -> (SavePolicy, Kept) {
 impl Simulation {
     /// Makes the volume, with a host that is honest. It may be cut short a few times before.
     pub(crate) fn create(&mut self) -> Outcomes {
+        if self.plan.named {
+            self.policy = Some(self.policy_in_advance());
+        }
         for _ in 0..self.plan.cut_creations {
             if self.create_and_die()? {
                 return self.created();
             }
         }
-        let options = CreateOptions { force: self.plan.cut_creations > 0, ..self.plan.create.clone() };
+        loop {
+            match self.create_to_the_end()? {
+                Ok(policy) if !self.plan.named || self.policy.as_ref() == Some(&policy) => {
+                    self.policy = Some(policy);
+                    return self.created();
+                }
+                Ok(_) => return Err(Failure("the volume is not the one that its policy names".into())),
+                Err(error) => self.blank_what_is_torn(&error)?,
+            }
+        }
+    }
+
+    fn create_to_the_end(&mut self) -> Result<Result<Policy, Error>, Failure> {
         let session = self.store.attach();
-        let (save, kept) = keep();
-        let mut job = begin(self.environment(&self.audit.watch(&session)), options, save)?;
+        let (mut job, _kept) = self.begin_creation(&self.audit.watch(&session))?;
         for _ in 0..1000 {
             if let Some(result) = job.poll() {
-                result.map_err(|error| Failure(format!("creating the volume: {error}")))?;
-                self.policy = kept.try_recv().ok();
-                return self.created();
+                return Ok(result);
             }
             self.store.complete_all();
         }
         Err(Failure("creating the volume does not end".into()))
     }
 
+    /// A creation by name goes on where it was cut; but of headers that were torn nothing says whose they were to be, and their owner has to
+    /// blank the store.
+    fn blank_what_is_torn(&mut self, error: &Error) -> Outcomes {
+        let image = self.store.snapshot();
+        let torn = image.written().next().is_some() && self.copies_in_force(&image).count() == 0;
+        if self.plan.named && torn && error.kind() == Kind::Usage {
+            say!(self, "the store is refused: {error}");
+            self.store.restore(&Image::new(self.plan.store_blocks));
+            return Ok(());
+        }
+        Err(Failure(format!("creating the volume: {error}")))
+    }
+
+    /// What the owner writes down before there is a volume.
+    fn policy_in_advance(&mut self) -> Policy {
+        let create = &self.plan.create;
+        let mut volume = [0; 16];
+        self.rng.fill(&mut volume);
+        Policy {
+            version: volume::policy::VERSION,
+            volume,
+            suite: create.suite,
+            confidentiality: create.confidentiality,
+            integrity: create.integrity,
+            freshness: create.freshness,
+            size: self.geometry.logical_bytes(),
+            anchor: (create.freshness != Freshness::Off).then(|| self.anchor.address()),
+            format_if_blank: false,
+        }
+    }
+
+    fn begin_creation(&self, watched: &Audited) -> Result<(Creation, Kept), Failure> {
+        let environment = self.environment(watched);
+        let (save, kept) = keep();
+        let create = self.plan.create.clone();
+        let job = match &self.policy {
+            Some(policy) if self.plan.named => {
+                volume::create_as(environment, create, policy.volume, Self::credential())
+            }
+            _ => {
+                let options = CreateOptions { force: self.plan.cut_creations > 0, ..create };
+                volume::create(environment, options, Self::credential(), save)
+            }
+        };
+        let job = job.map_err(|error| Failure(format!("creating the volume: {error}")))?;
+        Ok((job, kept))
+    }
+
+    /// The host blanks the disk, or leaves no more of it than a creation that was cut would have, and hopes that it is made into a volume
+    /// again: a rollback to nothing.
+    pub(crate) fn perhaps_blank(&mut self) -> Outcomes {
+        let anchored = self.plan.create.freshness != Freshness::Off;
+        if !self.plan.named || !anchored || !self.is_idle() || self.guests == 0 || !self.once_in(4) {
+            return Ok(());
+        }
+        self.let_late_writes_happen();
+        self.store.complete_all();
+        let genuine = self.store.snapshot();
+        let mut blanked = Image::new(genuine.blocks());
+        if self.rng.bool() {
+            (0..4).for_each(|block| blanked.set(block, genuine.block(block)));
+        }
+        self.store.restore(&blanked);
+        say!(self, "the host blanks the disk, and the owner's machine would make the volume");
+        let session = self.store.attach();
+        let watched = self.audit.watch(&session);
+        let (job, _kept) = self.begin_creation(&watched)?;
+        let ended = self.drive_or_die(&session, job, None, ("making the volume again", 1000))?;
+        self.store.restore(&genuine);
+        match ended {
+            Some(Err(error)) if error.kind() == Kind::Stale && watched.writes() == 0 => {
+                self.coverage.blanked += 1;
+                Ok(())
+            }
+            Some(Err(error)) => self.expect(&error, "making the volume again"),
+            _ => Err(Failure("a volume was made again on a disk that the host had blanked".into())),
+        }
+    }
+
     /// Begins to make the volume, and dies somewhere on the way. Whether there is one then.
     fn create_and_die(&mut self) -> Result<bool, Failure> {
         let session = self.store.attach();
-        let options = CreateOptions { force: true, ..self.plan.create.clone() };
-        let (save, kept) = keep();
-        let mut job = begin(self.environment(&self.audit.watch(&session)), options, save)?;
+        let (mut job, kept) = self.begin_creation(&self.audit.watch(&session))?;
         self.anchor.hold(true);
         for _ in 0..self.rng.u32(1..30) {
             match job.poll() {
                 // Its owner is told, and the volume may be there or not, as after a crash.
+                Some(Err(error)) if error.kind() == Kind::Usage => {
+                    self.anchor.hold(false);
+                    return self.blank_what_is_torn(&error).map(|()| false);
+                }
                 Some(Err(error)) => {
                     self.expect(&error, "creating the volume")?;
                     break;
@@ -83,7 +180,8 @@ impl Simulation {
             }
         }
         self.anchor.hold(false);
-        let Some(policy) = kept.try_recv().ok() else {
+        let named = self.policy.clone().filter(|_| self.plan.named);
+        let Some(policy) = kept.try_recv().ok().or(named) else {
             return match self.anchor.held() {
                 None => Ok(false),
                 Some(_) => Err(Failure("the anchor was claimed before the policy was kept".into())),
@@ -119,7 +217,12 @@ impl Simulation {
                 error.kind()
             ))),
             Err(error) => {
-                let expected: &[Kind] = if anchored { &[Kind::Anchor] } else { &[Kind::Corrupt] };
+                let expected: &[Kind] = match (anchored, self.plan.named) {
+                    (true, _) => &[Kind::Anchor],
+                    (false, false) => &[Kind::Corrupt],
+                    // Perhaps there is nothing at all.
+                    (false, true) => &[Kind::Corrupt, Kind::Usage],
+                };
                 say!(self, "there is no volume yet: {error}");
                 if expected.contains(&error.kind()) {
                     Ok(false)
@@ -163,7 +266,7 @@ impl Simulation {
     /// An attach of whatever is there.
     pub(crate) fn attaching(
         &self,
-        store: &crate::audit::Audited,
+        store: &Audited,
     ) -> Result<Driven<Result<volume::Volume, Error>>, Failure> {
         let Some(policy) = self.policy.clone() else { return Err(Failure("there is no policy".into())) };
         let environment = self.environment(store);
@@ -171,15 +274,6 @@ impl Simulation {
         volume::attach(environment, policy, self.keys.credential(), options)
             .map_err(|error| Failure(format!("attach: {error}")))
     }
-}
-
-fn begin(
-    environment: Environment,
-    options: CreateOptions,
-    save: SavePolicy,
-) -> Result<Driven<Result<Policy, Error>>, Failure> {
-    volume::create(environment, options, Simulation::credential(), save)
-        .map_err(|error| Failure(format!("creating the volume: {error}")))
 }
 
 fn suite_of(code: SuiteCode) -> Suite {

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use anchor::{Anchor, ScriptedAnchor, Stamp, State};
+use seal::VolumeKey;
 use store::hostile::Faults;
+use volume::format::header::Header;
 use volume::format::protections::Freshness;
 use volume::policy::Policy;
 use volume::{Choice, Environment, Error, Kind, Reanchor, StateName, attach, reanchor, survey};
@@ -92,11 +94,7 @@ impl Simulation {
     }
 
     /// One move, from a look at what there is; nothing, if the machine dies before it ends.
-    fn move_once(
-        &mut self,
-        moving: &Move,
-        dies: Option<u32>,
-    ) -> Result<Option<Moved>, Failure> {
+    fn move_once(&mut self, moving: &Move, dies: Option<u32>) -> Result<Option<Moved>, Failure> {
         let policy = self.owners_policy()?;
         let before = self.anchor.held();
         let choice = self.choice(moving);
@@ -184,11 +182,13 @@ impl Simulation {
         // Whoever is alive and asks the old one is told at once.
         self.anchor.hold(false);
         while self.anchor.complete_next() {}
+        let key = self.key_in_force();
         let old = std::mem::replace(&mut self.anchor, moving.to);
         self.next_anchor = None;
         let before = self.policy.replace(policy);
         if moving.lost {
             self.coverage.lost_anchors += 1;
+            self.has_perhaps_new_key(key);
         } else {
             self.left_behind = before.map(|policy| LeftBehind { anchor: old, policy });
         }
@@ -198,6 +198,16 @@ impl Simulation {
         }
         self.coverage.moves += 1;
         Ok(stamp.generation)
+    }
+
+    /// Without the anchor nobody can tell that a change of key had not begun. It has now.
+    fn has_perhaps_new_key(&mut self, before: Option<(Header, VolumeKey)>) {
+        let now = self.key_in_force();
+        if let (Some((_, old)), Some((_, new))) = (before, now)
+            && old != new
+        {
+            self.old_keys.push(old);
+        }
     }
 
     /// An anchor that another volume lives by is left alone, and so is the volume's own.

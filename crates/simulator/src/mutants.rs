@@ -91,6 +91,7 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
         M::FreedBeforeSuperblock | M::NodesNotFlushed | M::SuperblockInPlace => {
             honest && plan.crashes_when_publishing
         }
+        M::BlankedStoreFormatted => honest && plan.named && anchored,
         M::ClaimBeforeSuperblock => plan.cut_creations > 0 && anchored,
         M::BothCopiesFirst | M::CachedCopyTrusted | M::CopiesLeftApart => {
             (mischief.keys || mischief.rekey || plan.growths > 0) && anchored

@@ -41,6 +41,7 @@ impl Simulation {
         self.perhaps_restore_header()?;
         self.perhaps_follow_the_past()?;
         self.perhaps_export()?;
+        self.perhaps_blank()?;
         if self.plan.mischief.rekey && self.is_idle() && self.guests > 0 && self.once_in(2) {
             self.rekey()?;
         }

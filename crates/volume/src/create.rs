@@ -183,7 +183,11 @@ impl Creating {
         let found = match Probe::of(&start) {
             Probe::Blank => return Ok(()),
             _ if self.options.force => return Ok(()),
-            Probe::Volume if self.known.is_some_and(|id| first_use::was_cut(&start, &id)) => return Ok(()),
+            Probe::Volume
+                if self.known.is_some_and(|id| first_use::was_cut(&start, &id, self.options.shape)) =>
+            {
+                return Ok(());
+            }
             Probe::Volume => "a cvmio volume".to_string(),
             Probe::Foreign(kind) => kind.to_string(),
         };
@@ -208,6 +212,7 @@ impl Creating {
             None => Ok(()),
             Some(anchor) => match anchor.read().await? {
                 None => Ok(()),
+                Some(_) if mutated(Mutation::BlankedStoreFormatted) => Ok(()),
                 Some(_) if self.known.is_some() => {
                     Err(first_use::rolled_back(&self.environment.store.name(), &anchor.address()))
                 }

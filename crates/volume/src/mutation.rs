@@ -97,6 +97,7 @@ mutations! {
     SuperblockInPlace, "superblock-in-place", "a superblock does not overwrite the one in force";
     StaleBlockCached, "stale-block-cached", "a cached block is the one that its entry names";
     // Creation and keys.
+    BlankedStoreFormatted, "blanked-store-formatted", "a store becomes a volume only if its anchor was never claimed";
     ClaimBeforeSuperblock, "claim-before-superblock", "a volume's anchor is claimed when the volume is complete";
     OldKeyGoesOn, "old-key-after-boundary", "from the boundary on everything is sealed under the new key";
     RekeyDropsOverwrite, "rekey-drops-overwrite", "re-sealing loses against a write that came in between";

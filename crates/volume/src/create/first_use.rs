@@ -84,13 +84,15 @@ pub(super) fn rolled_back(store: &str, anchor: &str) -> Error {
 
 /// Whether these first blocks are what a creation of volume `id` leaves that was cut before it claimed the anchor: no session has ever
 /// put a superblock of its own beside the first.
-pub(super) fn was_cut(start: &[u8], id: &[u8; 16]) -> bool {
+pub(super) fn was_cut(start: &[u8], id: &[u8; 16], shape: Shape) -> bool {
     let block = |number: u64| {
         let first = usize::try_from(number).ok()?.checked_mul(BLOCK_SIZE)?;
         start.get(first..first.checked_add(BLOCK_SIZE)?)
     };
     let is_ours = |copy| {
-        block(copy).and_then(|page| Header::decode(page).ok()).is_some_and(|header| header.volume == *id)
+        block(copy)
+            .and_then(|page| Header::decode_as(page, shape).ok())
+            .is_some_and(|header| header.volume == *id)
     };
     let mut others = (1..u64::from(SUPERBLOCK_SLOTS)).map(|slot| block(SUPERBLOCK_START + slot));
     (is_ours(0) || is_ours(2))
