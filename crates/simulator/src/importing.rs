@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use seal::slot::SlotLimits;
 use volume::format::protections::Freshness;
-use volume::{Driven, Error, Imported, Kind, StreamReader};
+use volume::{Driven, Error, Imported, Kind, StreamReader, Volume};
 
 use crate::exporting::Stream;
 use crate::simulation::{Failure, Outcomes, Simulation, say};
@@ -23,40 +23,51 @@ pub(crate) struct Wanted {
 
 /// A stream on its way into a volume, or held against it.
 pub(crate) struct Importing {
-    job: Driven<Result<Imported, Error>>,
+    job: Job,
     stream: Stream,
     /// The model's moments of its changes and of its commit.
     begin: u64,
     commit: u64,
-    /// The stream is not what was exported.
-    damaged: bool,
-    /// It is only compared.
-    compares: bool,
+    purpose: Purpose,
+}
+
+type Job = Driven<Result<Imported, Error>>;
+
+/// What is done with a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// The volume becomes equal to it.
+    Import,
+    /// The same, but it is not what was exported, and must be refused.
+    ImportDamaged,
+    /// It is held against the volume.
+    Compare,
 }
 
 impl Simulation {
-    /// The owner makes the guest's volume equal to a stream. Nobody else writes meanwhile.
+    /// The owner makes the guest's volume equal to a stream, or holds it against one. Nobody else writes meanwhile.
     pub(crate) fn begin_import(&mut self) -> Outcomes {
         let Some(stream) = self.stream.clone() else { return Ok(()) };
         self.settle("before an import")?;
-        let damaged = self.once_in(6);
-        let compares = !damaged && self.once_in(4);
         let mut bytes = stream.bytes.as_ref().clone();
-        if damaged {
+        let purpose = if self.once_in(6) {
             self.damage(&mut bytes);
-        }
-        if !(damaged || compares) {
+            Purpose::ImportDamaged
+        } else if self.once_in(4) {
+            Purpose::Compare
+        } else {
             self.wanted = Some(Wanted { stream: stream.clone(), begun: false });
-        }
-        self.import(stream, bytes, (damaged, compares))
+            Purpose::Import
+        };
+        self.import(stream, bytes, purpose)
     }
 
-    /// A volume that was to become another's copy becomes that, whatever has come in between.
+    /// A volume that was to become equal to a stream becomes that, whatever has come in between.
     pub(crate) fn go_on_importing(&mut self) -> Outcomes {
         let Some(Wanted { stream, begun }) = self.wanted.clone() else { return Ok(()) };
         self.coverage.imports_gone_on += u64::from(begun);
         let bytes = stream.bytes.as_ref().clone();
-        self.import(stream, bytes, (false, false))
+        self.import(stream, bytes, Purpose::Import)
     }
 
     fn damage(&mut self, bytes: &mut Vec<u8>) {
@@ -68,57 +79,61 @@ impl Simulation {
         }
     }
 
-    fn import(&mut self, stream: Stream, bytes: Vec<u8>, (damaged, compares): (bool, bool)) -> Outcomes {
-        let Some(guest) = self.guest.as_mut().filter(|guest| guest.import.is_none() && !guest.stopping)
+    fn import(&mut self, stream: Stream, bytes: Vec<u8>, purpose: Purpose) -> Outcomes {
+        let Some(guest) = self.guest.as_ref().filter(|guest| guest.import.is_none() && !guest.stopping)
         else {
             return Ok(());
         };
-        let what = if compares { "compares a stream" } else { "imports a stream" };
-        say!(
-            self,
-            "guest {} {what} of {} blocks{}",
-            guest.name,
-            stream.versions.len(),
-            if damaged { ", damaged" } else { "" }
-        );
-        let reader = match StreamReader::open(Cursor::new(bytes), &Self::credential(), &SlotLimits::default())
-        {
-            Ok(reader) => reader,
-            Err(error) if damaged && DAMAGE.contains(&error.kind()) => {
-                say!(self, "the stream is refused: {error}");
-                self.coverage.damaged_streams += 1;
-                return Ok(());
-            }
-            Err(error) => return Err(Failure(format!("a stream that was exported does not open: {error}"))),
-        };
-        let job = if compares {
-            guest.volume.compare(reader, Arc::default())
-        } else {
-            guest.volume.import(reader, Arc::default())
-        };
-        let fits = stream.versions.len() as u64 <= guest.volume.blocks();
-        let job = match job {
-            Ok(job) if fits => job,
-            Err(error) if !fits && error.kind() == Kind::Usage => {
-                self.wanted = None;
-                return Ok(());
-            }
-            Ok(_) => return Err(Failure("a stream of a larger volume is taken".into())),
-            Err(error) => return Err(Failure(format!("an import does not begin: {error}"))),
-        };
-        let (begin, commit) = if compares {
+        say!(self, "guest {}: {purpose:?}, a stream of {} blocks", guest.name, stream.versions.len());
+        let volume = guest.volume.clone();
+        let Some(job) = self.begin_job(&volume, &stream, bytes, purpose)? else { return Ok(()) };
+        let (begin, commit) = if purpose == Purpose::Compare {
             (self.model.tick(), 0)
         } else {
             let version = |block| version_in(&stream, block);
             (self.model.begin_change(0, self.geometry.logical_blocks, version), self.model.begin_commit())
         };
-        if let Some(wanted) = self.wanted.as_mut().filter(|_| !(damaged || compares)) {
+        if let Some(wanted) = self.wanted.as_mut().filter(|_| purpose == Purpose::Import) {
             wanted.begun = true;
         }
         if let Some(guest) = &mut self.guest {
-            guest.import = Some(Importing { job, stream, begin, commit, damaged, compares });
+            guest.import = Some(Importing { job, stream, begin, commit, purpose });
         }
         Ok(())
+    }
+
+    /// Nothing, if the stream is refused before it begins, as it must be.
+    fn begin_job(
+        &mut self,
+        volume: &Volume,
+        stream: &Stream,
+        bytes: Vec<u8>,
+        purpose: Purpose,
+    ) -> Result<Option<Job>, Failure> {
+        let opened = StreamReader::open(Cursor::new(bytes), &Self::credential(), &SlotLimits::default());
+        let reader = match opened {
+            Ok(reader) => reader,
+            Err(error) if purpose == Purpose::ImportDamaged && DAMAGE.contains(&error.kind()) => {
+                say!(self, "the stream is refused: {error}");
+                self.coverage.damaged_streams += 1;
+                return Ok(None);
+            }
+            Err(error) => return Err(Failure(format!("a stream that was exported does not open: {error}"))),
+        };
+        let job = match purpose {
+            Purpose::Compare => volume.compare(reader, Arc::default()),
+            Purpose::Import | Purpose::ImportDamaged => volume.import(reader, Arc::default()),
+        };
+        let fits = stream.versions.len() as u64 <= volume.blocks();
+        match job {
+            Ok(job) if fits => Ok(Some(job)),
+            Err(error) if !fits && error.kind() == Kind::Usage => {
+                self.wanted = None;
+                Ok(None)
+            }
+            Ok(_) => Err(Failure("a stream of a larger volume is taken".into())),
+            Err(error) => Err(Failure(format!("an import does not begin: {error}"))),
+        }
     }
 
     /// Moves that on.
@@ -132,15 +147,17 @@ impl Simulation {
             Ok(imported) => say!(self, "guest {}: the stream has ended: {imported:?}", guest.name),
             Err(error) => say!(self, "guest {}: the stream ends: {error}", guest.name),
         }
-        if importing.compares {
+        if importing.purpose == Purpose::Compare {
             return self.compared(&importing, ended);
         }
         self.model.end_change(0, self.geometry.logical_blocks, importing.begin, ended.is_ok(), None);
         self.model.end_commit(importing.commit, false);
         match ended {
-            Ok(_) if importing.damaged => Err(Failure("a damaged stream was imported".into())),
+            Ok(_) if importing.purpose == Purpose::ImportDamaged => {
+                Err(Failure("a damaged stream was imported".into()))
+            }
             Ok(imported) => self.imported(&importing.stream, imported),
-            Err(error) => self.import_failed(importing.damaged, &error),
+            Err(error) => self.import_failed(importing.purpose, &error),
         }
     }
 
@@ -157,14 +174,14 @@ impl Simulation {
         if self.once_in(2) {
             // So what is asked for next can tell nothing else.
             let bytes = stream.bytes.as_ref().clone();
-            return self.import(stream.clone(), bytes, (false, true));
+            return self.import(stream.clone(), bytes, Purpose::Compare);
         }
         Ok(())
     }
 
-    fn import_failed(&mut self, damaged: bool, error: &Error) -> Outcomes {
+    fn import_failed(&mut self, purpose: Purpose, error: &Error) -> Outcomes {
         let Some(guest) = &self.guest else { return Ok(()) };
-        if damaged && DAMAGE.contains(&error.kind()) {
+        if purpose == Purpose::ImportDamaged && DAMAGE.contains(&error.kind()) {
             self.coverage.damaged_streams += 1;
             return Ok(());
         }
@@ -187,7 +204,7 @@ impl Simulation {
             Err(error) if error.kind() == Kind::Usage => false,
             Err(error) => return self.expect(&error, "comparing"),
         };
-        if self.tainted {
+        if self.tainted || self.guest.as_ref().is_none_or(|guest| guest.stopping) {
             return Ok(());
         }
         self.coverage.comparisons += 1;
