@@ -73,6 +73,8 @@ coverage! {
     lifts: "trees lifted",
     /// Moves of the volume to another anchor.
     moves: "moves to another anchor",
+    /// Looks at the latest state, compared with what an attach would begin from.
+    looks: "latest states compared",
     /// Those that were cut short.
     cut_moves: "moves cut short",
     /// Moves while the last guest may be alive.

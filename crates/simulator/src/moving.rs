@@ -7,9 +7,10 @@ use anchor::{Anchor, ScriptedAnchor, Stamp, State};
 use seal::VolumeKey;
 use store::hostile::Faults;
 use volume::format::header::Header;
-use volume::format::protections::Freshness;
 use volume::policy::Policy;
-use volume::{Choice, Environment, Error, Kind, Reanchor, StateName, attach, reanchor, survey};
+use volume::{
+    Choice, Environment, Error, Kind, Reanchor, StateName, attach, attach_read_only, reanchor, survey,
+};
 
 use crate::creation::keep;
 use crate::keyring::numbered;
@@ -47,6 +48,7 @@ impl Simulation {
         if self.once_in(4) {
             self.try_a_taken_anchor()?;
         }
+        self.check_latest()?;
         let lost = self.zombie.is_none() && self.anchor.pending() == 0 && self.once_in(4);
         let moving = self.begin_move(None, lost);
         say!(
@@ -112,12 +114,7 @@ impl Simulation {
         if self.anchor.held() != before {
             return Ok(Some(Err(Error::new(Kind::Fenced, "somebody lives, and has moved the old anchor"))));
         }
-        let goes_on = |stamp: &Stamp| found.histories.iter().any(|history| history.session == stamp.session);
-        let state = match (&before, choice) {
-            // Who claimed last has not written yet, and what others have written behind that has been forgotten.
-            (Some(stamp), Choice::Latest) if !moving.lost && !goes_on(stamp) => name_of(stamp),
-            _ => found.chosen,
-        };
+        let state = found.chosen;
         let (save, kept) = keep();
         let order = Reanchor { state, anchor: Some(Arc::clone(&moving.to) as Arc<dyn Anchor>), save };
         let job =
@@ -134,13 +131,48 @@ impl Simulation {
         })
     }
 
-    /// A move that was cut short goes on with its state. At level `transaction` nothing behind the anchor counts.
+    /// The state that is offered to the owner as the latest is the one that an attach would begin from.
+    fn check_latest(&mut self) -> Outcomes {
+        let still = self.zombie.as_ref().is_none_or(|zombie| zombie.deep);
+        if !still || self.plan.mischief.errors || self.plan.mischief.anchor || !self.once_in(2) {
+            return Ok(());
+        }
+        self.let_late_writes_happen();
+        self.store.complete_all();
+        while self.move_anchor() {}
+        let (policy, fault) = (self.owners_policy()?, |error| Failure(format!("looking: {error}")));
+        let session = self.store.attach();
+        let environment = self.environment(&self.audit.watch(&session));
+        let (key, options) = (Arc::new(numbered(0)), self.plan.attach);
+        let job = survey(environment.clone(), policy.clone(), key, Choice::Latest, options).map_err(fault)?;
+        let offered = self.drive_or_die(&session, job, None, ("surveying", 20_000))?;
+        let job = attach_read_only(environment, policy, numbered(0), options).map_err(fault)?;
+        let found = self.drive_or_die(&session, job, None, ("attaching for reading", 20_000))?;
+        match (offered, found) {
+            (Some(Ok((offered, _))), Some(Ok(found))) => {
+                let (offered, found) = (offered.chosen.generation, found.status().generation);
+                self.coverage.looks += 1;
+                if offered == found {
+                    return Ok(());
+                }
+                Err(Failure(format!(
+                    "generation {offered} is offered as the latest, and an attach would begin from {found}"
+                )))
+            }
+            (offered, found) => {
+                let errors = [offered.and_then(Result::err), found.and_then(Result::err)];
+                errors
+                    .iter()
+                    .flatten()
+                    .try_for_each(|error| self.expect(error, "looking at the latest state"))
+            }
+        }
+    }
+
+    /// A move that was cut short goes on with the state that the new anchor has by then.
     fn choice(&self, moving: &Move) -> Choice {
         let claimed = moving.to.held().filter(|_| moving.taken.is_none());
-        let transaction = self.plan.create.freshness == Freshness::Transaction;
-        let old =
-            self.anchor.held().filter(|old| !moving.lost && (transaction || old.state == State::Terminal));
-        claimed.or(old).map_or(Choice::Latest, |stamp| Choice::State(name_of(&stamp)))
+        claimed.map_or(Choice::Latest, |stamp| Choice::State(name_of(&stamp)))
     }
 
     fn moving_environment(&self, session: &store::hostile::Session, moving: &Move) -> Environment {

@@ -80,6 +80,7 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
         M::ParentTagUnchecked | M::BlockTagUnchecked => mischief.tamper && volume.integrity,
         M::StampUnverified => mischief.anchor,
         M::OldBackupTaken => honest && plan.backups && anchored,
+        M::ForgottenOffered => honest && plan.moves && (mischief.zombies || mischief.late),
         M::OldAnchorGoesOn | M::NewAnchorFirst | M::LeftAnchorAttached | M::TakenAnchorTaken => {
             honest && plan.moves
         }

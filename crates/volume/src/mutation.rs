@@ -61,6 +61,7 @@ mutations! {
     ReplayOutOfOrder, "replay-out-of-order", "changes are replayed in their order";
     AttachWithoutClaim, "attach-without-claim", "whoever attaches claims the volume first";
     OldAnchorGoesOn, "old-anchor-goes-on", "a volume that moves ends its old anchor";
+    ForgottenOffered, "forgotten-offered", "what is offered as the latest is what an attach would begin from";
     NewAnchorFirst, "new-anchor-first", "it does so before the new one vouches for it";
     LeftAnchorAttached, "left-anchor-attached", "nobody attaches by an anchor that the volume has left";
     TakenAnchorTaken, "taken-anchor-taken", "an anchor that another volume lives by is not taken";

@@ -24,6 +24,7 @@ use crate::format::protections::Freshness;
 use crate::format::superblock::Superblock;
 use crate::io::{Driven, Io};
 use crate::keys::Keyring;
+use crate::mutation::{Mutation, mutated};
 use crate::open_header::{Opened, Vouching, check_stamp_volume, open_pair};
 use crate::policy::Policy;
 use crate::replay::{Replay, Replayed, Standing, State};
@@ -72,7 +73,8 @@ impl FromStr for StateName {
 /// Which state is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
-    /// The last one of the session that claimed the volume last.
+    /// What an attach would begin from, where the store has what the anchor vouches for; else the last one of the session that claimed the
+    /// volume last.
     Latest,
     /// The one with this generation, if there is only one.
     Generation(u64),
@@ -208,7 +210,8 @@ impl Looking {
             let replay = Replay { io, header: &header, keys: &keys, stamp: None, pinned: false };
             histories.push(History::new(superblock, replay.states(superblock).await?));
         }
-        let chosen = choose(&histories, choice)?;
+        let vouched = stamp.as_ref().map(|stamp| Vouched::new(stamp, header.freshness));
+        let chosen = choose(&histories, choice, vouched)?;
         // What an attach will do once the anchor holds this: no session is named, so nothing goes on behind it.
         let target = stamp_of(&header.volume, chosen, [0; 16], 0, digest);
         let replay = Replay { io, header: &header, keys: &keys, stamp: Some(&target), pinned: true };
@@ -305,14 +308,42 @@ impl Found {
     }
 }
 
-fn choose(histories: &[History], choice: Choice) -> Result<State> {
+/// What an attach takes from the anchor.
+#[derive(Clone, Copy)]
+struct Vouched {
+    state: State,
+    /// Who may have gone on from there; nobody at level `transaction`.
+    session: Option<[u8; 16]>,
+}
+
+impl Vouched {
+    fn new(stamp: &Stamp, freshness: Freshness) -> Self {
+        let session = (freshness != Freshness::Transaction).then_some(stamp.session);
+        Self { state: State { generation: stamp.generation, head: stamp.head }, session }
+    }
+}
+
+fn latest(histories: &[History], vouched: Option<Vouched>) -> Option<State> {
+    let is_there = |vouched: &Vouched| histories.iter().any(|history| history.heads.contains(&vouched.state));
+    if let Some(Vouched { state, session }) = vouched.filter(is_there) {
+        // What others have written behind that has been forgotten, as by an attach.
+        let own = histories.iter().filter(|history| Some(history.session) == session);
+        let own = own.filter(|history| history.heads.contains(&state));
+        let last = own.filter_map(|history| history.heads.last().copied());
+        return Some(last.max_by_key(|last| last.generation).unwrap_or(state));
+    }
+    let whole = histories.iter().filter(|history| !history.heads.is_empty());
+    let latest = whole.max_by_key(|history| (history.claims, history.publication));
+    latest.and_then(|history| history.heads.last().copied())
+}
+
+fn choose(histories: &[History], choice: Choice, vouched: Option<Vouched>) -> Result<State> {
     let all = || histories.iter().flat_map(|history| &history.heads);
     let name = |state: &State| StateName::of(state.generation, &state.head);
     let mut found: Vec<State> = match choice {
         Choice::Latest => {
-            let whole = histories.iter().filter(|history| !history.heads.is_empty());
-            let latest = whole.max_by_key(|history| (history.claims, history.publication));
-            latest.and_then(|history| history.heads.last().copied()).into_iter().collect()
+            let vouched = vouched.filter(|_| !mutated(Mutation::ForgottenOffered));
+            latest(histories, vouched).into_iter().collect()
         }
         Choice::Generation(generation) => {
             all().filter(|state| state.generation == generation).copied().collect()
@@ -378,7 +409,7 @@ mod tests {
             history(2, 9, &[(4, 4), (5, 5), (6, 7), (9, 9)]),
             history(4, 1, &[]),
         ];
-        let chosen = |choice| choose(&histories, choice).map(|state| (state.generation, state.head[0]));
+        let chosen = |choice| choose(&histories, choice, None).map(|state| (state.generation, state.head[0]));
         assert_eq!(chosen(Choice::Latest), Ok((6, 6)));
         assert_eq!(chosen(Choice::Generation(5)), Ok((5, 5)), "two superblocks, one state");
         assert_eq!(chosen(Choice::Generation(9)), Ok((9, 9)));
@@ -388,5 +419,23 @@ mod tests {
         for nothing in [Choice::Generation(7), Choice::State(StateName { generation: 9, head: [7; 8] })] {
             assert_eq!(chosen(nothing).expect_err("there is none").kind(), Kind::Usage);
         }
+    }
+
+    #[test]
+    fn the_latest_is_what_an_attach_would_begin_from() {
+        let mut histories =
+            [history(3, 1, &[(5, 5), (6, 6), (7, 7)]), history(4, 1, &[(6, 6), (7, 8), (8, 8)])];
+        histories[1].session = [2; 16];
+        let latest = |generation, head, session: Option<u8>| {
+            let state = State { generation, head: [head; 32] };
+            let vouched = Vouched { state, session: session.map(|session| [session; 16]) };
+            choose(&histories, Choice::Latest, Some(vouched)).map(|state| (state.generation, state.head[0]))
+        };
+        assert_eq!(latest(6, 6, Some(2)), Ok((8, 8)), "the session that claimed last has gone on");
+        assert_eq!(latest(6, 6, Some(1)), Ok((7, 7)));
+        assert_eq!(latest(6, 6, Some(3)), Ok((6, 6)), "one that has written nothing yet, or never will");
+        assert_eq!(latest(6, 6, None), Ok((6, 6)), "a transaction that was not anchored has not ended");
+        assert_eq!(latest(5, 5, Some(2)), Ok((5, 5)), "not from there");
+        assert_eq!(latest(9, 9, Some(1)), Ok((8, 8)), "a backup was put back");
     }
 }

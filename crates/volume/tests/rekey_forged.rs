@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::medium::{put, put_back};
@@ -18,7 +19,7 @@ use volume::format::protections::Freshness;
 use volume::format::record::{RECORD_HEADER, RecordHeader};
 use volume::format::superblock::{PAYLOAD, Superblock, assemble};
 use volume::geometry::Shape;
-use volume::{Kind, Window};
+use volume::{Choice, Kind, RekeyOrder, StateName, Window, survey};
 
 /// Puts a superblock of the old key's into a slot, with other roots than it had: what somebody with the old key could write.
 fn forge(case: &Case, old: &VolumeKey, slot: u8, superblock: &Superblock) {
@@ -177,4 +178,26 @@ fn without_an_anchor_an_older_header_backup_does_not_take_the_new_key_away() {
     let mut session = case.attach();
     session.check_each(0..60, 0);
     session.detach().unwrap();
+}
+
+#[test]
+fn a_record_of_the_old_key_is_not_offered_as_the_latest_state() {
+    let case = Case::written(options_at(Freshness::Strict), 0..60);
+    let old = case.key();
+    let mut session = case.attach();
+    session.write_each(0..10, 1);
+    session.flush().unwrap();
+    drop(session);
+    let pages = case.bench.image();
+    let (sight, _) = Sight::newest(&pages, Shape::STANDARD, &credential()).unwrap();
+    let (place, head, last) = end_of_journal(&sight, &old);
+    case.try_begin(RekeyOrder { force: true, ..RekeyOrder::default() }).unwrap();
+    put(&*case.bench.environment.store, place, &discarding(&old, last.epoch, &head, &last));
+    let environment = case.bench.environment.clone();
+    let key = Arc::new(credential());
+    let job = survey(environment, case.policy.clone(), key, Choice::Latest, case.bench.attach).unwrap();
+    let (found, _) = job.block().unwrap();
+    let forged = |state: &StateName| state.generation == last.generation + 1;
+    assert!(found.histories.iter().flat_map(|history| &history.states).any(forged), "it can be seen");
+    assert_eq!(found.chosen, found.anchor.unwrap().state);
 }

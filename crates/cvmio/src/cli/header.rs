@@ -145,7 +145,7 @@ Example: the anchor is lost
 pub struct Reanchor {
     #[command(flatten)]
     pub offline: Offline,
-    /// The state: `latest`, a generation such as 41, or generation and head such as 41:9f3ac2d17be0a455
+    /// The state: `latest` (what an attach would begin from, if it is there), a generation such as 41, or generation and head such as 41:9f3ac2d17be0a455
     #[arg(long, value_name = "STATE", default_value = "latest")]
     pub to: volume::Choice,
     /// Accept the state, named by generation and head as it was shown
