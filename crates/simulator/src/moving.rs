@@ -72,7 +72,7 @@ impl Simulation {
                     self.begin_faults();
                     return self.moved(moving, state, policy).map(Some);
                 }
-                Some(Err(error)) if lost && error.to_string().contains("Choose another state") => {
+                Some(Err(error)) if lost && error.to_string().contains("no session can go on") => {
                     say!(self, "the owner finds the old anchor: {error}");
                     self.begin_faults();
                     self.next_anchor = None;

@@ -20,6 +20,7 @@ use crate::cache::NodeKey;
 use crate::core::{Core, Environment};
 use crate::error::{Error, Kind, Result};
 use crate::format::ad::Tree;
+use crate::format::header::Header;
 use crate::format::protections::Freshness;
 use crate::format::superblock::Superblock;
 use crate::io::{Driven, Io};
@@ -199,12 +200,7 @@ impl Looking {
         }
         let signing = key.mac("stamp");
         let keys = keyring(&header, key)?;
-        let (mut superblocks, unreadable) = self.attaching.superblocks(&header, &keys).await?;
-        if let Some(error) = unreadable {
-            // What the owner is to choose from may not be all.
-            return Err(error);
-        }
-        superblocks.sort_by_key(|superblock| std::cmp::Reverse((superblock.claims, superblock.publication)));
+        let superblocks = self.superblocks(&header, &keys).await?;
         let mut histories = Vec::new();
         for superblock in &superblocks {
             let replay = Replay { io, header: &header, keys: &keys, stamp: None, pinned: false };
@@ -225,8 +221,21 @@ impl Looking {
             header_is_anchored: stamp.as_ref().is_some_and(|stamp| stamp.header_digest == digest),
             slots: slots.list(),
         };
-        let volume = self.open(header, keys, target, stamp_key, replayed).await?;
+        let core = self.attaching.reading_core(header, keys, Some(target), stamp_key, replayed)?;
+        bitmap_opens(&core, io).await.map_err(|error| survey.instead(error))?;
+        let volume = Volume::new(Arc::new(core));
         Ok(Looked { survey, volume, chosen, claims, stamp, stamp_key: signing, header_digest: digest })
+    }
+
+    /// All of them, the latest claim's first.
+    async fn superblocks(&self, header: &Header, keys: &Keyring) -> Result<Vec<Superblock>> {
+        let (mut superblocks, unreadable) = self.attaching.superblocks(header, keys).await?;
+        if let Some(error) = unreadable {
+            // What the owner is to choose from may not be all.
+            return Err(error);
+        }
+        superblocks.sort_by_key(|superblock| std::cmp::Reverse((superblock.claims, superblock.publication)));
+        Ok(superblocks)
     }
 
     /// What the old anchor holds. A terminal stamp is one as well.
@@ -251,33 +260,46 @@ impl Looking {
             "the store has changed while it was looked at; see to it that nobody has it attached, and look again",
         ))
     }
-
-    async fn open(
-        &self,
-        header: crate::format::header::Header,
-        keys: Keyring,
-        target: Stamp,
-        stamp_key: seal::MacKey,
-        replayed: Replayed,
-    ) -> Result<Volume> {
-        let core = self.attaching.reading_core(header, keys, Some(target), stamp_key, replayed)?;
-        bitmap_opens(&core, &self.attaching.io).await?;
-        Ok(Volume::new(Arc::new(core)))
-    }
 }
 
 /// Reads all of the bitmap.
 async fn bitmap_opens(core: &Core, io: &Io) -> Result<()> {
     for level in (0..=core.top(Tree::Bitmap).1).rev() {
         for index in 0..core.geometry.nodes(Tree::Bitmap, level) {
-            core.node(io, NodeKey { tree: Tree::Bitmap, level, index }).await.map_err(|error| {
-                let message =
-                    format!("no session can go on from this state, its list of free space is damaged: {error}. Choose another state");
-                if error.kind() == Kind::Corrupt { Error::new(Kind::Corrupt, message) } else { error }
-            })?;
+            core.node(io, NodeKey { tree: Tree::Bitmap, level, index }).await?;
         }
     }
     Ok(())
+}
+
+/// So many are named to who has to choose another state.
+const NAMED: usize = 8;
+
+impl Survey {
+    /// Why no session can go on from the chosen state, and which others there are, the latest claim's first.
+    fn instead(&self, error: Error) -> Error {
+        if error.kind() != Kind::Corrupt {
+            return error;
+        }
+        let states = self.histories.iter().flat_map(|history| history.states.iter().rev());
+        let mut others: Vec<String> = Vec::new();
+        for name in states.filter(|state| **state != self.chosen).map(StateName::to_string) {
+            if others.len() < NAMED && !others.contains(&name) {
+                others.push(name);
+            }
+        }
+        let others = match others.is_empty() {
+            true => "The store offers no other".to_string(),
+            false => format!("Choose another one that the store offers: {}", others.join(", ")),
+        };
+        let chosen = self.chosen;
+        Error::new(
+            Kind::Corrupt,
+            format!(
+                "no session can go on from state {chosen}, its list of free space is damaged: {error}. {others}"
+            ),
+        )
+    }
 }
 
 impl History {
@@ -419,6 +441,22 @@ mod tests {
         for nothing in [Choice::Generation(7), Choice::State(StateName { generation: 9, head: [7; 8] })] {
             assert_eq!(chosen(nothing).expect_err("there is none").kind(), Kind::Usage);
         }
+    }
+
+    #[test]
+    fn who_must_choose_another_state_is_told_which_there_are() {
+        let histories = vec![history(4, 1, &[(6, 6), (7, 8)]), history(3, 1, &[(5, 5), (6, 6)])];
+        let chosen = histories[0].states[1];
+        let mut survey =
+            Survey { histories, anchor: None, chosen, header_is_anchored: false, slots: Vec::new() };
+        let told = |survey: &Survey| survey.instead(Error::new(Kind::Corrupt, "a node")).to_string();
+        let text = told(&survey);
+        assert!(text.contains("from state 7:0808080808080808") && text.contains("a node"), "{text}");
+        assert!(text.ends_with("offers: 6:0606060606060606, 5:0505050505050505"), "{text}");
+        survey.histories.clear();
+        assert!(told(&survey).ends_with("The store offers no other"), "{}", told(&survey));
+        let io = survey.instead(Error::new(Kind::Io, "the disk"));
+        assert_eq!((io.kind(), io.to_string().as_str()), (Kind::Io, "the disk"));
     }
 
     #[test]
