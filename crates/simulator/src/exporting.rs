@@ -108,9 +108,10 @@ impl Simulation {
 
     fn reader_failed(&mut self, error: &Error, what: &str) -> Outcomes {
         say!(self, "{what} fails: {error}");
-        // What a guest has used again cannot be read any more, nor what an older image does not have.
+        // What a guest has used again cannot be read any more, nor what is not there while the host shows something else.
         let gone = error.kind() == Kind::Corrupt && self.guest.is_some();
-        let shorter = error.kind() == Kind::Io && self.plan.mischief.rollback;
+        let mischief = self.plan.mischief;
+        let shorter = error.kind() == Kind::Io && (mischief.rollback || mischief.tamper);
         if gone || shorter { Ok(()) } else { self.expect(error, what) }
     }
 

@@ -183,8 +183,8 @@ impl Simulation {
     /// Errors that have a reason: the host's, or a guest's that lives and moves the anchor.
     fn move_failed(&mut self, error: &Error) -> Outcomes {
         say!(self, "the move fails: {error}");
-        // What a guest that lives gives up and uses again cannot be looked at any more.
-        let beside = error.kind() == Kind::Corrupt && self.zombie.is_some();
+        // What a guest that lives gives up and uses again cannot be looked at any more, or is offered no more.
+        let beside = matches!(error.kind(), Kind::Corrupt | Kind::Usage) && self.zombie.is_some();
         if beside || error.kind() == Kind::Fenced { Ok(()) } else { self.expect(error, "moving") }
     }
 

@@ -53,15 +53,16 @@ impl Simulation {
         Ok(Some(state.generation))
     }
 
-    /// Mostly the latest; else any, which may have lost some of its blocks to those that came later.
+    /// Mostly the latest; else any. One that the store has gone on from may have lost some of its blocks to what came later.
     fn choose(&mut self, found: &Survey) -> StateName {
-        if !self.once_in(4) {
-            return found.chosen;
+        let mut state = found.chosen;
+        if self.once_in(4) {
+            let all: Vec<StateName> =
+                found.histories.iter().flat_map(|history| history.states.iter().copied()).collect();
+            state = all[self.rng.usize(..all.len())];
         }
-        let all: Vec<StateName> =
-            found.histories.iter().flat_map(|history| history.states.iter().copied()).collect();
-        let state = all[self.rng.usize(..all.len())];
-        if state != found.chosen {
+        let mut states = found.histories.iter().flat_map(|history| &history.states);
+        if state != found.chosen || states.any(|other| other.generation > state.generation) {
             self.taint();
         }
         state
