@@ -86,7 +86,9 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
         }
         M::OthersFollowed => honest && anchored,
         M::DigestNotCompared => mischief.rollback && mischief.keys && anchored,
-        M::EvictedEarly | M::StaleFill | M::StalePath => honest && plan.attach.memory <= 1 << 15,
+        M::EvictedEarly | M::StaleFill => honest && plan.attach.memory <= 1 << 15,
+        // A whole path must have been let go.
+        M::StalePath => honest && plan.attach.memory == 1 << 12 && plan.hot <= 64 && !plan.streams,
         // With integrity, what is another block does not open.
         M::StaleBlockCached => honest && !volume.integrity && plan.attach.block_cache > 0,
         M::FreedBeforeSuperblock | M::NodesNotFlushed | M::SuperblockInPlace => {

@@ -4,8 +4,8 @@
 //! 1. Nothing is written, to the store or to an anchor.
 //! 2. A state is offered only if an attach gets there in the same steps: from a superblock that opens, along records that open, and not
 //!    from a superblock that covers more.
-//! 3. A state is shown as a volume only if all of its bitmap opens: what is free in it can be told from what is not, so that a session can
-//!    go on from it without overwriting anything of it.
+//! 3. A state is shown as a volume only if all of its bitmap opens, and no block of it has two owners: what is free in it can be told from what
+//!    is not, so that a session can go on from it without overwriting anything of it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -222,7 +222,11 @@ impl Looking {
             slots: slots.list(),
         };
         let core = self.attaching.reading_core(header, keys, Some(target), stamp_key, replayed)?;
-        bitmap_opens(&core, io).await.map_err(|error| survey.instead(error))?;
+        let sound = async {
+            bitmap_opens(&core, io).await?;
+            no_block_has_two_owners(&core, io).await
+        };
+        sound.await.map_err(|error| survey.instead(error))?;
         let volume = Volume::new(Arc::new(core));
         Ok(Looked { survey, volume, chosen, claims, stamp, stamp_key: signing, header_digest: digest })
     }
@@ -266,7 +270,35 @@ impl Looking {
 async fn bitmap_opens(core: &Core, io: &Io) -> Result<()> {
     for level in (0..=core.top(Tree::Bitmap).1).rev() {
         for index in 0..core.geometry.nodes(Tree::Bitmap, level) {
-            core.node(io, NodeKey { tree: Tree::Bitmap, level, index }).await?;
+            core.node(io, NodeKey { tree: Tree::Bitmap, level, index }).await.map_err(|error| {
+                let message = format!("its list of free space is damaged: {error}");
+                if error.kind() == Kind::Corrupt { Error::new(Kind::Corrupt, message) } else { error }
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// A block that only the journal names is free in the bitmap. Where it is not, a commit behind this state had given it up, and the superblock that
+/// leads here has a node there, which was written later than that: who overwrote the data would free the node.
+async fn no_block_has_two_owners(core: &Core, io: &Io) -> Result<()> {
+    let mut named = core.overlay.physical_blocks();
+    named.sort_unstable();
+    let mut known: Option<(u32, Vec<u64>)> = None;
+    for physical in named {
+        let unit = core.geometry.unit_of(physical);
+        if known.as_ref().is_none_or(|(of, _)| *of != unit) {
+            known = Some((unit, core.unit_bits(io, unit).await?));
+        }
+        let at = physical - core.geometry.unit_range(unit).start;
+        let word = known.as_ref().and_then(|(_, bits)| bits.get(usize::try_from(at / 64).ok()?));
+        if word.is_some_and(|word| word >> (at % 64) & 1 == 1) {
+            return Err(Error::new(
+                Kind::Corrupt,
+                format!(
+                    "physical block {physical}, where its journal has data, was used again for something else"
+                ),
+            ));
         }
     }
     Ok(())
@@ -293,12 +325,7 @@ impl Survey {
             false => format!("Choose another one that the store offers: {}", others.join(", ")),
         };
         let chosen = self.chosen;
-        Error::new(
-            Kind::Corrupt,
-            format!(
-                "no session can go on from state {chosen}, its list of free space is damaged: {error}. {others}"
-            ),
-        )
+        Error::new(Kind::Corrupt, format!("no session can go on from state {chosen}: {error}. {others}"))
     }
 }
 
