@@ -215,11 +215,11 @@ mod tests {
         }
     }
 
-    /// Whoever writes a program reads the table.
+    /// Authors of programs read the table.
     #[test]
-    fn the_readme_has_each_kind() {
-        let readme = include_str!("../../../README.md");
-        let table = readme.split("## Exit codes").nth(1).unwrap().split("\n## ").next().unwrap();
+    fn the_documents_have_each_kind() {
+        let page = include_str!("../../../docs/operations.md");
+        let table = page.split("## Exit codes").nth(1).unwrap().split("\n## ").next().unwrap();
         let rows: Vec<(u8, String)> = table
             .lines()
             .filter_map(|line| {
