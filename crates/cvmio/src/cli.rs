@@ -1,5 +1,6 @@
 //! What can be typed, and the help for it.
 
+pub mod anchor;
 pub mod answer;
 #[cfg(test)]
 mod documents;
@@ -177,9 +178,11 @@ pub struct Create {
 /// What a new volume is like, and what vouches for it.
 #[derive(Args, Debug)]
 pub struct NewVolume {
-    /// Where freshness is kept; the file is made. Needed unless freshness is off
-    #[arg(long, value_name = "file:/PATH")]
+    /// Where freshness is kept, such as file:/PATH; it is made if it can be. Needed unless freshness is off
+    #[arg(long, value_name = "ADDRESS")]
     pub anchor: Option<String>,
+    #[command(flatten)]
+    pub anchor_options: anchor::AnchorOptions,
     /// Where to write the attach policy [default: STORE.policy.toml]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub policy: Option<PathBuf>,
@@ -287,6 +290,9 @@ pub struct Attach {
     /// With freshness `interval`: how far the anchor may lag behind
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "1s")]
     pub interval: Duration,
+    /// End the session when the anchor has been away for so long, instead of waiting until it is back
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub anchor_timeout: Option<Duration>,
     /// Go through the page cache, where STORE cannot do direct I/O
     #[arg(long)]
     pub buffered: bool,

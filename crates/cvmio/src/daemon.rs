@@ -56,6 +56,8 @@ pub struct Order {
     /// Only for reading, and how.
     pub reading: Option<Reading>,
     pub interval: Duration,
+    /// How long the session waits for an anchor that is away; `None` is for ever.
+    pub anchor_timeout: Option<Duration>,
     pub buffered: bool,
     pub tamper: tamper::Orders,
     pub metrics: Option<metrics::Address>,

@@ -1,9 +1,11 @@
 //! What the user types and what stands in files, made into typed values.
 
+mod anchor;
 mod credential;
 mod file;
 mod policy;
 
+pub use anchor::anchor_options;
 pub use credential::{Origin, copy, from_pipe, load, to_pipe};
 pub use file::{check_directory, new_file, sync_directory, unwritten};
 pub use policy::{

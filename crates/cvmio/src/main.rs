@@ -1,5 +1,6 @@
 //! `cvmio`: protected volumes on storage that nobody trusts, from the command line.
 
+mod anchors;
 mod bench;
 mod cli;
 mod commands;
@@ -29,6 +30,7 @@ use crate::failure::Failure;
 const GENERATOR: &str = "cvmio-generator";
 
 fn main() -> ExitCode {
+    anchors::install();
     let words: Vec<OsString> = std::env::args_os().collect();
     let is_generator =
         words.first().and_then(|name| Path::new(name).file_name()).is_some_and(|name| name == GENERATOR);

@@ -11,6 +11,9 @@ use volume::{Clock, Environment, Kind};
 
 use crate::failure::Failure;
 
+/// How long a command waits for an anchor that is away. A session waits longer: `attach --anchor-timeout`.
+pub const ANCHOR_PATIENCE: Duration = Duration::from_secs(30);
+
 /// The monotonic clock.
 #[derive(Debug, Clone, Copy)]
 pub struct SystemClock(Instant);
@@ -50,12 +53,17 @@ pub fn open_store_read_only(path: &Path, buffered: bool) -> Result<FileStore, st
 
 /// The anchor that a policy names.
 pub fn open_anchor(policy: &volume::policy::Policy) -> Result<Option<Arc<dyn Anchor>>, Failure> {
-    Ok(policy.anchor.as_deref().map(anchor::open_address).transpose()?)
+    let open =
+        |address: &String| anchor::open_address(address, &policy.anchor_options, Some(ANCHOR_PATIENCE));
+    Ok(policy.anchor.as_ref().map(open).transpose()?)
 }
 
 /// The same for reading only: one that cannot be written to will do.
 pub fn open_anchor_read_only(policy: &volume::policy::Policy) -> Result<Option<Arc<dyn Anchor>>, Failure> {
-    Ok(policy.anchor.as_deref().map(anchor::open_address_read_only).transpose()?)
+    let open = |address: &String| {
+        anchor::open_address_read_only(address, &policy.anchor_options, Some(ANCHOR_PATIENCE))
+    };
+    Ok(policy.anchor.as_ref().map(open).transpose()?)
 }
 
 /// Makes a file longer. For a volume with full provisioning its space is taken at once, as when it was created.

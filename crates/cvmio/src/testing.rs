@@ -156,6 +156,7 @@ impl Bench {
             shape,
             argon2: Argon2Params::default(),
             label: String::new(),
+            anchor_options: anchor::Options::default(),
         };
         let geometry = Geometry::for_logical(shape.min_logical, shape).unwrap();
         let memory = MemoryStore::new(geometry.physical_blocks).unwrap();

@@ -93,6 +93,7 @@ impl Simulation {
             size: self.geometry.logical_bytes(),
             anchor: (create.freshness != Freshness::Off).then(|| self.anchor.address()),
             format_if_blank: false,
+            anchor_options: anchor::Options::default(),
         }
     }
 

@@ -330,6 +330,7 @@ mod tests {
             shape: Shape::STANDARD,
             argon2: Argon2Params::default(),
             label: String::new(),
+            anchor_options: anchor::Options::default(),
         };
         let key = || Credential::KeyFile(SecretBytes::from_slice(&[7; 64]));
         let policy = create(environment.clone(), options, key(), Box::new(|_| Ok(()))).unwrap();

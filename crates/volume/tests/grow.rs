@@ -191,7 +191,8 @@ fn tools_for_trouble_know_grown_volumes() {
         job.unwrap().block().unwrap().0.chosen
     };
     let accept = |case: &Case, state| {
-        let order = Reanchor { state, anchor: None, save: Box::new(|_| Ok(())) };
+        let order =
+            Reanchor { state, anchor: None, anchor_options: Default::default(), save: Box::new(|_| Ok(())) };
         let credential = Arc::new(credential());
         reanchor(environment.clone(), case.policy.clone(), credential, order, options)
             .unwrap()

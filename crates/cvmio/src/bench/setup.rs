@@ -98,6 +98,7 @@ impl Bench {
             shape: Shape::STANDARD,
             argon2: Argon2Params::default(),
             label: "bench".into(),
+            anchor_options: anchor::Options::default(),
         };
         let physical = options.geometry(u64::MAX)?.physical_blocks;
         let directory = match medium {

@@ -86,6 +86,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
             (true, true) => Some(Reading::PinnedBesideWriter),
         },
         interval: args.interval,
+        anchor_timeout: args.anchor_timeout,
         buffered: args.buffered,
         metrics: args.metrics.as_ref().map(from_here).transpose()?,
         for_root: args.for_root,

@@ -97,14 +97,16 @@ struct Opened {
 fn accept(args: &Reanchor, opened: Opened, state: StateName, policy_path: &Path) -> Result<Policy, Failure> {
     let Opened { environment, policy, credential } = opened;
     // An anchor that stays behind unclaimed when this fails is taken when it is done again.
-    let anchor = args.anchor.as_deref().map(new_anchor).transpose()?.map(|(anchor, _)| anchor);
+    let anchor_options = input::anchor_options(&args.anchor_options.anchor_options)?;
+    let new = |address| new_anchor(address, &anchor_options);
+    let anchor = args.anchor.as_deref().map(new).transpose()?.map(|created| created.anchor);
     let _spinner = output::spinner("moving the anchor");
     let path = policy_path.to_path_buf();
     let save = Box::new(move |policy: &Policy| {
         input::save_policy(&path, policy, true)
             .map_err(|failure| volume::Error::new(Kind::Io, failure.to_string()))
     });
-    let order = volume::Reanchor { state, anchor, save };
+    let order = volume::Reanchor { state, anchor, anchor_options, save };
     Ok(volume::reanchor(environment, policy, credential, order, AttachOptions::default())?.block()?)
 }
 

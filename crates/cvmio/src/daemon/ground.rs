@@ -1,6 +1,8 @@
 //! What the sessions of one daemon stand on: the store and the anchor, with their locks, and the owner's policy.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use seal::slot::Credential;
 use store::FileStore;
@@ -53,10 +55,10 @@ impl Ground {
         let read_only = order.reading.is_some();
         let (store, anchor) = if read_only {
             let store = system::open_store_read_only(&order.store, order.buffered)?;
-            (store, system::open_anchor_read_only(&policy)?)
+            (store, open_anchor(&policy, anchor::Access::ReadOnly, order.anchor_timeout)?)
         } else {
             let store = system::open_store(&order.store, order.buffered)?;
-            (store, system::open_anchor(&policy)?)
+            (store, open_anchor(&policy, anchor::Access::ReadWrite, order.anchor_timeout)?)
         };
         let options = AttachOptions {
             memory: order.memory,
@@ -154,4 +156,14 @@ impl Ground {
     fn enlarge(&self) -> Enlarge {
         self.file.clone().map_or_else(|| Box::new(|_, _| Ok(())) as Enlarge, system::enlarge)
     }
+}
+
+/// The anchor for a session, which waits for it as long as its owner said.
+fn open_anchor(
+    policy: &Policy,
+    access: anchor::Access,
+    timeout: Option<Duration>,
+) -> Result<Option<Arc<dyn anchor::Anchor>>, Failure> {
+    let open = |address: &String| anchor::schemes().open(address, &policy.anchor_options, access, timeout);
+    Ok(policy.anchor.as_ref().map(open).transpose()?)
 }

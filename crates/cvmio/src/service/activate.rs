@@ -233,6 +233,7 @@ fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure
         reading: target.read_only.then_some(Reading::Pinned),
         tamper,
         interval: target.interval,
+        anchor_timeout: target.anchor_timeout,
         buffered: target.buffered,
         metrics: target.metrics.clone(),
         for_root: false,

@@ -25,7 +25,8 @@ const MAX_TAB: u64 = 1 << 20;
 const TYPING_ERRORS: usize = 2;
 
 /// All that may stand in the last field.
-const OPTIONS: [&str; 18] = [
+const OPTIONS: [&str; 19] = [
+    "anchor-timeout",
     "as",
     "block-cache",
     "buffered",
@@ -316,6 +317,7 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
         }
         ("memory", Some(value)) => target.memory = typed(value, parse_size)?,
         ("block-cache", Some(value)) => target.block_cache = typed(value, parse_size)?,
+        ("anchor-timeout", Some(value)) => target.anchor_timeout = Some(typed(value, parse_duration)?),
         ("interval", Some(value)) => target.interval = typed(value, parse_duration)?,
         ("queues", Some(value)) => {
             let number = |text: &str| text.parse().ok().filter(|number| (1..=64).contains(number));

@@ -58,6 +58,9 @@ pub struct Target {
     /// As `attach --interval`.
     #[serde(default = "interval", deserialize_with = "time")]
     pub interval: Duration,
+    /// As `attach --anchor-timeout`.
+    #[serde(default, deserialize_with = "some_time")]
+    pub anchor_timeout: Option<Duration>,
     /// As `attach --buffered`.
     #[serde(default)]
     pub buffered: bool,
@@ -101,6 +104,10 @@ fn time<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Duration, D::Error>
     parse_duration(&String::deserialize(from)?).map_err(serde::de::Error::custom)
 }
 
+fn some_time<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    time(from).map(Some)
+}
+
 fn front_end<'de, D: serde::Deserializer<'de>>(from: D) -> Result<FrontEnd, D::Error> {
     parse_front_end(&String::deserialize(from)?).map_err(serde::de::Error::custom)
 }
@@ -136,6 +143,7 @@ impl Target {
             block_cache: 0,
             queues: queues(),
             interval: interval(),
+            anchor_timeout: None,
             buffered: false,
             metrics: None,
             read_only: false,

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use anchor::Address;
+use anchor::Needs;
 
 use super::tab::Line;
 use crate::failure::Failure;
@@ -53,10 +53,18 @@ fn drop_in_text(line: &Line, tab: &Path) -> String {
         add("RequiresMountsFor", &quote(&target.store));
     }
     let anchor = anchor_of(&target.policy);
-    let needed =
-        [Some(&target.policy), anchor.as_ref(), target.key_file.as_ref(), target.passphrase_file.as_ref()];
-    for path in needed.into_iter().flatten() {
+    let files = [Some(&target.policy), target.key_file.as_ref(), target.passphrase_file.as_ref()];
+    for path in files.into_iter().flatten().chain(&anchor.paths) {
         add("RequiresMountsFor", &quote(path));
+    }
+    for device in &anchor.devices {
+        let device = format!("{}.device", escape(device));
+        add("Wants", &device);
+        add("After", &device);
+    }
+    if anchor.network {
+        add("Wants", "network-online.target");
+        add("After", "network-online.target");
     }
     if let Some(mountpoint) = &target.mountpoint {
         if let Some(parent) = mountpoint.parent() {
@@ -74,12 +82,14 @@ fn drop_in_text(line: &Line, tab: &Path) -> String {
     text
 }
 
-/// The anchor's file, as far as the policy can be read so early.
-fn anchor_of(policy: &Path) -> Option<PathBuf> {
-    match input::read_policy(policy).ok()?.anchor?.parse().ok()? {
-        Address::File(path) => Some(path),
-        _ => None,
-    }
+/// What the anchor needs, as far as the policy can be read so early.
+fn anchor_of(policy: &Path) -> Needs {
+    let needs = || {
+        let policy = input::read_policy(policy).ok()?;
+        let (address, scheme) = anchor::schemes().check(&policy.anchor?, &policy.anchor_options).ok()?;
+        Some((scheme.needs)(address.rest()))
+    };
+    needs().unwrap_or_default()
 }
 
 /// A path in a list of paths; `%` would begin a specifier.

@@ -75,6 +75,7 @@ pub fn options(logical_blocks: u64, shape: Shape) -> CreateOptions {
         shape,
         argon2: Argon2Params { memory_kib: 8, passes: 1, lanes: 1 },
         label: "test".into(),
+        anchor_options: anchor::Options::default(),
     }
 }
 

@@ -114,6 +114,7 @@ fn policy(args: &Import, options: &CreateOptions, size: u64) -> Policy {
         size,
         anchor: args.new.anchor.clone(),
         format_if_blank: false,
+        anchor_options: options.anchor_options.clone(),
     }
 }
 
