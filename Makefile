@@ -61,7 +61,7 @@ install: build
 	    $(AS_ROOT) install -D -m 755 packaging/initramfs-tools/boot $(DESTDIR)$(INITRAMFS_TOOLS)/scripts/$$moment/cvmio || exit; \
 	done
 
-# A Debian package of the same, in target/debian; needs cargo-deb.
+# Debian packages of the same, in target/debian: cvmio, and cvmio-bench. Needs cargo-deb.
 deb: packages
 	scripts/deb
 
