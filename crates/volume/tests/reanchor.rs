@@ -11,7 +11,7 @@ use anchor::{Anchor, MemoryAnchor, Outcome, ScriptedAnchor, Stamp, State};
 use common::medium::{Image, image, put, put_back};
 use common::{Bench, Session, credential, options, page};
 use futures::FutureExt;
-use store::BLOCK_SIZE;
+use memory::BLOCK_SIZE;
 use volume::format::protections::Freshness;
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;

@@ -1,12 +1,11 @@
 //! A store in private memory: for tests, and as the medium that costs nothing but a copy.
 
-use std::ptr;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::task::Waker;
 use std::time::Duration;
 
-use crate::arena::Arena;
-use crate::mapping::Mapping;
+use memory::{Arena, Mapping};
+
 use crate::signal::Signal;
 use crate::{BLOCK_SIZE, Buffer, Completion, Error, Operation, Queue, Store};
 
@@ -99,27 +98,24 @@ impl Inner {
     }
 
     fn read(&self, block: u64, buffer: &mut Buffer) -> Result<(), Error> {
-        let (mut target, blocks) = (buffer.as_mut_ptr(), length_of(buffer));
+        let (mut at, blocks) = (0, length_of(buffer));
         self.each_stripe("read", block, blocks, |lock, offset, length| {
+            let target = buffer.target(at..at + length);
             let _guard = lock.read().unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: `each_stripe` stays inside the mapping, and its lengths add up to the buffer's. The
-            // lock keeps writers of these blocks out. Buffer and mapping are separate memory.
-            unsafe {
-                ptr::copy_nonoverlapping(self.mapping.base().as_ptr().add(offset), target, length);
-                target = target.add(length);
-            }
+            // SAFETY: the lock keeps writers of these blocks out. Buffer and mapping are separate memory.
+            unsafe { self.mapping.copy_to(offset, target) };
+            at += length;
         })
     }
 
     fn write(&self, block: u64, buffer: &Buffer) -> Result<(), Error> {
-        let mut source = buffer.as_ptr();
+        let mut at = 0;
         self.each_stripe("write", block, length_of(buffer), |lock, offset, length| {
+            let source = buffer.source(at..at + length);
             let _guard = lock.write().unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: as in `read`; the lock keeps readers and writers of these blocks out.
-            unsafe {
-                ptr::copy_nonoverlapping(source, self.mapping.base().as_ptr().add(offset), length);
-                source = source.add(length);
-            }
+            // SAFETY: the lock keeps readers and writers of these blocks out. Buffer and mapping are separate memory.
+            unsafe { self.mapping.copy_from(offset, &source) };
+            at += length;
         })
     }
 

@@ -10,9 +10,12 @@ use crate::{BLOCK_SIZE, Buffer, mapping::Mapping};
 const ORDERS: usize = 10;
 const LARGEST: usize = 1 << (ORDERS - 1);
 
-/// The pool. Buffers find their way back from any thread; the lock is the queue's own, so it is contended
+/// The memory of one queue's buffers. Buffers find their way back from any thread; the lock is the queue's own, so it is contended
 /// only while another thread drops a buffer of this queue.
-pub(crate) struct Arena {
+///
+/// It is one range of memory, so that a queue can register it with the kernel: see [`Arena::range`].
+#[derive(Debug)]
+pub struct Arena {
     mapping: Mapping,
     free: Mutex<Buddies>,
 }
@@ -22,7 +25,7 @@ impl Arena {
     ///
     /// # Errors
     /// When the kernel refuses the memory.
-    pub(crate) fn new(blocks: usize) -> io::Result<Arc<Self>> {
+    pub fn new(blocks: usize) -> io::Result<Arc<Self>> {
         let pieces = blocks.div_ceil(LARGEST).max(1);
         let mapping = Mapping::anonymous(pieces * LARGEST * BLOCK_SIZE)?;
         mapping.advise_huge();
@@ -33,12 +36,13 @@ impl Arena {
     ///
     /// # Errors
     /// When the kernel refuses the memory.
-    pub(crate) fn for_depth(depth: u32) -> io::Result<Arc<Self>> {
+    pub fn for_depth(depth: u32) -> io::Result<Arc<Self>> {
         Self::new(usize::try_from(depth).unwrap_or(usize::MAX).clamp(16, 256) * 32)
     }
 
     /// A buffer from the pool or, when it is used up, from the global allocator.
-    pub(crate) fn buffer(self: &Arc<Self>, blocks: usize) -> Buffer {
+    #[must_use]
+    pub fn buffer(self: &Arc<Self>, blocks: usize) -> Buffer {
         let Some(first) = order_of(blocks).and_then(|order| self.lock().take(order)) else {
             return Buffer::private_zeroed(blocks);
         };
@@ -59,7 +63,8 @@ impl Arena {
     }
 
     /// Address and length of the whole pool.
-    pub(crate) fn range(&self) -> (NonNull<u8>, usize) {
+    #[must_use]
+    pub fn range(&self) -> (NonNull<u8>, usize) {
         (self.mapping.base(), self.mapping.length())
     }
 
@@ -70,9 +75,9 @@ impl Arena {
 
 /// Buffers of private memory to be used again, for content that no store is to get as it is.
 ///
-/// Plaintext has its place here and not in a [`Queue`](crate::Queue)'s own buffers: what those hold goes out to the host, and what one of
+/// Plaintext has its place here and not in the buffers of a store's queue: what those hold goes out to the host, and what one of
 /// them held before must not matter. Clones share the pool.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Pool(Arc<Arena>);
 
 impl Pool {
@@ -99,6 +104,7 @@ fn order_of(blocks: usize) -> Option<usize> {
 
 /// The free pieces, by size: a buddy allocator over bit maps. The lowest free piece goes first, so that
 /// buffers taken one after the other tend to be neighbours, and can be written in one transfer.
+#[derive(Debug)]
 struct Buddies {
     levels: [Vec<u64>; ORDERS],
 }

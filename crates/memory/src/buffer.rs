@@ -2,17 +2,18 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
-use std::ptr::{self, NonNull};
+use std::ops::Range;
+use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
 
-use crate::BLOCK_SIZE;
 use crate::arena::Arena;
+use crate::{BLOCK_SIZE, Shared, SharedMut, Source, Target};
 
 /// An owned, block-aligned piece of memory that is a whole number of blocks long.
 ///
 /// It may be private memory or memory that the host can write at any moment, so no reference to it is handed
-/// out unless it is private: use [`Buffer::private`] and fall back to `as_ptr` with volatile or raw copies.
+/// out unless it is private. [`Buffer::source`] and [`Buffer::target`] are the way to the bytes of either kind.
 /// Its content is always initialised, though not always to anything in particular.
 pub struct Buffer {
     pointer: NonNull<u8>,
@@ -64,6 +65,14 @@ impl Buffer {
         assert!(pointer.addr().get().is_multiple_of(BLOCK_SIZE), "a buffer begins at a block boundary");
         assert!(length.is_multiple_of(BLOCK_SIZE), "a buffer is a whole number of blocks long");
         Self { pointer, length, shared, owner: Owner::Foreign { _guard: owner } }
+    }
+
+    /// The same memory, to be treated from now on as memory that the host can write.
+    #[must_use]
+    pub fn into_shared(self) -> Self {
+        let mut this = self;
+        this.shared = true;
+        this
     }
 
     /// A piece of `arena`; `Arena::release` gets it back.
@@ -126,33 +135,69 @@ impl Buffer {
         Some(unsafe { slice::from_raw_parts_mut(self.pointer.as_ptr(), self.length) })
     }
 
-    /// Copies `source` into the buffer at byte `offset`. Works for shared memory too.
+    /// Some of its bytes, to copy from or to open.
+    ///
+    /// # Panics
+    /// When the range is not inside the buffer.
+    #[must_use]
+    pub fn source(&self, range: Range<usize>) -> Source<'_> {
+        let length = self.check(&range);
+        // SAFETY: `check` keeps the range inside the buffer.
+        let pointer = unsafe { self.pointer.as_ptr().add(range.start) };
+        if self.shared {
+            // SAFETY: valid and initialised as long as the buffer, no reference is ever made to shared memory, and it is written by the
+            // copies of `target` only.
+            return Source::Shared(unsafe { Shared::from_raw(pointer, length) });
+        }
+        // SAFETY: as in `private`.
+        Source::Private(unsafe { slice::from_raw_parts(pointer, length) })
+    }
+
+    /// Some of its bytes, to copy to or to seal into.
+    ///
+    /// # Panics
+    /// When the range is not inside the buffer.
+    #[must_use]
+    pub fn target(&mut self, range: Range<usize>) -> Target<'_> {
+        let length = self.check(&range);
+        // SAFETY: `check` keeps the range inside the buffer.
+        let pointer = unsafe { self.pointer.as_ptr().add(range.start) };
+        if self.shared {
+            // SAFETY: as in `source`.
+            return Target::Shared(unsafe { SharedMut::from_raw(pointer, length) });
+        }
+        // SAFETY: as in `private_mut`.
+        Target::Private(unsafe { slice::from_raw_parts_mut(pointer, length) })
+    }
+
+    /// Copies `source` into the buffer at byte `offset`. Works for shared memory too: each byte is stored once.
     ///
     /// # Panics
     /// When it does not fit.
     pub fn copy_from(&mut self, offset: usize, source: &[u8]) {
-        self.check(offset, source.len());
-        // SAFETY: `check` keeps the target inside the buffer; a slice in our hands can't overlap memory that
-        // only this buffer owns.
-        unsafe { ptr::copy_nonoverlapping(source.as_ptr(), self.pointer.as_ptr().add(offset), source.len()) }
+        match self.target(offset..offset.saturating_add(source.len())) {
+            Target::Private(target) => target.copy_from_slice(source),
+            Target::Shared(mut target) => target.copy_from(source),
+        }
     }
 
-    /// Copies bytes from `offset` on into `target`. Works for shared memory too: what arrives in `target`
-    /// then is the host's word at that moment, and a second copy may differ.
+    /// Copies bytes from `offset` on into `target`. Works for shared memory too, of which each byte is loaded once: what arrives in
+    /// `target` then is the host's word at that moment, and a second copy may differ.
     ///
     /// # Panics
     /// When the buffer has fewer bytes.
     pub fn copy_to(&self, offset: usize, target: &mut [u8]) {
-        self.check(offset, target.len());
-        // SAFETY: as in `copy_from`, with the roles exchanged.
-        unsafe {
-            ptr::copy_nonoverlapping(self.pointer.as_ptr().add(offset), target.as_mut_ptr(), target.len());
+        match self.source(offset..offset.saturating_add(target.len())) {
+            Source::Private(source) => target.copy_from_slice(source),
+            Source::Shared(source) => source.copy_to(target),
         }
     }
 
-    fn check(&self, offset: usize, length: usize) {
-        let fits = offset.checked_add(length).is_some_and(|end| end <= self.length);
-        assert!(fits, "{length} bytes at {offset} are outside of a buffer of {}", self.length);
+    /// Length of a range that is inside.
+    fn check(&self, range: &Range<usize>) -> usize {
+        let fits = range.start <= range.end && range.end <= self.length;
+        assert!(fits, "bytes {range:?} are outside of a buffer of {}", self.length);
+        range.end - range.start
     }
 }
 
@@ -230,5 +275,28 @@ mod tests {
     #[should_panic(expected = "outside of a buffer")]
     fn an_offset_that_overflows_is_refused() {
         Buffer::private_zeroed(1).copy_to(usize::MAX, &mut [0; 2]);
+    }
+
+    #[test]
+    fn the_parts_of_a_buffer_are_what_it_is() {
+        let mut private = Buffer::private_zeroed(1);
+        let Target::Private(bytes) = private.target(10..12) else { panic!("it is private") };
+        bytes.fill(5);
+        let Source::Private(bytes) = private.source(9..12) else { panic!("it is private") };
+        assert_eq!(bytes, [0, 5, 5]);
+        let mut shared = private.into_shared();
+        let Target::Shared(mut part) = shared.target(11..13) else { panic!("it is shared") };
+        part.copy_from(&[6, 6]);
+        let Source::Shared(part) = shared.source(9..13) else { panic!("it is shared") };
+        let mut bytes = [0; 4];
+        part.copy_to(&mut bytes);
+        assert_eq!(bytes, [0, 5, 6, 6]);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside of a buffer")]
+    fn a_part_that_ends_before_it_begins_is_refused() {
+        #[expect(clippy::reversed_empty_ranges, reason = "that is what is tested")]
+        let _ = Buffer::private_zeroed(1).source(2..1);
     }
 }
