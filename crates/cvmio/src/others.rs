@@ -11,6 +11,9 @@ use programs::grammar::Grammar;
 /// Their place in the help, behind `volume`.
 const FIRST: usize = 1;
 
+/// What stands for all that a program may be told.
+pub const REST: &str = "rest";
+
 /// All of them, in the order of the help.
 pub const ALL: [Other; 4] = [
     Other {
@@ -66,8 +69,9 @@ pub fn spelled_out(grammar: Command) -> Command {
     })
 }
 
-fn unknown(other: Other) -> Command {
-    let rest = Arg::new("rest")
+/// A command of which this program knows the word only.
+pub fn unknown(other: Other) -> Command {
+    let rest = Arg::new(REST)
         .num_args(..)
         .trailing_var_arg(true)
         .allow_hyphen_values(true)
