@@ -67,6 +67,8 @@ Example: a volume on the second disk, as a block device
   cvmio volume attach /dev/vdb --policy /etc/ledger.toml --name ledger --as auto"
     )]
     Volume(Box<VolumeCommand>),
+    #[command(subcommand)]
+    Anchor(Box<anchor::AnchorCommand>),
     /// Measure what protection costs on this machine
     #[command(subcommand, after_help = "Example:\n  cvmio bench volume --dir /srv --size 4096")]
     Bench(crate::bench::BenchCommand),

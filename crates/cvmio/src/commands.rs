@@ -1,5 +1,6 @@
 //! What each command does.
 
+pub mod anchor;
 pub mod attach;
 pub mod check;
 mod create;

@@ -64,6 +64,7 @@ fn end(done: Result<(), Failure>, json: bool) -> ExitCode {
 fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Volume(volume) => commands::volume(*volume),
+        Command::Anchor(command) => commands::anchor::run(&command),
         Command::Bench(command) => bench::run(&command),
         Command::Demo(args) => demo::run(&args),
         Command::Completions(args) => commands::manual::completions(&args),
