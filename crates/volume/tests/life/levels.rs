@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::{Bench, Session, filled, options, page};
-use anchor::{Anchor, AnchorFuture, MemoryAnchor, Stamp};
+use anchor::{Anchor, AnchorFuture, MemoryAnchor, ScriptedAnchor, Stamp};
 use memory::Buffer;
 use store::{MemoryStore, Operation, Store};
 use volume::format::protections::Freshness::{self, Interval, Off, Strict, Transaction, Write};
 use volume::geometry::Shape;
 use volume::policy::Policy;
-use volume::{CreateOptions, Kind, Request, Result};
+use volume::{Completion, CreateOptions, Kind, Request, Result, Window};
 
 const STORE: u64 = 5400;
 
@@ -189,6 +189,140 @@ fn an_anchor_out_of_reach_ends_what_has_to_move_it_and_reads_go_on() {
         anchor.down.store(false, Ordering::Relaxed);
         bench.attach(&policy).unwrap_or_else(|error| panic!("{freshness}, the anchor is back: {error}"));
     }
+}
+
+/// A volume whose anchor does not answer until it is told to, attached.
+fn over_a_slow_anchor(freshness: Freshness, commits: u64) -> (Bench, Policy, Arc<ScriptedAnchor>, Session) {
+    let anchor = Arc::new(ScriptedAnchor::new(None));
+    let mut bench = Bench::new(CreateOptions { freshness, ..options(4096, Shape::STANDARD) }, STORE);
+    bench.environment.anchor = Some(Arc::clone(&anchor) as Arc<dyn Anchor>);
+    bench.attach.window = Window { commits, ..Window::default() };
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    session.settle();
+    (bench, policy, anchor, session)
+}
+
+/// Gives everything time, and collects what has ended.
+fn settled(session: &mut Session, ended: &mut Vec<Completion>) -> usize {
+    for _ in 0..200 {
+        session.volume.tick();
+        session.queue.poll(ended);
+        session.step();
+    }
+    ended.len()
+}
+
+fn flush_later(session: &mut Session, token: u64) {
+    session.queue.submit(token, Request::Flush);
+}
+
+#[test]
+fn flushes_wait_for_an_anchor_that_is_away_and_reads_go_on() {
+    for freshness in [Strict, Write] {
+        let (mut bench, policy, anchor, mut session) = over_a_slow_anchor(freshness, 1000);
+        if freshness == Strict {
+            session.write(0, 1, 7).expect("written");
+        }
+        anchor.hold(true);
+        let mut ended = Vec::new();
+        if freshness == Write {
+            session.queue.submit(1 << 20, Request::Write { block: 0, data: filled(1, 7), fua: false });
+        } else {
+            flush_later(&mut session, 1 << 20);
+        }
+        assert_eq!(settled(&mut session, &mut ended), 0, "{freshness}");
+        assert_eq!(anchor.pending(), 1, "{freshness}");
+        session.queue.submit(1 << 22, Request::Read { block: 1, buffer: Buffer::private_zeroed(1) });
+        assert_eq!(settled(&mut session, &mut ended), 1, "{freshness}: a read waits for the anchor");
+        assert_eq!(session.volume.failure(), None, "{freshness}");
+        while anchor.complete_next() {
+            settled(&mut session, &mut ended);
+        }
+        assert_eq!(ended.len(), 2, "{freshness}");
+        assert!(ended.iter().all(|completion| completion.result.is_ok()), "{freshness}: {ended:?}");
+        anchor.hold(false);
+        // Nobody attached anew, nothing is missing, and it is fresh.
+        session.write(1, 1, 8).expect("it goes on");
+        session.flush().expect("flushed");
+        drop(session);
+        let mut session = bench.attach(&policy).expect("attached again");
+        assert_eq!(session.read(0, 1).expect("readable"), page(7), "{freshness}");
+        assert_eq!(session.read(1, 1).expect("readable"), page(8), "{freshness}");
+        drop(session);
+        let rolled_back = Arc::new(MemoryStore::new(STORE).expect("memory"));
+        assert!(refusal(&mut bench, &policy, rolled_back).is_some(), "{freshness}");
+    }
+}
+
+#[test]
+fn an_interval_goes_on_to_its_limits_while_the_anchor_is_away() {
+    // Fewer than one segment of so small a volume's journal takes: the next one needs the anchor.
+    const COMMITS: u64 = 12;
+    let (bench, policy, anchor, mut session) = over_a_slow_anchor(Interval, COMMITS);
+    session.commit().expect("committed");
+    anchor.hold(true);
+    let before = anchor.held().expect("claimed").generation;
+    let mut ended = Vec::new();
+    let mut flushed = 0;
+    for round in 0..2 * COMMITS {
+        let data = filled(1, u8::try_from(round).expect("small"));
+        session.queue.submit(2 * round, Request::Write { block: round, data, fua: false });
+        settled(&mut session, &mut ended);
+        flush_later(&mut session, 2 * round + 1);
+        if settled(&mut session, &mut ended) == 2 {
+            flushed += 1;
+        }
+        ended.clear();
+    }
+    // The move began before the limit, and everybody went on beside it.
+    assert_eq!(anchor.pending(), 1);
+    assert!((COMMITS - 2..=COMMITS).contains(&flushed), "{flushed} flushes ended");
+    assert_eq!(anchor.held().expect("claimed").generation, before);
+    assert_eq!(session.volume.failure(), None);
+    while anchor.complete_next() {
+        settled(&mut session, &mut ended);
+    }
+    assert_eq!(ended.len() as u64, 2 * COMMITS - flushed, "the others have ended now");
+    assert!(ended.iter().all(|completion| completion.result.is_ok()), "{ended:?}");
+    anchor.hold(false);
+    session.flush().expect("it goes on");
+    drop(session);
+    let mut session = bench.attach(&policy).expect("attached again");
+    for round in 0..2 * COMMITS {
+        let wanted = page(u8::try_from(round).expect("small"));
+        assert_eq!(session.read(round, 1).expect("readable"), wanted, "block {round}");
+    }
+}
+
+#[test]
+fn a_segment_is_written_only_when_the_anchor_knows_that_it_is_reserved() {
+    let (bench, policy, anchor, mut session) = over_a_slow_anchor(Interval, u64::MAX);
+    session.commit().expect("committed");
+    anchor.hold(true);
+    let blocks = session.volume.status().journal_blocks;
+    let mut ended = Vec::new();
+    let mut flushed = 0;
+    for round in 0..blocks {
+        session.queue.submit(2 * round, Request::Write { block: round % 64, data: filled(1, 9), fua: false });
+        settled(&mut session, &mut ended);
+        flush_later(&mut session, 2 * round + 1);
+        if settled(&mut session, &mut ended) < 2 {
+            break;
+        }
+        ended.clear();
+        flushed += 1;
+    }
+    // Two segments of 16 blocks are this session's at most; each flush takes one block, and without the rule all 16 segments would do.
+    assert!((2..=32).contains(&flushed), "{flushed} of {blocks}");
+    assert!(anchor.pending() == 1 && session.volume.failure().is_none());
+    while anchor.complete_next() {
+        settled(&mut session, &mut ended);
+    }
+    anchor.hold(false);
+    session.flush().expect("it goes on");
+    drop(session);
+    bench.attach(&policy).expect("attached again").read(0, 1).expect("readable");
 }
 
 #[test]
