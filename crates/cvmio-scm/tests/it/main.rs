@@ -3,4 +3,5 @@
 mod commands;
 mod fuse;
 mod kill;
+mod preload;
 mod support;
