@@ -5,6 +5,7 @@
 //!   fresh random salt and counts its nonces.
 //! * [`BlockKey`] seals and opens blocks, also from and into memory that the host can change meanwhile.
 //! * [`slot::KeySlots`] wraps the volume key for passphrases and key files.
+//! * [`tpm`] has the keys of a session with a TPM.
 //! * [`hygiene`] keeps secrets out of swap and core dumps.
 
 #[cfg(not(target_pointer_width = "64"))]
@@ -23,6 +24,7 @@ mod shared;
 pub mod slot;
 mod stage;
 mod suite;
+pub mod tpm;
 
 pub use block::{BlockKey, Corrupt, NONCE_LIMIT};
 pub use kdf::{MacKey, sha256};
