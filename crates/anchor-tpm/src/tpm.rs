@@ -49,8 +49,8 @@ struct Session {
     key: SessionKey,
     /// The TPM's last nonce.
     nonce: Vec<u8>,
-    /// It was used before this use of the TPM; the TPM may have been reset since.
-    is_kept: bool,
+    /// The TPM has proven an answer in it.
+    has_worked: bool,
 }
 
 /// An answer's handle and parameters.
@@ -150,9 +150,6 @@ impl Tpm {
         if !self.place.is_managed() {
             self.transport = None;
         }
-        if let Some(session) = &mut self.session {
-            session.is_kept = true;
-        }
     }
 
     /// Sends a command in the session, and returns the parameters of its answer, proven and decrypted.
@@ -167,14 +164,14 @@ impl Tpm {
             Some(session) => session,
             None => self.start_session()?,
         };
-        let (handle, is_kept) = (session.handle, session.is_kept);
+        let has_worked = session.has_worked;
         let is_repeatable = encryption == ENCRYPT;
         let result = self.in_session(session, doing, command.clone(), auth, encryption);
         match result {
-            // The TPM was reset, or the session's handle is another's now. What changes nothing is asked again in a new session, which
-            // tells whether that was it. All else is not: the caller looks first at what happened.
-            Err(Error::Refused { code, .. }) if is_kept => {
-                self.abandon(handle);
+            // What was right before can't be wrong now: the TPM was reset, or the session's handle is another's, or the command was changed on
+            // its way. What changes nothing is asked again in a new session, which tells whether that was it. All else is not: the caller
+            // looks first at what happened.
+            Err(Error::Refused { code, .. }) if has_worked => {
                 if is_repeatable {
                     let session = self.start_session()?;
                     self.in_session(session, doing, command, auth, encryption)
@@ -218,8 +215,8 @@ impl Tpm {
         let (parameters, proof) = match read {
             Ok(Ok(answer::Answer { parameters, proof: Some(proof), .. })) => (parameters, proof),
             Ok(Err(code)) => {
-                // A refusal leaves the session and its nonces as they were.
-                self.session = Some(session);
+                // A real one leaves the session's nonces as they were; whether it is real, nothing says.
+                self.abandon(session.handle);
                 return Err(Error::Refused { doing, code });
             }
             Ok(Ok(_)) => {
@@ -244,6 +241,7 @@ impl Tpm {
             session.key.decrypt(auth, Nonces { newer: proof.nonce, older: &nonce }, &mut parameters[range]);
         }
         session.nonce = proof.nonce.to_vec();
+        session.has_worked = true;
         self.session = Some(session);
         Ok(parameters)
     }
@@ -278,7 +276,7 @@ impl Tpm {
         let reply = self.plain("to start a session", &start, true)?;
         let nonce = self.understand(answer::session_nonce(&reply.parameters).map(<[u8]>::to_vec))?;
         let handle = reply.handle.ok_or(Error::Nonsense(answer::Malformed::Short))?;
-        Ok(Session { handle, key: salt.into_session(&nonce, &ours), nonce, is_kept: false })
+        Ok(Session { handle, key: salt.into_session(&nonce, &ours), nonce, has_worked: false })
     }
 
     /// Makes the endorsement key: its handle and its point.

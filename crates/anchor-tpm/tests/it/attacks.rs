@@ -205,7 +205,8 @@ fn a_host_in_between_can_neither_read_nor_change_nor_repeat() {
             assert!(!has(&attempt.digest()) && !has(&attempt.value()), "a parameter was sent in the clear");
         }
     }
-    let answer_to_read = |message: &[u8]| message.len() > 60 && message[..2] == [0x80, 0x02];
+    // The answer to TPM2_NV_Read has 117 bytes: no other of a session has as many.
+    let answer_to_read = |message: &[u8]| message.len() == 117 && message[..2] == [0x80, 0x02];
     let old = seen
         .iter()
         .find(|(moment, message)| *moment == Moment::Answer && answer_to_read(message))
@@ -217,8 +218,7 @@ fn a_host_in_between_can_neither_read_nor_change_nor_repeat() {
     for at in [None, Some(16), Some(40), Some(60)] {
         let old = old.clone();
         host.meddle(Some(Box::new(move |_, moment, message| {
-            // The session's answers only: the key's is not in one.
-            if moment == Moment::Answer && message.len() < 200 && answer_to_read(message) {
+            if moment == Moment::Answer && answer_to_read(message) {
                 match at {
                     None => message.clone_from(&old),
                     Some(at) => message[at] ^= 1,
@@ -243,7 +243,7 @@ fn a_host_in_between_can_neither_read_nor_change_nor_repeat() {
     assert_eq!(anchor.stamp().unwrap(), Some(stamp(2)));
     // "Never written", which would be a volume that may be formatted anew.
     host.meddle(Some(Box::new(move |_, moment, message| {
-        if moment == Moment::Answer && message.len() < 200 && answer_to_read(message) {
+        if moment == Moment::Answer && answer_to_read(message) {
             *message = vec![0x80, 0x01, 0, 0, 0, 10, 0, 0, 0x01, 0x4a];
         }
         Verdict::Pass

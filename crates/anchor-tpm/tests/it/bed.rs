@@ -85,7 +85,8 @@ impl Swtpm {
             .unwrap();
         self.child = Some(child);
         let end = Instant::now() + Duration::from_secs(30);
-        while !self.socket().exists() {
+        // The file is there before anybody listens.
+        while UnixStream::connect(self.socket()).is_err() {
             assert!(Instant::now() < end, "swtpm does not start");
             thread::sleep(Duration::from_millis(5));
         }
