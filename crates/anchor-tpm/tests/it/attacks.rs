@@ -286,3 +286,31 @@ fn what_is_no_tpm_is_refused() {
         server.join().unwrap();
     }
 }
+
+/// Others may have locked the TPM, or filled it. An anchor that exists works all the same: nothing of it is counted, and it needs no room.
+#[test]
+fn a_tpm_that_is_locked_or_full_says_so_and_keeps_its_anchor() {
+    if !is_able() {
+        return;
+    }
+    let bed = Bed::with_anchor();
+    let counted = NvPublic {
+        attributes: attributes::ANCHOR & !attributes::NO_DA,
+        ..NvPublic::anchor(INDEX + 1, false)
+    };
+    let mut tpm = bed.tpm();
+    tpm.nv_define(&counted, &SECRET, b"").unwrap();
+    let guess = |tpm: &mut anchor_tpm::tpm::Tpm| refusal(tpm.nv_read(&counted, &[1; 16]));
+    let said: Vec<String> = (0..40).map(|_| guess(&mut tpm)).collect();
+    assert!(said.iter().any(|said| said.contains("locked after too many wrong")), "{said:?}");
+    move_up(&mut bed.anchor(), 0, 2);
+
+    let full = (2..2000)
+        .map(|at| tpm.nv_define(&NvPublic::anchor(INDEX + at, false), &SECRET, b""))
+        .find_map(Result::err);
+    let full = full.expect("some end").to_string();
+    assert!(full.contains("no room for another index"), "{full}");
+    drop(tpm);
+    move_up(&mut bed.anchor(), 2, 4);
+    assert_eq!(bed.anchor().stamp().unwrap(), Some(stamp(4)));
+}

@@ -70,6 +70,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
                 .map_err(|error| Failure::usage(format!("{error}: name it with --name")))?
         }
     };
+    let interval = crate::anchors::interval(args.interval, policy.anchor.as_deref());
     Ok(Order {
         name,
         runtime: args.runtime.directory()?,
@@ -85,7 +86,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
             (true, false) => Some(Reading::Pinned),
             (true, true) => Some(Reading::PinnedBesideWriter),
         },
-        interval: args.interval,
+        interval,
         anchor_timeout: args.anchor_timeout,
         buffered: args.buffered,
         metrics: args.metrics.as_ref().map(from_here).transpose()?,
