@@ -1,9 +1,6 @@
 //! The kinds of anchors that this program knows: one line for each.
 
-use std::time::Duration;
-
 use anchor::Schemes;
-use volume::format::protections::Freshness;
 
 /// Registers them. To be called once, before anything is opened.
 pub fn install() {
@@ -13,43 +10,18 @@ pub fn install() {
 fn table() -> Schemes {
     // `file:` is in every table.
     let mut table = Schemes::new();
+    table.register(anchor_etcd::scheme());
     table.register(anchor_tpm::scheme());
     table
 }
 
-/// Each move wears such an anchor out: a chip is good for some 500,000.
-fn wears(anchor: Option<&str>) -> bool {
-    anchor.is_some_and(|address| address.starts_with("tpm:"))
-}
-
-/// The level of a volume on this anchor, if none is named.
-pub fn level(named: Option<Freshness>, anchor: Option<&str>) -> Freshness {
-    named.unwrap_or(if wears(anchor) { Freshness::Transaction } else { Freshness::Strict })
-}
-
-/// How far the anchor may lag behind at level `interval`, if nothing is named.
-pub fn interval(named: Option<Duration>, anchor: Option<&str>) -> Duration {
-    named.unwrap_or(Duration::from_secs(if wears(anchor) { 60 } else { 1 }))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    #[test]
-    fn an_anchor_that_wears_out_moves_often_only_when_that_is_named() {
-        let (tpm, file) = (Some("tpm:/dev/tpmrm0,0x01800100"), Some("file:/a"));
-        assert_eq!(level(None, tpm), Freshness::Transaction);
-        assert_eq!(level(Some(Freshness::Strict), tpm), Freshness::Strict);
-        assert_eq!((level(None, file), level(None, None)), (Freshness::Strict, Freshness::Strict));
-        assert_eq!(interval(None, tpm), Duration::from_secs(60));
-        assert_eq!(interval(Some(Duration::from_secs(2)), tpm), Duration::from_secs(2));
-        assert_eq!(interval(None, file), Duration::from_secs(1));
-    }
-
     /// Two of one name would end the program at its start.
     #[test]
     fn the_table_is_consistent() {
-        assert!(super::table().all().iter().any(|scheme| scheme.name == "file"));
+        let table = super::table();
+        let names: Vec<&str> = table.all().iter().map(|scheme| scheme.name).collect();
+        assert!(names.starts_with(&["file", "etcd", "tpm"]), "{names:?}");
     }
 }

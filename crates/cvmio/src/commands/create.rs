@@ -14,9 +14,9 @@ use volume::policy::Policy;
 use volume::{CreateOptions, Environment, SavePolicy};
 
 use crate::cli::{Create, NewVolume};
-use crate::failure::Failure;
-use crate::input::{self, Origin};
-use crate::{output, system};
+use daemon::failure::Failure;
+use daemon::input::{self, Origin};
+use daemon::{output, system};
 
 /// A volume to be made.
 #[derive(Clone, Copy)]
@@ -135,7 +135,8 @@ struct Made {
 
 impl Made {
     fn keep(&mut self) {
-        *self = Self::default();
+        self.store = None;
+        self.anchor = None;
     }
 }
 
