@@ -82,9 +82,9 @@ impl Core {
             }
             if self.publish_is_wanted() {
                 self.publish_transaction(io).await?;
-            } else if self.checkpoint_is_due() {
-                self.checkpoint(io).await?;
-            } else if (self.anchor_is_due() || self.journal_is_due()) && self.journal_is_tight() {
+            } else if self.checkpoint_is_due()
+                || ((self.anchor_is_due() || self.journal_is_due()) && self.journal_is_tight())
+            {
                 self.checkpoint(io).await?;
             } else if self.journal_is_due() && !self.anchors_in_background() {
                 self.commit_journal(io, false).await?;
