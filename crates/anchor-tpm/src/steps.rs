@@ -3,7 +3,7 @@
 //! | step | what is done | cut right after it |
 //! | --- | --- | --- |
 //! | 1 | read the index's value, load the file, follow the value to the state; compare | nothing has changed |
-//! | 2 | write the new attempt, with all that a reader needs, into the slot that is not in force | a slot is torn, the other has what is needed; nothing has changed |
+//! | 2 | write the attempt, and what a reader needs, into the slot not in force | a slot is torn, the other is enough; nothing has changed |
 //! | 3 | sync the file | the attempt is *open*: it may never be extended. The state is the old one |
 //! | 4 | extend the index by the attempt's digest | the state is the new one; nobody was told |
 //! | 5 | read the value again, and follow it: did this attempt win, or another that came first? | as after 4 |

@@ -1,16 +1,16 @@
 //! A volume whose anchor is a TPM, from its creation to a host that puts everything back.
 
-#[path = "../../anchor-tpm/tests/it/bed.rs"]
+#[path = "../../../anchor-tpm/tests/it/bed.rs"]
 #[allow(dead_code, reason = "the anchor's own tests use the rest")]
 mod bed;
-mod common;
 
 use anchor_tpm::tpm::Tpm;
 use anchor_tpm::transport::Place;
 use bed::Swtpm;
-use common::Desk;
-use common::machine::{has, sh, tell_skipped, wait_for};
 use serde_json::Value;
+
+use super::common::Desk;
+use super::common::machine::{has, sh, tell_skipped, wait_for};
 
 /// Attaches the volume, does something with it, and detaches it.
 fn session(desk: &Desk, act: &str) -> String {
