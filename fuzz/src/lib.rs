@@ -6,6 +6,9 @@ pub use session::session;
 
 use anchor::{STAMP_SIZE, Stamp, State};
 use anchor_etcd::message::Content;
+use anchor_tpm::companion::Slot;
+use anchor_tpm::replay::follow;
+use anchor_tpm::wire::answer;
 use export::nbd::wire;
 use seal::slot::{AREA_SIZE, KeySlots};
 use volume::format::backup::{self, HeaderBackup};
@@ -24,8 +27,9 @@ use volume::policy::Policy;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them. Each has a file in `fuzz_targets/` and a directory in `seeds/`.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 17] = [
     ("backup", backup),
+    ("companion", companion),
     ("entry", entry),
     ("etcd", etcd),
     ("header", header),
@@ -40,6 +44,7 @@ pub const TARGETS: [Target; 15] = [
     ("stamp", stamp),
     ("stream", stream),
     ("superblock", superblock),
+    ("tpm", tpm),
 ];
 
 /// Any file as a header backup: refused, or laid out again to the byte. The fuzzer's inputs are shorter; what is missing is zeros.
@@ -247,4 +252,45 @@ pub fn superblock(bytes: &[u8]) {
             assert!(usize::from(superblock.growths) <= geometry.growths());
         }
     }
+}
+
+/// Any bytes as a slot of a TPM anchor's companion file: not whole, or laid out again to the byte; and as a value and the attempts that
+/// lead to it.
+pub fn companion(bytes: &[u8]) {
+    if let Some(slot) = Slot::decode(bytes) {
+        let again = slot.encode();
+        assert_eq!(again[..], bytes[..again.len()]);
+        for attempt in slot.attempts.iter().take(4) {
+            let standing = follow(&attempt.value(), &slot.attempts).expect("it leads to its own value");
+            assert!(standing.needed().len() <= slot.attempts.len());
+        }
+    }
+}
+
+/// Any bytes as an answer of a TPM, to whichever command: malformed, refused, or read without leaving them.
+pub fn tpm(bytes: &[u8]) {
+    if let Some(header) = bytes.first_chunk()
+        && let Ok(size) = answer::message_size(header)
+    {
+        assert!((anchor_tpm::wire::HEADER..=anchor_tpm::wire::MAX_MESSAGE).contains(&size));
+    }
+    for (has_handle, has_session) in [(false, false), (true, false), (false, true), (true, true)] {
+        if let Ok(Ok(answer)) = answer::read(bytes, has_handle, has_session) {
+            assert_eq!((answer.handle.is_some(), answer.proof.is_some()), (has_handle, has_session));
+            parameters(answer.parameters);
+        }
+    }
+    parameters(bytes);
+}
+
+fn parameters(bytes: &[u8]) {
+    if let Some(range) = answer::first_parameter(bytes) {
+        assert!(bytes.get(range).is_some());
+    }
+    if let Ok(public) = answer::nv_public(bytes) {
+        let area = public.encode();
+        assert_eq!(area[..], bytes[2..2 + area.len()]);
+    }
+    let _ = (answer::endorsement_point(bytes), answer::session_nonce(bytes));
+    let _ = (answer::nv_value(bytes), answer::handles(bytes));
 }

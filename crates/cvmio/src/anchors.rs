@@ -11,6 +11,7 @@ fn table() -> Schemes {
     // `file:` is in every table.
     let mut table = Schemes::new();
     table.register(anchor_etcd::scheme());
+    table.register(anchor_tpm::scheme());
     table
 }
 
@@ -21,6 +22,6 @@ mod tests {
     fn the_table_is_consistent() {
         let table = super::table();
         let names: Vec<&str> = table.all().iter().map(|scheme| scheme.name).collect();
-        assert!(names.starts_with(&["file", "etcd"]), "{names:?}");
+        assert!(names.starts_with(&["file", "etcd", "tpm"]), "{names:?}");
     }
 }

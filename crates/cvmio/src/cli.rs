@@ -202,9 +202,9 @@ pub struct NewVolume {
     #[arg(long)]
     pub no_integrity: bool,
     /// When old data is found out: strict (all flushed data is fresh), write (all written data), interval (all but the last second),
-    /// transaction (as of the last `commit`), off
-    #[arg(long, value_name = "LEVEL", default_value = "strict")]
-    pub freshness: Freshness,
+    /// transaction (as of the last `commit`), off [default: strict; with a tpm: anchor, which wears out, transaction]
+    #[arg(long, value_name = "LEVEL")]
+    pub freshness: Option<Freshness>,
     /// full: take all space now, so that overwrites never run out of it; thin: promise the size, and take space as it is written
     #[arg(long, default_value = "full")]
     pub provision: Provision,
@@ -222,6 +222,13 @@ pub struct NewVolume {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+impl NewVolume {
+    /// When old data is found out, as named or as is right for the anchor.
+    pub fn level(&self) -> Freshness {
+        daemon::wear::level(self.freshness, self.anchor.as_deref())
+    }
 }
 
 /// Make a volume usable as a file or a block device
@@ -293,9 +300,9 @@ pub struct Attach {
     /// environment; at most one every 10 seconds
     #[arg(long, value_name = "PROGRAM", value_hint = ValueHint::ExecutablePath)]
     pub tamper_hook: Option<PathBuf>,
-    /// With freshness `interval`: how far the anchor may lag behind
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "1s")]
-    pub interval: Duration,
+    /// With freshness `interval`: how far the anchor may lag behind [default: 1s; with a tpm: anchor, which wears out, 60s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub interval: Option<Duration>,
     /// End the session when the anchor has been away for so long, instead of waiting until it is back
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub anchor_timeout: Option<Duration>,

@@ -4,6 +4,8 @@
 #[allow(dead_code, reason = "the anchor's own tests use the rest")]
 mod cluster;
 mod common;
+#[path = "anchors/tpm.rs"]
+mod tpm;
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

@@ -29,6 +29,7 @@ pub mod tamper;
 #[cfg(test)]
 mod testing;
 mod upkeep;
+pub mod wear;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -6,6 +6,7 @@
 //! * [`BlockKey`] seals and opens blocks, also into and from buffers that the host can change meanwhile
 //!   ([`BlockKey::seal_into`], [`BlockKey::open_from`]).
 //! * [`slot::KeySlots`] wraps the volume key for passphrases and key files.
+//! * [`tpm`] has the keys of a session with a TPM.
 //! * [`hygiene`] keeps secrets out of swap and core dumps.
 
 #[cfg(not(target_pointer_width = "64"))]
@@ -23,6 +24,7 @@ mod secret;
 pub mod slot;
 mod stage;
 mod suite;
+pub mod tpm;
 
 pub use block::{BlockKey, Corrupt, NONCE_LIMIT};
 pub use kdf::{MacKey, sha256};

@@ -230,7 +230,7 @@ fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure
         show,
         reading: target.read_only.then_some(Reading::Pinned),
         tamper,
-        interval: target.interval,
+        interval: daemon::wear::interval(target.interval, policy.anchor.as_deref()),
         anchor_timeout: target.anchor_timeout,
         buffered: target.buffered,
         metrics: target.metrics.clone(),

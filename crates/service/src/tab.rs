@@ -316,7 +316,7 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
         ("memory", Some(value)) => target.memory = typed(value, parse_size)?,
         ("block-cache", Some(value)) => target.block_cache = typed(value, parse_size)?,
         ("anchor-timeout", Some(value)) => target.anchor_timeout = Some(typed(value, parse_duration)?),
-        ("interval", Some(value)) => target.interval = typed(value, parse_duration)?,
+        ("interval", Some(value)) => target.interval = Some(typed(value, parse_duration)?),
         ("queues", Some(value)) => {
             let number = |text: &str| text.parse().ok().filter(|number| (1..=64).contains(number));
             let wrong = |text: &str| format!("`{text}` is no number of queues; there are 1 to 64");

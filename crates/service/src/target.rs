@@ -67,8 +67,8 @@ pub struct Target {
     #[serde(default = "queues")]
     pub queues: u8,
     /// As `attach --interval`.
-    #[serde(default = "interval", deserialize_with = "time")]
-    pub interval: Duration,
+    #[serde(default, deserialize_with = "some_time")]
+    pub interval: Option<Duration>,
     /// As `attach --anchor-timeout`.
     #[serde(default, deserialize_with = "some_time")]
     pub anchor_timeout: Option<Duration>,
@@ -103,20 +103,12 @@ fn queues() -> u8 {
     2
 }
 
-fn interval() -> Duration {
-    Duration::from_secs(1)
-}
-
 fn size<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     parse_size(&String::deserialize(from)?).map_err(serde::de::Error::custom)
 }
 
-fn time<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-    parse_duration(&String::deserialize(from)?).map_err(serde::de::Error::custom)
-}
-
 fn some_time<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
-    time(from).map(Some)
+    parse_duration(&String::deserialize(from)?).map(Some).map_err(serde::de::Error::custom)
 }
 
 fn front_end<'de, D: serde::Deserializer<'de>>(from: D) -> Result<FrontEnd, D::Error> {
@@ -158,7 +150,7 @@ impl Target {
             memory: memory(),
             block_cache: 0,
             queues: queues(),
-            interval: interval(),
+            interval: None,
             anchor_timeout: None,
             buffered: false,
             metrics: None,

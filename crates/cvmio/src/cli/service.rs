@@ -39,9 +39,9 @@ pub struct Prepare {
     /// Let the host read the data; it still cannot change it
     #[arg(long)]
     pub no_confidentiality: bool,
-    /// When old data is found out: strict, write, interval or transaction, as with `create`
-    #[arg(long, value_name = "LEVEL", default_value = "strict")]
-    pub freshness: Freshness,
+    /// When old data is found out: strict, write, interval or transaction, as with `create`, and with the same default
+    #[arg(long, value_name = "LEVEL")]
+    pub freshness: Option<Freshness>,
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,

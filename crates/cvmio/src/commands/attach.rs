@@ -51,6 +51,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
                 .map_err(|error| Failure::usage(format!("{error}: name it with --name")))?
         }
     };
+    let interval = daemon::wear::interval(args.interval, policy.anchor.as_deref());
     Ok(Order {
         name,
         runtime: args.runtime.directory()?,
@@ -66,7 +67,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
             (true, false) => Some(Reading::Pinned),
             (true, true) => Some(Reading::PinnedBesideWriter),
         },
-        interval: args.interval,
+        interval,
         anchor_timeout: args.anchor_timeout,
         buffered: args.buffered,
         metrics: args.metrics.as_ref().map(from_here).transpose()?,

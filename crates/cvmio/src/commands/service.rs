@@ -21,19 +21,20 @@ pub fn prepare(args: &Prepare) -> Result<(), Failure> {
     input::whole_blocks(args.size)?;
     let mut id = [0; 16];
     seal::SystemRandom.fill(&mut id);
+    let freshness = daemon::wear::level(args.freshness, Some(&args.anchor));
     let policy = Policy {
         version: VERSION,
         volume: id,
         suite: args.suite,
         confidentiality: !args.no_confidentiality,
         integrity: true,
-        freshness: args.freshness,
+        freshness,
         size: args.size,
         anchor: Some(args.anchor.clone()),
         format_if_blank: true,
         anchor_options: input::anchor_options(&args.anchor_options.anchor_options)?,
     };
-    if args.freshness == volume::format::protections::Freshness::Off {
+    if freshness == volume::format::protections::Freshness::Off {
         return Err(Failure::usage(
             "without freshness nothing can tell a first use from a store that was blanked; create the volume by hand",
         ));
