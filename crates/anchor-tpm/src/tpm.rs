@@ -32,12 +32,15 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Digest of an endorsement key's public area, which names a TPM.
 pub type KeyDigest = [u8; 32];
 
+/// Opens the way to a TPM; it may be lost and opened again.
+type Opener = Box<dyn Fn(&Place) -> Result<Box<dyn Transport>, Error> + Send>;
+
 /// A TPM at some place.
 pub struct Tpm {
     place: Place,
     /// The key that sessions are salted to. `None`: that of whichever TPM answers, to find out which it is.
     expected: Option<KeyDigest>,
-    open: Box<dyn Fn(&Place) -> Result<Box<dyn Transport>, Error> + Send>,
+    open: Opener,
     transport: Option<Box<dyn Transport>>,
     session: Option<Session>,
     /// A session that can't be used any more, and may still be loaded.
