@@ -4,11 +4,13 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 BINARY := target/release/cvmio
+# What `cvmio bench` and `cvmio demo` start.
+BENCH = $(BINARY)-bench
 
 .PHONY: build static demo test kill-test bench install deb clean packages test-packages
 
 build: packages
-	$(CARGO) build --release -p cvmio
+	$(CARGO) build --release
 
 # The same as one file that needs no library of the machine where it runs: target/static/cvmio. Only the last step of the build differs.
 PROFILE ?= release
@@ -45,6 +47,7 @@ install: build
 	sed 's|/usr/bin/cvmio |$(PREFIX)/bin/cvmio |' packaging/systemd/cvmio@.service > target/share/systemd/cvmio@.service
 	sed 's|=/usr/bin/|=$(PREFIX)/bin/|; s|=/usr/share/|=$(PREFIX)/share/|' packaging/initramfs-tools/hook > target/share/initramfs-hook
 	$(AS_ROOT) install -D -m 755 $(BINARY) $(ROOT)/bin/cvmio
+	$(AS_ROOT) install -D -m 755 $(BENCH) $(ROOT)/bin/cvmio-bench
 	$(AS_ROOT) install -D -m 644 -t $(ROOT)/share/man/man1 target/share/man/*.1
 	$(AS_ROOT) install -D -m 644 target/share/completions/bash $(ROOT)/share/bash-completion/completions/cvmio
 	$(AS_ROOT) install -D -m 644 target/share/completions/zsh $(ROOT)/share/zsh/site-functions/_cvmio
@@ -58,7 +61,7 @@ install: build
 	    $(AS_ROOT) install -D -m 755 packaging/initramfs-tools/boot $(DESTDIR)$(INITRAMFS_TOOLS)/scripts/$$moment/cvmio || exit; \
 	done
 
-# A Debian package of the same, in target/debian; needs cargo-deb.
+# Debian packages of the same, in target/debian: cvmio, and cvmio-bench. Needs cargo-deb.
 deb: packages
 	scripts/deb
 

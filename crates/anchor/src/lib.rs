@@ -1,20 +1,32 @@
 //! Trusted freshness: a small value outside the host's reach that moves only by compare-and-swap.
 //!
-//! [`open_address`] opens an anchor by its address; [`FileAnchor`] keeps the stamp in a file,
-//! [`MemoryAnchor`] and [`ScriptedAnchor`] in memory, for tests and for the simulator.
+//! [`open_address`] opens an anchor by its address; which kinds there are, the program registers ([`Schemes`]). [`FileAnchor`]
+//! keeps the stamp in a file, [`MemoryAnchor`] and [`ScriptedAnchor`] in memory, for tests and for the simulator. [`Threaded`] runs
+//! one that blocks on a thread of its own.
 #![forbid(unsafe_code)]
 
 mod address;
 mod file;
+mod health;
 mod memory;
+mod options;
+mod scheme;
 mod scripted;
 mod stamp;
+mod threaded;
 
-pub use address::{Address, open_address, open_address_read_only};
+pub use address::Address;
 pub use file::FileAnchor;
+pub use health::{Away, Health};
 pub use memory::MemoryAnchor;
+pub use options::{OptionKey, Options};
+pub use scheme::{
+    Access, Created, Needs, Opening, Scheme, Schemes, check_address, create_address, install, open_address,
+    open_address_read_only, schemes,
+};
 pub use scripted::{Outcome, ScriptedAnchor};
 pub use stamp::{AUTHENTICATED_SIZE, MOVED_TO_SIZE, STAMP_VERSION, StampError};
+pub use threaded::{BlockingAnchor, Failure, Limits, Threaded};
 
 use std::fmt;
 use std::future::Future;
@@ -99,4 +111,8 @@ pub trait Anchor: Send + Sync {
     fn advance(&self, expected: Option<&Stamp>, new: &Stamp) -> AnchorFuture<'_, ()>;
     /// The address, as in a policy: `file:/path`.
     fn address(&self) -> String;
+    /// How it is, as far as that is known without asking it.
+    fn health(&self) -> Health {
+        Health::default()
+    }
 }

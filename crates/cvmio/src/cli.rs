@@ -1,6 +1,8 @@
 //! What can be typed, and the help for it.
 
-pub mod answer;
+pub mod anchor;
+#[cfg(test)]
+mod answer;
 #[cfg(test)]
 mod documents;
 pub mod grow;
@@ -19,8 +21,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 
-use crate::daemon::tamper::OnTamper;
-use crate::input::{parse_duration, parse_name, parse_size};
+use daemon::input::{parse_duration, parse_name, parse_size};
 pub use runtime::RuntimeArgs;
 
 const AFTER_HELP: &str = "\
@@ -66,11 +67,9 @@ Example: a volume on the second disk, as a block device
   cvmio volume attach /dev/vdb --policy /etc/ledger.toml --name ledger --as auto"
     )]
     Volume(Box<VolumeCommand>),
-    /// Measure what protection costs on this machine
-    #[command(subcommand, after_help = "Example:\n  cvmio bench volume --dir /srv --size 4096")]
-    Bench(crate::bench::BenchCommand),
-    Demo(crate::demo::DemoArgs),
+    #[command(display_order = 90)]
     Completions(manual::Completions),
+    #[command(display_order = 91)]
     Man(manual::Manual),
 }
 
@@ -153,6 +152,12 @@ pub struct CredentialArgs {
     pub passphrase_file: Option<PathBuf>,
 }
 
+impl From<&CredentialArgs> for daemon::input::Source {
+    fn from(args: &CredentialArgs) -> Self {
+        Self { key_file: args.key_file.clone(), passphrase_file: args.passphrase_file.clone() }
+    }
+}
+
 /// Create a volume on a file or a block device
 ///
 /// Writes the volume's header to STORE, an attach policy, and the first stamp to a new anchor. The policy and the anchor are what the
@@ -177,9 +182,11 @@ pub struct Create {
 /// What a new volume is like, and what vouches for it.
 #[derive(Args, Debug)]
 pub struct NewVolume {
-    /// Where freshness is kept; the file is made. Needed unless freshness is off
-    #[arg(long, value_name = "file:/PATH")]
+    /// Where freshness is kept, such as file:/PATH; it is made if it can be. Needed unless freshness is off
+    #[arg(long, value_name = "ADDRESS")]
     pub anchor: Option<String>,
+    #[command(flatten)]
+    pub anchor_options: anchor::AnchorOptions,
     /// Where to write the attach policy [default: STORE.policy.toml]
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub policy: Option<PathBuf>,
@@ -287,12 +294,15 @@ pub struct Attach {
     /// With freshness `interval`: how far the anchor may lag behind
     #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "1s")]
     pub interval: Duration,
+    /// End the session when the anchor has been away for so long, instead of waiting until it is back
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub anchor_timeout: Option<Duration>,
     /// Go through the page cache, where STORE cannot do direct I/O
     #[arg(long)]
     pub buffered: bool,
     /// Serve metrics for Prometheus on a Unix socket, unix:PATH, or a port of the loopback interface, 127.0.0.1:PORT
     #[arg(long, value_name = "ADDRESS")]
-    pub metrics: Option<crate::daemon::metrics::Address>,
+    pub metrics: Option<daemon::metrics::Address>,
     #[command(flatten)]
     pub credential: CredentialArgs,
     #[command(flatten)]
@@ -313,6 +323,38 @@ pub enum FrontEnd {
     Ublk,
     /// A block device: ublk where the kernel has it, else a loop device on a file
     Auto,
+}
+
+impl From<FrontEnd> for ::service::FrontEnd {
+    fn from(front_end: FrontEnd) -> Self {
+        match front_end {
+            FrontEnd::Fuse => Self::Fuse,
+            FrontEnd::Nbd => Self::Nbd,
+            FrontEnd::Ublk => Self::Ublk,
+            FrontEnd::Auto => Self::Auto,
+        }
+    }
+}
+
+/// What the device does after the first block that is not what was written, or after another session has claimed the volume.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnTamper {
+    /// Go on: what is damaged fails, the rest works
+    Continue,
+    /// Refuse writes from then on
+    ReadOnly,
+    /// Refuse everything from then on
+    Stop,
+}
+
+impl From<OnTamper> for daemon::tamper::OnTamper {
+    fn from(on: OnTamper) -> Self {
+        match on {
+            OnTamper::Continue => Self::Continue,
+            OnTamper::ReadOnly => Self::ReadOnly,
+            OnTamper::Stop => Self::Stop,
+        }
+    }
 }
 
 /// Where NBD clients connect, and who may.

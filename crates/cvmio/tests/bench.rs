@@ -80,7 +80,7 @@ fn an_interrupt_puts_everything_away_at_once() {
     }
     let desk = Desk::new();
     let here = desk.path("").display().to_string();
-    let bench = Command::new(env!("CARGO_BIN_EXE_cvmio"))
+    let bench = Command::new(common::programs::cvmio())
         .args(["bench", "nbd", "--peers=nbdkit-file,qemu-luks", "--size=16", "--seconds=600", "--dir", &here])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

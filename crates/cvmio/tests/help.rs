@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Desk, snapshot};
+use common::{Desk, is_elsewhere, snapshot};
 
 /// Appends a command's help, and that of all below it.
 fn tell(desk: &Desk, command: &str, all: &mut String, leaves: &mut usize) {
@@ -16,7 +16,7 @@ fn tell(desk: &Desk, command: &str, all: &mut String, leaves: &mut usize) {
         // Of a description that goes on, the second line stands further to the right.
         .filter_map(|line| line.strip_prefix("  ").filter(|line| !line.starts_with(' ')))
         .filter_map(|line| line.split_whitespace().next())
-        .filter(|name| *name != "help")
+        .filter(|name| *name != "help" && !(command.is_empty() && is_elsewhere(desk, name)))
         .collect();
     if below.is_empty() {
         // What takes arguments shows how.

@@ -26,7 +26,14 @@ fn install(settings: &[String]) {
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock();
     let made = Command::new("make")
-        .args(["-s", "-o", "build", "install", "SUDO=", &format!("BINARY={}", env!("CARGO_BIN_EXE_cvmio"))])
+        .args([
+            "-s",
+            "-o",
+            "build",
+            "install",
+            "SUDO=",
+            &format!("BINARY={}", common::programs::cvmio().display()),
+        ])
         .args(settings)
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
         .output()
@@ -77,6 +84,8 @@ fn all_is_where_it_is_looked_for() {
         let below = |path: &str| root.join(prefix.trim_start_matches('/')).join(path);
         for path in [
             "bin/cvmio",
+            "bin/cvmio-bench",
+            "share/man/man1/cvmio-bench-volume.1",
             "share/man/man1/cvmio-volume-attach.1",
             "lib/systemd/system-generators/cvmio-generator",
         ] {

@@ -5,8 +5,8 @@ mod common;
 use std::fs;
 use std::process::Command;
 
-use common::Desk;
 use common::machine::{has, tell_skipped};
+use common::{Desk, is_elsewhere};
 
 /// The commands below `words`, as the help lists them, and theirs.
 fn commands(desk: &Desk, words: &str) -> Vec<String> {
@@ -14,7 +14,8 @@ fn commands(desk: &Desk, words: &str) -> Vec<String> {
     let list = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let names = list.take_while(|line| !line.is_empty()).filter_map(|line| {
         let name = line.strip_prefix("  ")?.split(' ').next()?;
-        (!name.is_empty() && name != "help").then(|| format!("{words} {name}").trim().to_string())
+        let is_ours = !name.is_empty() && name != "help" && !(words.is_empty() && is_elsewhere(desk, name));
+        is_ours.then(|| format!("{words} {name}").trim().to_string())
     });
     let below: Vec<String> = names.collect();
     below.iter().flat_map(|one| std::iter::once(one.clone()).chain(commands(desk, one))).collect()

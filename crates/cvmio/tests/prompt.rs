@@ -15,7 +15,7 @@ struct Typed {
 
 /// Runs `cvmio` at a pseudo-terminal; types each answer when its prompt is there, not before: what was typed ahead is thrown away.
 fn type_in(desk: &Desk, arguments: &str, answers: &[(&str, &[u8])]) -> Typed {
-    let command = format!("{} {arguments}", env!("CARGO_BIN_EXE_cvmio"));
+    let command = format!("{} {arguments}", common::programs::cvmio().display());
     let mut script = Command::new("timeout")
         .args(["120", "script", "--quiet", "--flush", "--return", "--command", &command, "/dev/null"])
         .current_dir(desk.path(""))

@@ -3,7 +3,8 @@
 //! * [`VolumeKey`] is the one secret of a volume; everything else is derived from it.
 //! * [`EpochKeys`] are the keys of one epoch: a (key, nonce) pair never repeats, since each epoch has a
 //!   fresh random salt and counts its nonces.
-//! * [`BlockKey`] seals and opens blocks, also from and into memory that the host can change meanwhile.
+//! * [`BlockKey`] seals and opens blocks, also into and from buffers that the host can change meanwhile
+//!   ([`BlockKey::seal_into`], [`BlockKey::open_from`]).
 //! * [`slot::KeySlots`] wraps the volume key for passphrases and key files.
 //! * [`hygiene`] keeps secrets out of swap and core dumps.
 
@@ -16,10 +17,9 @@ mod heap;
 pub mod hygiene;
 mod kdf;
 mod key;
-mod memory;
+mod locked;
 mod random;
 mod secret;
-mod shared;
 pub mod slot;
 mod stage;
 mod suite;

@@ -121,7 +121,8 @@ impl Simulation {
         }
         let state = found.chosen;
         let (save, kept) = keep();
-        let order = Reanchor { state, anchor: Some(Arc::clone(&moving.to) as Arc<dyn Anchor>), save };
+        let anchor = Some(Arc::clone(&moving.to) as Arc<dyn Anchor>);
+        let order = Reanchor { state, anchor, anchor_options: Default::default(), save };
         let job =
             reanchor(environment, policy, Arc::new(numbered(0)), order, self.plan.attach).map_err(begin)?;
         let ended = self.drive_or_die(&session, job, dies, ("moving", 20_000))?;

@@ -128,6 +128,7 @@ impl Plan {
                 shape,
                 argon2: Argon2Params { memory_kib: 8, passes: 1, lanes: 1 },
                 label: "simulator".into(),
+                anchor_options: anchor::Options::default(),
             },
             attach: AttachOptions {
                 follows: None,

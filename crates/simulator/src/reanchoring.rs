@@ -80,7 +80,8 @@ impl Simulation {
         let policy = self.policy.clone().ok_or_else(|| Error::new(Kind::Usage, "there is no policy"))?;
         let session = self.store.attach();
         let environment = self.environment(&self.audit.watch(&session));
-        let order = Reanchor { state, anchor: None, save: Box::new(|_| Ok(())) };
+        let order =
+            Reanchor { state, anchor: None, anchor_options: Default::default(), save: Box::new(|_| Ok(())) };
         let job = reanchor(environment, policy, Arc::new(numbered(0)), order, self.plan.attach)?;
         Ok((session, job))
     }

@@ -337,7 +337,7 @@ impl Core {
         {
             let mut inner = self.commit.lock();
             inner.durable = number;
-            inner.unanchored_bytes += items.len() as u64 * store::BLOCK_SIZE as u64;
+            inner.unanchored_bytes += items.len() as u64 * memory::BLOCK_SIZE as u64;
         }
         if anchor {
             let state = if want.release { State::Released } else { State::Claimed };

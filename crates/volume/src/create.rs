@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use anchor::{Stamp, State};
 use futures::FutureExt;
+use memory::BLOCK_SIZE;
 use seal::slot::{Argon2Params, Credential, KeySlots};
 use seal::{DataMode, VolumeKey};
-use store::BLOCK_SIZE;
 
 use crate::anchoring::{advance, sign_stamp};
 use crate::core::Environment;
@@ -51,6 +51,8 @@ pub struct CreateOptions {
     pub argon2: Argon2Params,
     /// Name of the first key slot.
     pub label: String,
+    /// What the anchor needs beside its address; for the policy.
+    pub anchor_options: anchor::Options,
 }
 
 impl CreateOptions {
@@ -161,7 +163,8 @@ impl Creating {
             .add(&volume, &key, credential, &options.label, options.argon2, random)
             .map_err(|error| Error::new(Kind::Usage, error.to_string()))?;
         let digest = self.write_headers(&header, &slots, &key).await?;
-        let policy = policy_of(&header, self.environment.anchor.as_ref().map(|anchor| anchor.address()));
+        let address = self.environment.anchor.as_ref().map(|anchor| anchor.address());
+        let policy = policy_of(&header, address, options.anchor_options.clone());
         save(&policy)?;
         if mutated(Mutation::ClaimBeforeSuperblock) {
             self.claim(&header, digest, &key).await?;
@@ -306,7 +309,7 @@ pub(crate) fn sign_header(
     Ok(bytes)
 }
 
-fn policy_of(header: &Header, anchor: Option<String>) -> Policy {
+fn policy_of(header: &Header, anchor: Option<String>, anchor_options: anchor::Options) -> Policy {
     Policy {
         version: crate::policy::VERSION,
         volume: header.volume,
@@ -317,5 +320,6 @@ fn policy_of(header: &Header, anchor: Option<String>) -> Policy {
         size: header.geometry.logical_bytes(),
         anchor,
         format_if_blank: false,
+        anchor_options,
     }
 }

@@ -11,8 +11,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures::future::LocalBoxFuture;
+use memory::Buffer;
 use slab::Slab;
-use store::{Buffer, Completion, Operation, Store};
+use store::{Completion, Operation, Store};
 
 use crate::error::Result;
 

@@ -9,7 +9,7 @@
 
 use std::collections::HashSet;
 
-use store::{BLOCK_SIZE, Buffer};
+use memory::{BLOCK_SIZE, Buffer};
 
 use crate::commit::Committed;
 use crate::core::Core;

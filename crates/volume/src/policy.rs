@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use anchor::Options;
 use serde::{Deserialize, Serialize};
 
 use crate::format::BLOCK_SIZE;
@@ -48,6 +49,9 @@ pub struct Policy {
     /// Whether to create the volume where the store is blank and the anchor was never claimed.
     #[serde(default)]
     pub format_if_blank: bool,
+    /// What the anchor needs beside its address, handed on as it is; its kind says what that may be.
+    #[serde(default, skip_serializing_if = "Options::is_empty")]
+    pub anchor_options: Options,
 }
 
 /// Why a text is no policy.
@@ -146,6 +150,9 @@ impl Policy {
                 "size",
                 format!("{} bytes is not a whole number of blocks of {BLOCK_SIZE}", self.size),
             );
+        }
+        if self.anchor.is_none() && !self.anchor_options.is_empty() {
+            return value("anchor-options", "there is no anchor".into());
         }
         match &self.anchor {
             None if self.freshness != Freshness::Off => {

@@ -33,6 +33,8 @@ pub struct Reanchor {
     pub state: StateName,
     /// The anchor that the volume moves to; `None` if it stays.
     pub anchor: Option<Arc<dyn Anchor>>,
+    /// What that one needs beside its address.
+    pub anchor_options: anchor::Options,
     /// Stores the new policy durably. Called only if the anchor's address changes.
     pub save: SavePolicy,
 }
@@ -64,7 +66,9 @@ pub fn reanchor(
             let stamp = stamp_of(&policy.volume, looked.chosen, session, looked.claims, looked.header_digest);
             let stamp = sign_stamp(&looked.stamp_key, stamp);
             match order.anchor {
-                Some(new) => Moving { looked, old, new, stamp }.run(policy, order.save).await,
+                Some(new) => {
+                    Moving { looked, old, new, stamp }.run(policy, order.anchor_options, order.save).await
+                }
                 None => stay(old.as_deref(), looked.stamp.as_ref(), &stamp, policy).await,
             }
         }
@@ -100,7 +104,7 @@ struct Moving {
 }
 
 impl Moving {
-    async fn run(self, policy: Policy, save: SavePolicy) -> Result<Policy> {
+    async fn run(self, policy: Policy, anchor_options: anchor::Options, save: SavePolicy) -> Result<Policy> {
         let held = self.new.read().await?;
         if let Some(held) = &held {
             self.check_left_behind(held)?;
@@ -112,7 +116,7 @@ impl Moving {
         if mutated(Mutation::NewAnchorFirst) {
             self.end_old().await?;
         }
-        let policy = Policy { anchor: Some(self.new.address()), ..policy };
+        let policy = Policy { anchor: Some(self.new.address()), anchor_options, ..policy };
         save(&policy)?;
         Ok(policy)
     }

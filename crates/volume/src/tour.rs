@@ -17,7 +17,7 @@ use event_listener::Event;
 use futures::future::LocalBoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use store::{BLOCK_SIZE, Buffer};
+use memory::{BLOCK_SIZE, Buffer};
 
 use crate::cache::NodeKey;
 use crate::core::Core;
@@ -330,6 +330,7 @@ mod tests {
             shape: Shape::STANDARD,
             argon2: Argon2Params::default(),
             label: String::new(),
+            anchor_options: anchor::Options::default(),
         };
         let key = || Credential::KeyFile(SecretBytes::from_slice(&[7; 64]));
         let policy = create(environment.clone(), options, key(), Box::new(|_| Ok(()))).unwrap();

@@ -252,7 +252,7 @@ impl Volume {
         let written = counters.written_blocks.get();
         #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
         let amplification = (written > 0).then(|| (written + metadata_blocks) as f64 / written as f64);
-        let block = store::BLOCK_SIZE as u64;
+        let block = memory::BLOCK_SIZE as u64;
         Status {
             volume: hex::encode(core.header.volume),
             suite: core.header.suite.to_string(),

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use common::dice::Dice;
 use common::{Bench, Session, filled, options};
-use store::{Buffer, Completion, Error, Operation, Queue, Store};
+use memory::Buffer;
+use store::{Completion, Error, Operation, Queue, Store};
 use volume::Request;
 use volume::geometry::{Geometry, Shape};
 

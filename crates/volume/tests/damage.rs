@@ -7,7 +7,8 @@ use std::sync::Arc;
 use futures::FutureExt;
 
 use common::{Bench, Session, credential, options, page};
-use store::{BLOCK_SIZE, Buffer, Completion, Operation};
+use memory::{BLOCK_SIZE, Buffer};
+use store::{Completion, Operation};
 use volume::geometry::{Geometry, Shape};
 use volume::{CheckProgress, CheckReport, Kind, Volume, attach_read_only};
 

@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering;
 use common::growing::Case;
 use common::rekeying::reseal;
 use common::{credential, page, pattern};
-use store::{BLOCK_SIZE, Store};
+use memory::BLOCK_SIZE;
+use store::Store;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::{Geometry, MAX_GROWTHS, Shape};
 use volume::{Choice, Error, Kind, Reanchor, RekeyOrder, begin_rekey, dump, reanchor, survey};
@@ -191,7 +192,8 @@ fn tools_for_trouble_know_grown_volumes() {
         job.unwrap().block().unwrap().0.chosen
     };
     let accept = |case: &Case, state| {
-        let order = Reanchor { state, anchor: None, save: Box::new(|_| Ok(())) };
+        let order =
+            Reanchor { state, anchor: None, anchor_options: Default::default(), save: Box::new(|_| Ok(())) };
         let credential = Arc::new(credential());
         reanchor(environment.clone(), case.policy.clone(), credential, order, options)
             .unwrap()

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use common::growing::Case;
 use common::medium::{put, put_back};
 use common::{credential, pattern};
-use store::BLOCK_SIZE;
+use memory::BLOCK_SIZE;
 use volume::format::protections::{Freshness, Provision};
 use volume::policy::Policy;
 use volume::{Error, Growth, Kind};

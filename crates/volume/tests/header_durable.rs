@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use common::medium::put;
 use common::rekeying::Case;
 use common::{credential, options_at};
+use memory::BLOCK_SIZE;
 use seal::SecretBytes;
 use seal::slot::{Argon2Params, Credential, SlotLimits};
+use store::MemoryStore;
 use store::hostile::{Event, Faults, HostileStore, Image, Session};
-use store::{BLOCK_SIZE, MemoryStore};
 use volume::format::protections::Freshness;
 use volume::{
     Driven, Environment, Growth, KeyChange, Kind, RekeyOrder, Result, attach, begin_rekey, change_keys, grow,

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use common::streaming::{BLOCKS, bench_of, drive, export, reader};
 use common::{Bench, Session, filled, options_at, page};
-use store::{Buffer, Error, ErrorKind, Operation, Store};
+use memory::Buffer;
+use store::{Error, ErrorKind, Operation, Store};
 use volume::format::protections::Freshness;
 use volume::policy::Policy;
 use volume::{Completion, Kind, Request, Result};

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anchor::{Anchor, AnchorFuture, MemoryAnchor, Stamp};
 use common::{Bench, Session, filled, options, page};
-use store::{Buffer, MemoryStore, Operation, Store};
+use memory::Buffer;
+use store::{MemoryStore, Operation, Store};
 use volume::format::protections::Freshness::{self, Interval, Off, Strict, Transaction, Write};
 use volume::geometry::Shape;
 use volume::policy::Policy;

@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::{Bench, Session, filled, options, page};
-use store::Buffer;
+use memory::Buffer;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::Shape;
 use volume::{CreateOptions, Kind, Request};

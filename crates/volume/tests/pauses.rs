@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Bench, Session, filled, options, options_at};
-use store::Buffer;
+use memory::Buffer;
 use volume::Request;
 use volume::format::protections::Freshness;
 use volume::geometry::{Geometry, Shape};

@@ -11,7 +11,7 @@ use anchor::{Anchor, MemoryAnchor, Outcome, ScriptedAnchor, Stamp, State};
 use common::medium::{Image, image, put, put_back};
 use common::{Bench, Session, credential, options, page};
 use futures::FutureExt;
-use store::BLOCK_SIZE;
+use memory::BLOCK_SIZE;
 use volume::format::protections::Freshness;
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;
@@ -47,7 +47,7 @@ fn look(bench: &Bench, policy: &Policy, choice: Choice) -> Result<(Survey, Volum
 
 fn accept(bench: &Bench, policy: &Policy, state: StateName) -> Result<Policy> {
     let save = Box::new(|_: &Policy| panic!("the address has not changed"));
-    let order = Reanchor { state, anchor: None, save };
+    let order = Reanchor { state, anchor: None, anchor_options: Default::default(), save };
     reanchor(bench.environment.clone(), policy.clone(), Arc::new(credential()), order, bench.attach)?.block()
 }
 
@@ -223,7 +223,7 @@ fn move_to(
         told.set(true);
         if keeps { Ok(()) } else { Err(Error::new(Kind::Io, "the disk is full")) }
     });
-    let order = Reanchor { state, anchor: Some(Arc::clone(to)), save };
+    let order = Reanchor { state, anchor: Some(Arc::clone(to)), anchor_options: Default::default(), save };
     let key = Arc::new(credential());
     let job = reanchor(bench.environment.clone(), policy.clone(), key, order, bench.attach);
     (job.expect("a queue").block(), saved.get())

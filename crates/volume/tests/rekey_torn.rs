@@ -5,9 +5,9 @@ mod common;
 use common::medium::put;
 use common::rekeying::Case;
 use common::{credential, options_at};
+use memory::BLOCK_SIZE;
 use seal::SecretBytes;
 use seal::slot::{Argon2Params, Credential};
-use store::BLOCK_SIZE;
 use volume::format::protections::Freshness;
 use volume::{Error, KeyChange, Kind, RekeyOrder, attach_read_only, change_keys};
 

@@ -13,8 +13,8 @@ use common::streaming::{
     small_stream, tail,
 };
 use common::{Bench, options, page};
+use memory::BLOCK_SIZE;
 use proptest::prelude::*;
-use store::BLOCK_SIZE;
 use volume::Kind;
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 use volume::format::stream::{CHUNK_BLOCKS, FRAME_SIZE, SALT_SIZE, START};

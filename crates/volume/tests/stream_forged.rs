@@ -7,9 +7,9 @@ use std::io::{self, Read};
 use common::streaming::{
     BLOCKS, CHEAP, bench_of, export, frames, open_all, reading, resume, small_stream, stream_key,
 };
+use memory::BLOCK_SIZE;
 use seal::SecretBytes;
 use seal::slot::{Credential, SlotLimits};
-use store::BLOCK_SIZE;
 use volume::format::stream::START;
 use volume::{Kind, StreamReader, StreamWriter};
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anchor::{Anchor, AnchorFuture, Stamp};
 use common::{Bench, Session, credential, filled, options};
 use futures::FutureExt;
-use store::Buffer;
+use memory::Buffer;
 use volume::format::protections::Freshness;
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;

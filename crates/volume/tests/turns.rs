@@ -8,7 +8,8 @@ use std::task::Waker;
 use std::time::Duration;
 
 use common::{Bench, options};
-use store::{Buffer, Completion, Error, Operation, Queue, Store};
+use memory::Buffer;
+use store::{Completion, Error, Operation, Queue, Store};
 use volume::Request;
 use volume::geometry::{Geometry, Shape};
 

@@ -11,8 +11,9 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use common::{Bench, Session, options, page};
+use memory::{BLOCK_SIZE, Buffer};
 use store::hostile::{Faults, HostileStore};
-use store::{BLOCK_SIZE, Buffer, Completion, FileStore, Operation, Options, Queue, Store};
+use store::{Completion, FileStore, Operation, Options, Queue, Store};
 use volume::Kind;
 use volume::format::protections::Freshness;
 use volume::geometry::Shape;

@@ -250,7 +250,7 @@ impl Anchor for FileAnchor {
     }
 
     fn address(&self) -> String {
-        Address::File(self.path.clone()).to_string()
+        Address::file(&self.path).to_string()
     }
 }
 

@@ -151,9 +151,11 @@ pub struct Reanchor {
     /// Accept the state, named by generation and head as it was shown
     #[arg(long, value_name = "GENERATION:HEAD")]
     pub confirm: Option<volume::StateName>,
-    /// Move to this anchor; the file is made. The old one ends, and the policy file is written anew
-    #[arg(long, value_name = "file:/PATH")]
+    /// Move to this anchor, which is made if it can be. The old one ends, and the policy file is written anew
+    #[arg(long, value_name = "ADDRESS")]
     pub anchor: Option<String>,
+    #[command(flatten)]
+    pub anchor_options: super::anchor::AnchorOptions,
     /// Go on although the old anchor cannot be read; a session that it keeps alive somewhere is not fenced
     #[arg(long, requires = "anchor")]
     pub lost_anchor: bool,

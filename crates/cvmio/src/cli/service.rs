@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, ValueHint};
 use volume::format::protections::{Freshness, SuiteCode};
 
+use super::anchor::AnchorOptions;
 use super::{FrontEnd, RuntimeArgs};
-use crate::input::{parse_name, parse_size};
+use daemon::input::{parse_name, parse_size};
 
 /// Where the table is.
 pub const TAB: &str = "/etc/cvmiotab";
@@ -27,9 +28,11 @@ pub struct Prepare {
     /// Size that the volume will show, such as 512M, 1G or 2T
     #[arg(long, value_parser = parse_size)]
     pub size: u64,
-    /// Where freshness will be kept; the file is made
-    #[arg(long, value_name = "file:/PATH")]
+    /// Where freshness will be kept, such as file:/PATH; it is made if it can be
+    #[arg(long, value_name = "ADDRESS")]
     pub anchor: String,
+    #[command(flatten)]
+    pub anchor_options: AnchorOptions,
     /// Cipher: aes-256-gcm, aegis-128x2 or aegis-256x2
     #[arg(long, default_value = "aes-256-gcm")]
     pub suite: SuiteCode,

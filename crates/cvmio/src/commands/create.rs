@@ -4,9 +4,8 @@ use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
 
-use anchor::{Address, Anchor, FileAnchor};
+use anchor::Created;
 use seal::slot::Argon2Params;
 use store::{FileStore, Options};
 use volume::format::protections::{Freshness, Provision, SuiteCode};
@@ -15,9 +14,9 @@ use volume::policy::Policy;
 use volume::{CreateOptions, Environment, SavePolicy};
 
 use crate::cli::{Create, NewVolume};
-use crate::failure::Failure;
-use crate::input::{self, Origin};
-use crate::{output, system};
+use daemon::failure::Failure;
+use daemon::input::{self, Origin};
+use daemon::{output, system};
 
 /// A volume to be made.
 #[derive(Clone, Copy)]
@@ -53,16 +52,16 @@ pub(super) fn make<T>(
     options: CreateOptions,
     create: impl FnOnce(Environment, CreateOptions) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let mut made = Made(Vec::new());
+    let mut made = Made::default();
     let store = open_or_make(wanted, &options, &mut made)?;
     let mut anchor = None;
     if let Some(address) = &wanted.new.anchor {
-        let (opened, path) = new_anchor(address)?;
-        made.0.extend(path);
-        anchor = Some(opened);
+        let created = new_anchor(address, &options.anchor_options)?;
+        made.anchor = created.undo;
+        anchor = Some(created.anchor);
     }
     let created = create(system::environment(store, anchor), options)?;
-    made.0.clear();
+    made.keep();
     Ok(created)
 }
 
@@ -94,6 +93,7 @@ pub(super) fn options(wanted: Wanted<'_>) -> Result<CreateOptions, Failure> {
         shape: Shape::STANDARD,
         argon2: Argon2Params::default(),
         label: new.label.clone(),
+        anchor_options: input::anchor_options(&new.anchor_options.anchor_options)?,
     };
     volume::format::protections::check_protections(
         options.suite,
@@ -114,22 +114,38 @@ pub(super) fn check_anchor(new: &NewVolume) -> Result<(), Failure> {
     match (&new.anchor, new.freshness) {
         (None, Freshness::Off) => Ok(()),
         (None, level) => Err(Failure::usage(format!(
-            "freshness `{level}` needs an anchor, outside the reach of the store's host; name one with --anchor file:/PATH, or give up freshness with --freshness off"
+            "freshness `{level}` needs an anchor, outside the reach of the store's host; name one with --anchor, such as file:/PATH, or give up freshness with --freshness off"
         ))),
         (Some(_), Freshness::Off) => {
             Err(Failure::usage("with --freshness off there is nothing to anchor; leave --anchor out"))
         }
-        (Some(address), _) => Ok(address.parse::<Address>().map(drop)?),
+        (Some(address), _) => {
+            let options = input::anchor_options(&new.anchor_options.anchor_options)?;
+            Ok(anchor::check_address(address, &options).map(drop)?)
+        }
     }
 }
 
-/// Files that are removed again if the creation fails.
-struct Made(Vec<PathBuf>);
+/// What is taken away again if the creation fails.
+#[derive(Default)]
+struct Made {
+    store: Option<PathBuf>,
+    anchor: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl Made {
+    fn keep(&mut self) {
+        *self = Self::default();
+    }
+}
 
 impl Drop for Made {
     fn drop(&mut self) {
-        for path in &self.0 {
+        if let Some(path) = self.store.take() {
             let _ = fs::remove_file(path);
+        }
+        if let Some(undo) = self.anchor.take() {
+            undo();
         }
     }
 }
@@ -156,20 +172,23 @@ fn open_or_make(wanted: Wanted<'_>, options: &CreateOptions, made: &mut Made) ->
         Options { direct: !wanted.new.buffered, create, ..Options::default() },
     )?;
     if there.is_none() {
-        made.0.push(wanted.store.to_path_buf());
+        made.store = Some(wanted.store.to_path_buf());
     }
     Ok(store)
 }
 
-/// A new anchor; or one that was made, and never claimed: what an interrupted creation leaves. With its path, if it was made now.
-pub(super) fn new_anchor(address: &str) -> Result<(Arc<dyn Anchor>, Option<PathBuf>), Failure> {
-    match address.parse()? {
-        Address::File(path) if !path.exists() => {
-            let anchor = FileAnchor::create(&path)?;
-            Ok((Arc::new(anchor), Some(path)))
-        }
-        _ => Ok((anchor::open_address(address)?, None)),
-    }
+/// A new anchor; or one that was made, and never claimed: what an interrupted creation leaves.
+pub(super) fn new_anchor(address: &str, options: &anchor::Options) -> Result<Created, Failure> {
+    let created = anchor::create_address(address, options, Some(system::ANCHOR_PATIENCE))?;
+    created.notes.iter().for_each(|note| output::warning(note));
+    Ok(created)
+}
+
+/// A policy as it may be shown.
+pub(super) fn shown(policy: &Policy) -> Policy {
+    let address = policy.anchor.as_deref().unwrap_or_default();
+    let anchor_options = anchor::schemes().shown(address, &policy.anchor_options);
+    Policy { anchor_options, ..policy.clone() }
 }
 
 fn report(args: &Create, policy: &Policy, policy_path: &Path) -> Result<(), Failure> {
@@ -177,7 +196,7 @@ fn report(args: &Create, policy: &Policy, policy_path: &Path) -> Result<(), Fail
         return output::print_json(&serde_json::json!({
             "store": args.store,
             "policy": policy_path,
-            "volume": policy,
+            "volume": shown(policy),
         }));
     }
     let on = |protected| if protected { "on" } else { "OFF" };

@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use volume::policy::Policy;
 use volume::{AttachOptions, Environment, Kind, StateName, Survey, Volume};
 
-use super::check::{self, Report};
 use super::create::new_anchor;
 use crate::cli::header::Reanchor;
-use crate::failure::Failure;
-use crate::input::{self, Origin};
-use crate::{output, system};
+use daemon::check::{self, Report};
+use daemon::failure::Failure;
+use daemon::input::{self, Origin};
+use daemon::{output, system};
 
 pub fn run(args: &Reanchor) -> Result<(), Failure> {
     let offline = &args.offline;
@@ -97,14 +97,16 @@ struct Opened {
 fn accept(args: &Reanchor, opened: Opened, state: StateName, policy_path: &Path) -> Result<Policy, Failure> {
     let Opened { environment, policy, credential } = opened;
     // An anchor that stays behind unclaimed when this fails is taken when it is done again.
-    let anchor = args.anchor.as_deref().map(new_anchor).transpose()?.map(|(anchor, _)| anchor);
+    let anchor_options = input::anchor_options(&args.anchor_options.anchor_options)?;
+    let new = |address| new_anchor(address, &anchor_options);
+    let anchor = args.anchor.as_deref().map(new).transpose()?.map(|created| created.anchor);
     let _spinner = output::spinner("moving the anchor");
     let path = policy_path.to_path_buf();
     let save = Box::new(move |policy: &Policy| {
         input::save_policy(&path, policy, true)
             .map_err(|failure| volume::Error::new(Kind::Io, failure.to_string()))
     });
-    let order = volume::Reanchor { state, anchor, save };
+    let order = volume::Reanchor { state, anchor, anchor_options, save };
     Ok(volume::reanchor(environment, policy, credential, order, AttachOptions::default())?.block()?)
 }
 

@@ -10,12 +10,12 @@ use serde::Serialize;
 use serde_json::json;
 use volume::policy::{Policy, VERSION};
 
-use super::create::new_anchor;
+use super::create::{new_anchor, shown};
 use crate::cli::service::{Activate, Deactivate, Prepare, TAB, Units};
-use crate::failure::Failure;
-use crate::service::tab::{self, Line};
-use crate::service::{self, MAX_CONFIG, Target};
-use crate::{input, output};
+use daemon::failure::Failure;
+use daemon::{input, output};
+use service::tab::{self, Line};
+use service::{MAX_CONFIG, Target};
 
 pub fn prepare(args: &Prepare) -> Result<(), Failure> {
     input::whole_blocks(args.size)?;
@@ -31,6 +31,7 @@ pub fn prepare(args: &Prepare) -> Result<(), Failure> {
         size: args.size,
         anchor: Some(args.anchor.clone()),
         format_if_blank: true,
+        anchor_options: input::anchor_options(&args.anchor_options.anchor_options)?,
     };
     if args.freshness == volume::format::protections::Freshness::Off {
         return Err(Failure::usage(
@@ -44,12 +45,15 @@ pub fn prepare(args: &Prepare) -> Result<(), Failure> {
             args.policy.display()
         )));
     }
-    let (anchor, made) = new_anchor(&args.anchor)?;
-    service::refuse_claimed(anchor.as_ref())?;
+    let created = new_anchor(&args.anchor, &policy.anchor_options)?;
+    service::refuse_claimed(created.anchor.as_ref())?;
     let saved = input::save_policy(&args.policy, &policy, false);
-    saved.inspect_err(|_| made.iter().for_each(|path| drop(std::fs::remove_file(path))))?;
+    if let (Err(_), Some(undo)) = (&saved, created.undo) {
+        undo();
+    }
+    saved?;
     if args.json {
-        return output::print_json(&json!({ "policy": args.policy, "volume": policy }));
+        return output::print_json(&json!({ "policy": args.policy, "volume": shown(&policy) }));
     }
     output::print(&format!(
         "prepared a volume of {}; `cvmio volume activate` makes it on first use\n  policy  {}\n  anchor  {}\n\
@@ -76,7 +80,7 @@ pub fn activate(args: &Activate) -> Result<(), Failure> {
         (None, None) => return Err(Failure::internal("nothing was named")),
     };
     let target = match args.front_end {
-        Some(front_end) => target.shown_as(front_end)?,
+        Some(front_end) => target.shown_as(front_end.into())?,
         None => target,
     };
     output::print_json(&service::activate(&target, &runtime)?)

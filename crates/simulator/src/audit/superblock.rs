@@ -1,6 +1,6 @@
 //! Superblocks, as they are written.
 
-use store::BLOCK_SIZE;
+use memory::BLOCK_SIZE;
 use volume::format::ad::Tree;
 use volume::format::superblock::{PAYLOAD, Superblock};
 

@@ -4,8 +4,8 @@
 //! and must be there to say so.
 
 use futures::FutureExt;
+use memory::BLOCK_SIZE;
 use seal::slot::{Argon2Params, Credential};
-use store::BLOCK_SIZE;
 
 use super::{CreateOptions, Creating};
 use crate::core::Environment;
@@ -42,6 +42,7 @@ pub fn create_by_policy(
                 shape: Shape::STANDARD,
                 argon2,
                 label: "first".into(),
+                anchor_options: policy.anchor_options.clone(),
             };
             let creating = Creating { environment, options, known: Some(policy.volume), io };
             // Before it is asked what is allowed: a rollback is one under every policy.

@@ -60,17 +60,29 @@ fn policies() -> impl Strategy<Value = Policy> {
     let protections = (suite, any::<bool>(), any::<bool>(), freshness)
         .prop_filter("a legal combination", |&(s, c, i, f)| check_protections(s, c, i, f).is_ok());
     let anchor = prop_oneof![Just(None), "[^\\p{Cc}]{1,40}".prop_map(Some)];
-    (any::<[u8; 16]>(), protections, 1..1_u64 << 34, anchor, any::<bool>()).prop_map(
-        |(volume, (suite, confidentiality, integrity, freshness), blocks, anchor, format_if_blank)| Policy {
-            version: 1,
+    let options = prop::collection::btree_map("\\PC{1,10}", any::<String>(), 0..3);
+    (any::<[u8; 16]>(), protections, 1..1_u64 << 34, anchor, any::<bool>(), options).prop_map(
+        |(
             volume,
-            suite,
-            confidentiality,
-            integrity,
-            freshness,
-            size: blocks * BLOCK_SIZE as u64,
-            anchor: anchor.or((freshness != Freshness::Off).then(|| "file:/a".into())),
+            (suite, confidentiality, integrity, freshness),
+            blocks,
+            anchor,
             format_if_blank,
+            options,
+        )| {
+            let anchor = anchor.or((freshness != Freshness::Off).then(|| "file:/a".into()));
+            Policy {
+                version: 1,
+                volume,
+                suite,
+                confidentiality,
+                integrity,
+                freshness,
+                size: blocks * BLOCK_SIZE as u64,
+                format_if_blank,
+                anchor_options: options.into_iter().filter(|_| anchor.is_some()).collect(),
+                anchor,
+            }
         },
     )
 }
@@ -106,6 +118,16 @@ proptest! {
         };
         prop_assert_eq!(policy.check_header(&header), Ok(()));
     }
+}
+
+#[test]
+fn options_of_the_anchor_are_handed_on_and_never_shown() {
+    let text = format!("{TEXT}\n[anchor-options]\nca-file = \"/ca.pem\"\nsecret = \"s3cret\"\n");
+    let policy = Policy::parse(&text).expect("a valid policy");
+    assert_eq!(policy.anchor_options.get("ca-file"), Some("/ca.pem"));
+    assert_eq!(policy.anchor_options.get("secret"), Some("s3cret"));
+    assert!(!format!("{policy:?}").contains("s3cret"));
+    assert!(syntax(Policy::parse(&format!("{TEXT}\n[anchor-options]\nport = 1\n"))).contains("string"));
 }
 
 #[test]

@@ -360,6 +360,7 @@ fn policies() {
         size: 1 << 30,
         anchor: Some("file:/var/lib/cvmio/ledger.anchor".into()),
         format_if_blank: false,
+        anchor_options: anchor::Options::default(),
     };
     assert_eq!(Policy::parse(&text).as_ref(), Ok(&policy));
     assert_eq!(policy.to_toml(), Ok(text));

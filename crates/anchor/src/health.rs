@@ -1,0 +1,23 @@
+//! How an anchor is.
+
+use std::time::Duration;
+
+/// How an anchor is, for whoever watches it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Health {
+    /// Set while it does not answer.
+    pub away: Option<Away>,
+    /// What else its kind has to tell, by name: the server in use, the writes so far.
+    pub facts: Vec<(&'static str, String)>,
+}
+
+/// An anchor that does not answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Away {
+    /// For how long.
+    pub duration: Duration,
+    /// Attempts that failed meanwhile.
+    pub attempts: u64,
+    /// How the last one failed.
+    pub error: String,
+}

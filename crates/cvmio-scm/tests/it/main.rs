@@ -1,0 +1,6 @@
+//! `cvmio-scm` as programs use it.
+
+mod commands;
+mod fuse;
+mod kill;
+mod support;

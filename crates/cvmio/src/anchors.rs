@@ -1,0 +1,22 @@
+//! The kinds of anchors that this program knows: one line for each.
+
+use anchor::Schemes;
+
+/// Registers them. To be called once, before anything is opened.
+pub fn install() {
+    anchor::install(table());
+}
+
+fn table() -> Schemes {
+    // `file:` is in every table.
+    Schemes::new()
+}
+
+#[cfg(test)]
+mod tests {
+    /// Two of one name would end the program at its start.
+    #[test]
+    fn the_table_is_consistent() {
+        assert!(super::table().all().iter().any(|scheme| scheme.name == "file"));
+    }
+}
