@@ -30,6 +30,10 @@ pub enum Measure {
 
 /// Run again what a run file says, with the same command and the same job file
 #[derive(Args, Debug, Clone)]
+#[command(after_help = "\
+Example: before and after a change
+  cvmio bench again before.json --out after.json
+  cvmio bench compare before.json after.json")]
 pub struct AgainArgs {
     /// The run file
     pub run: PathBuf,
@@ -40,6 +44,9 @@ pub struct AgainArgs {
 
 /// Go on with a run that was interrupted or killed: what it has measured is not measured again
 #[derive(Args, Debug, Clone)]
+#[command(after_help = "\
+Example:
+  cvmio bench resume disk.json")]
 pub struct ResumeArgs {
     /// The run file, which is completed
     pub run: PathBuf,
@@ -84,6 +91,9 @@ pub struct ReportArgs {
 /// With one run file: each target against the baseline, by the pairs of their turns. With two: each target of the second against itself in
 /// the first.
 #[derive(Args, Debug, Clone)]
+#[command(after_help = "\
+Example:
+  cvmio bench compare disk.json")]
 pub struct CompareArgs {
     /// A run file
     pub first: PathBuf,
