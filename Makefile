@@ -3,14 +3,17 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
-BINARY := target/release/cvmio
+BINARY := target/stripped/cvmio
 # What `cvmio bench` and `cvmio demo` start.
 BENCH = $(BINARY)-bench
 
-.PHONY: build static demo test kill-test bench install deb clean packages test-packages
+.PHONY: build static demo check test kill-test bench install deb clean packages test-packages
 
+# What an operator installs, in target/stripped. The same programs with what a debugger needs are in target/release.
 build: packages
 	$(CARGO) build --release
+	install -D -s target/release/cvmio target/stripped/cvmio
+	install -D -s target/release/cvmio-bench target/stripped/cvmio-bench
 
 # The same as one file that needs no library of the machine where it runs: target/static/cvmio. Only the last step of the build differs.
 PROFILE ?= release
@@ -21,6 +24,11 @@ static: packages
 # Puts a volume to work, then attacks it in every way that its host could. Leaves nothing behind.
 demo: build
 	$(SUDO) env HOME="$$HOME" ./$(BINARY) demo
+
+# What to run before each commit, with the tests of one crate.
+CRATE ?= volume
+check: packages
+	./scripts/check $(CRATE)
 
 # Every check; the last line counts them.
 test: test-packages

@@ -5,6 +5,7 @@ mod session;
 pub use session::session;
 
 use anchor::{STAMP_SIZE, Stamp, State};
+use anchor_etcd::message::Content;
 use export::nbd::wire;
 use seal::slot::{AREA_SIZE, KeySlots};
 use volume::format::backup::{self, HeaderBackup};
@@ -23,9 +24,10 @@ use volume::policy::Policy;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them. Each has a file in `fuzz_targets/` and a directory in `seeds/`.
-pub const TARGETS: [Target; 14] = [
+pub const TARGETS: [Target; 15] = [
     ("backup", backup),
     ("entry", entry),
+    ("etcd", etcd),
     ("header", header),
     ("items", items),
     ("nbd", nbd),
@@ -47,6 +49,26 @@ pub fn backup(file: &[u8]) {
     assert!(file.len() >= backup::SIZE || HeaderBackup::decode(file).is_err());
     if let Ok(backup) = HeaderBackup::decode(&whole) {
         assert_eq!(backup.encode()[..], whole);
+    }
+}
+
+/// Any bytes as what a server answers to the etcd anchor: no response, or one within the limits; and its body no answer, or one whose stamp is
+/// laid out again to the byte.
+pub fn etcd(bytes: &[u8]) {
+    use anchor_etcd::{http, message};
+    let body = match http::read_response(&mut &*bytes) {
+        Ok(response) => response.body,
+        Err(_) => bytes.to_vec(),
+    };
+    for read in [message::read_range, message::read_swap] {
+        let Ok(answer) = read(&body, "/a/b") else { continue };
+        assert!(answer.header.cluster != 0 && answer.header.revision != 0);
+        if let Content::Holds(Some(held)) = answer.content {
+            assert_eq!(Stamp::decode(&held.stamp.encode()), Ok(held.stamp));
+        }
+    }
+    if let Ok(refusal) = message::read_refusal(&body) {
+        assert!(refusal.message.chars().count() <= 200 && !refusal.message.chars().any(char::is_control));
     }
 }
 

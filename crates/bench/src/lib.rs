@@ -273,7 +273,7 @@ impl Run<'_> {
 }
 
 fn died() -> Error {
-    Error::new(Kind::Io, "a thread of the load died; this is a defect")
+    Error::new(Kind::Defect, "a thread of the load died; report this as a defect")
 }
 
 /// Waits until what the last turn left to do in the background is done, for a while.

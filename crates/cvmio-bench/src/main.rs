@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 use clap::CommandFactory;
 use daemon::failure::Failure;
+use daemon::output;
+use programs::grammar::Grammar;
 use programs::manual;
 
 use cli::{Cli, Command};
@@ -19,6 +21,7 @@ fn run(cli: Cli) -> Result<(), Failure> {
     match cli.command {
         Command::Bench(command) => bench::run(&command),
         Command::Demo(args) => demo::run(&args),
+        Command::Grammar => output::print_json(&Grammar::of(&Cli::command())),
         Command::Man { directory } => {
             let root = Cli::command().get_name().to_string();
             manual::write(Cli::command(), &directory, |command| command.get_name() != root)

@@ -5,6 +5,7 @@ mod serve;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use scm::geometry::PAGE_SIZES;
 use scm::{Access, Engine, Geometry, Mapping, Medium, Report, claimed_header};
@@ -20,6 +21,9 @@ pub use serve::serve;
 
 /// More than any key file has.
 const KEY_FILE_LIMIT: usize = 64 << 10;
+
+/// How long a VMM may take to notice that its server is gone.
+const VMM_PATIENCE: Duration = Duration::from_secs(5);
 
 fn credential(path: &Path) -> Result<Credential, Failure> {
     let unread = |error| Failure::usage(format!("the key file {}: {error}", path.display()));
@@ -88,6 +92,8 @@ fn open(region: &Path, key_file: &Path) -> Result<(Engine, Arc<Mapping>, Report)
     protect()?;
     let credential = credential(key_file)?;
     let mapping = Arc::new(Mapping::open(region, Access::Exclusive)?);
+    // The VMM of a server that was killed: it lets go as soon as it notices.
+    scm::serve::Server::wait_for_vmm(&mapping, VMM_PATIENCE)?;
     let medium: Arc<dyn Medium> = Arc::clone(&mapping) as Arc<dyn Medium>;
     let bar = Bar::new("looking at");
     let (engine, report) = Engine::open(medium, &credential, random(), &|done, all| bar.show(done, all))

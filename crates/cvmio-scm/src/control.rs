@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use scm::protocol::{self, ClientMessage};
 use scm::{Engine, Status};
 
 use crate::failure::Failure;
 
-const QUESTION: &[u8] = b"status\n";
 /// More than a status has.
 const LIMIT: u64 = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -66,8 +66,9 @@ fn answer(mut stream: &UnixStream, engine: &Engine) -> std::io::Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut question = Vec::new();
-    BufReader::new(stream.take(64)).read_until(b'\n', &mut question)?;
-    if question == QUESTION {
+    BufReader::new(stream.take(LIMIT)).read_until(b'\n', &mut question)?;
+    let asked = protocol::decode(&question, engine.geometry());
+    if asked == Ok(Some(ClientMessage::Status)) {
         stream.write_all(&serde_json::to_vec(&engine.status())?)?;
     }
     Ok(())
@@ -83,7 +84,7 @@ pub fn ask(path: &Path) -> Result<Status, Failure> {
     };
     let mut stream = UnixStream::connect(path).map_err(failed)?;
     stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
-    stream.write_all(QUESTION).map_err(failed)?;
+    stream.write_all(&ClientMessage::Status.encode()).map_err(failed)?;
     let mut answer = Vec::new();
     stream.take(LIMIT).read_to_end(&mut answer).map_err(failed)?;
     serde_json::from_slice(&answer).map_err(|error| {

@@ -9,7 +9,9 @@ pub fn install() {
 
 fn table() -> Schemes {
     // `file:` is in every table.
-    Schemes::new()
+    let mut table = Schemes::new();
+    table.register(anchor_etcd::scheme());
+    table
 }
 
 #[cfg(test)]
@@ -17,6 +19,8 @@ mod tests {
     /// Two of one name would end the program at its start.
     #[test]
     fn the_table_is_consistent() {
-        assert!(super::table().all().iter().any(|scheme| scheme.name == "file"));
+        let table = super::table();
+        let names: Vec<&str> = table.all().iter().map(|scheme| scheme.name).collect();
+        assert!(names.starts_with(&["file", "etcd"]), "{names:?}");
     }
 }

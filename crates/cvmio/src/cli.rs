@@ -67,6 +67,8 @@ Example: a volume on the second disk, as a block device
   cvmio volume attach /dev/vdb --policy /etc/ledger.toml --name ledger --as auto"
     )]
     Volume(Box<VolumeCommand>),
+    #[command(subcommand)]
+    Anchor(Box<anchor::AnchorCommand>),
     #[command(display_order = 90)]
     Completions(manual::Completions),
     #[command(display_order = 91)]

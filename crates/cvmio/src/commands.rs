@@ -1,5 +1,6 @@
 //! What each command does.
 
+pub mod anchor;
 mod attach;
 mod check;
 mod create;

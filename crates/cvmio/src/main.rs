@@ -35,6 +35,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Volume(volume) => commands::volume(*volume),
+        Command::Anchor(command) => commands::anchor::run(&command),
         Command::Completions(args) => {
             commands::manual::completions(&args);
             Ok(())

@@ -138,6 +138,7 @@ fn exit_code(kind: volume::Kind) -> u8 {
         volume::Kind::NoSpace => 9,
         volume::Kind::Locked => 10,
         volume::Kind::Policy => POLICY,
+        volume::Kind::Defect => INTERNAL,
     }
 }
 
@@ -209,6 +210,7 @@ mod tests {
         ];
         let codes: Vec<u8> = kinds.into_iter().map(exit_code).collect();
         assert_eq!(codes, (2..=11).collect::<Vec<u8>>());
+        assert_eq!(exit_code(Kind::Defect), 1);
         for kind in kinds {
             let failure = Failure::from(volume::Error::new(kind, ""));
             assert_eq!(failure.tamper(), Sign::of(kind), "{kind:?}");

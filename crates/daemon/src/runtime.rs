@@ -1,7 +1,7 @@
 //! The directory of the running volumes: where each has its socket, its device and its log.
 //!
-//! `DIR/NAME/` holds `lock` (held by the daemon as long as it lives), `control` (socket), `mnt/` (FUSE), `disk` (link to the device), `loop` (which loop
-//! device was made), `ublk` (what outlives the daemon of a ublk device), `nbd.sock` (NBD) and `log`.
+//! `DIR/NAME/` holds `lock` (held by the daemon as long as it lives), `control` (socket), `mnt/` (FUSE), `disk` (link to the device),
+//! `loop` (which loop device was made), `ublk` (what outlives the daemon of a ublk device), `nbd.sock` (NBD) and `log`.
 
 mod claim;
 mod peer;

@@ -54,7 +54,7 @@ impl Session {
 
     fn stop(&mut self) -> Result<()> {
         self.volume.stop();
-        let defect = |_| Error::new(Kind::Io, "a thread of the volume died; this is a defect");
+        let defect = |_| Error::new(Kind::Defect, "a thread of the volume died; report this as a defect");
         let result = self.maintenance.take().map_or(Ok(()), |thread| thread.join().map_err(defect)?);
         if let Some((stop, ticker)) = self.ticker.take() {
             drop(stop);

@@ -85,6 +85,15 @@ impl Report {
         row("device", self.shown.to_string())?;
         row("store", format!("{} ({})", status.store, bytes(status.store_size)))?;
         row("anchor", status.anchor.clone().unwrap_or_else(|| "none".into()))?;
+        if let Some(away) = &status.anchor_away {
+            let since = duration(Duration::from_secs(away.seconds));
+            let attempts = count(away.attempts);
+            row("ANCHOR AWAY", format!("for {since}, {attempts} attempts: {}", away.error))?;
+        }
+        if !status.anchor_facts.is_empty() {
+            let facts = status.anchor_facts.iter().map(|(name, value)| format!("{name} {value}"));
+            row("", facts.collect::<Vec<_>>().join(", "))?;
+        }
         row("protection", protection(status))?;
         row("sealing", format!("{}, in memory of this process", status.sealing))?;
         row("size", size(status))?;

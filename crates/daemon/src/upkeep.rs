@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use volume::Volume;
 
-use super::Event;
 use super::tamper::Tamper;
+use super::{Event, events};
 use crate::failure::Failure;
 
 /// How often the volume may look at the clock.
 const TICK: Duration = Duration::from_millis(100);
+
+/// Attempts that fail before an anchor counts as away.
+const ATTEMPTS: u64 = 3;
 
 /// The threads of one session.
 pub struct Upkeep {
@@ -93,11 +96,29 @@ fn maintain(
 
 fn tick(volume: Volume, stopping: Arc<AtomicBool>) -> Result<JoinHandle<()>, Failure> {
     spawn("ticker", move || {
+        let mut away = false;
         while !stopping.load(Ordering::SeqCst) {
             std::thread::sleep(TICK);
             volume.tick();
+            away = tell_of_anchor(&volume, away);
         }
     })
+}
+
+/// Tells whoever watches when the anchor goes away, and when it is back.
+fn tell_of_anchor(volume: &Volume, was_away: bool) -> bool {
+    let away = volume.anchor_away();
+    match &away {
+        // One attempt that failed is no news yet: the next one mostly finds another server.
+        Some(now) if !was_away && now.attempts < ATTEMPTS => return false,
+        Some(now) if !was_away => events::tell(&format!(
+            "the anchor is away, and what needs it waits until it is back: {}",
+            now.error
+        )),
+        None if was_away => events::tell("the anchor is back"),
+        _ => {}
+    }
+    away.is_some()
 }
 
 fn spawn<T: Send + 'static>(

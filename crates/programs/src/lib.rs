@@ -3,6 +3,7 @@
 
 pub mod answer;
 pub mod find;
+pub mod grammar;
 pub mod manual;
 
 use std::ffi::OsString;

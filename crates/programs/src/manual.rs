@@ -11,11 +11,16 @@ use clap_mangen::roff::{Roff, roman};
 use daemon::failure::Failure;
 
 /// Prints the completions of a shell for a program.
-pub fn completions(mut grammar: Command, shell: Shell) {
+pub fn completions(grammar: Command, shell: Shell) {
+    // That nobody reads it is no failure.
+    let _ = std::io::stdout().write_all(completed(grammar, shell).as_bytes());
+}
+
+/// The completions of a shell for a program.
+pub fn completed(mut grammar: Command, shell: Shell) -> String {
     let (mut text, name) = (Vec::new(), grammar.get_name().to_string());
     clap_complete::generate(shell, &mut grammar, name, &mut text);
-    // That nobody reads it is no failure.
-    let _ = std::io::stdout().write_all(&text);
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// Writes the manual pages of a program's commands into `directory`, one for each that `wanted` says yes to.

@@ -5,10 +5,12 @@
 //!
 //! * [`create`] makes a region, [`Engine`] serves one, [`check`] looks at one.
 //! * [`Medium`] is the memory: [`Mapping`] a mapped file.
+//! * [`serve::Server`] gives its pages to a VMM by userfaultfd, and [`client`] is the VMM's side.
 //!
 //! The adversary reads and writes the medium while nothing runs; the machine that runs this is trusted.
 
 pub mod check;
+pub mod client;
 mod create;
 pub mod engine;
 pub mod entry;
@@ -21,10 +23,13 @@ mod mapping;
 pub mod medium;
 pub mod mutation;
 pub mod progress;
+pub mod protocol;
 mod recovery;
 mod root;
+pub mod serve;
 pub mod stats;
 pub mod transition;
+mod uffd;
 mod unlock;
 
 pub use create::create;

@@ -1,7 +1,7 @@
 //! `/etc/cvmiotab`: the volumes of this machine, one a line, like crypttab(5).
 //!
-//! `name store policy key options`, apart by blanks. The key is `key-file:/PATH` or `passphrase-file:/PATH`; the options are apart by commas, `-` for none. Lines
-//! that begin with `#` are comments. A path with a blank or, in an option, a comma cannot be written.
+//! `name store policy key options`, apart by blanks. The key is `key-file:/PATH` or `passphrase-file:/PATH`; the options are apart by
+//! commas, `-` for none. Lines that begin with `#` are comments. A path with a blank or, in an option, a comma cannot be written.
 //!
 //! A line with the option `initramfs` is for the boot script there, which knows no other option but `on-tamper`; its key may be `ask`.
 

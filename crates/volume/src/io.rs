@@ -111,7 +111,7 @@ impl Io {
         ended.result?;
         ended.buffer.ok_or_else(|| {
             crate::error::Error::new(
-                crate::error::Kind::Io,
+                crate::error::Kind::Defect,
                 "the store kept a read's buffer; report this as a defect",
             )
         })

@@ -138,6 +138,11 @@ impl Journal {
         items_per_record(geometry.segment_blocks - self.block) + next
     }
 
+    /// Items for which this segment has room.
+    pub(crate) fn rest(&self, geometry: &Geometry) -> usize {
+        items_per_record(geometry.segment_blocks - self.block)
+    }
+
     /// Items for which there is room before a checkpoint frees segments. To go on in the next one takes a free one, and one stays free.
     pub(crate) fn capacity(&self, geometry: &Geometry) -> usize {
         let segment = items_per_record(geometry.segment_blocks);

@@ -1,9 +1,12 @@
 //! `serve`: a region for a VMM, until it is told to stop.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use export::fuse::{Mount, Options};
+use scm::serve::{Limits, Server};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -18,7 +21,7 @@ pub fn serve(args: &Serve) -> Result<(), Failure> {
         .map_err(|error| Failure::io(format!("signals cannot be handled: {error}")))?;
     match args.mode {
         Mode::Fuse => serve_fuse(args, signals),
-        Mode::Userfaultfd => Err(Failure::usage("`--mode userfaultfd` is not in this version")),
+        Mode::Userfaultfd => serve_userfaultfd(args, signals),
     }
 }
 
@@ -51,6 +54,38 @@ fn serve_fuse(args: &Serve, mut signals: Signals) -> Result<(), Failure> {
     // It has nothing to return, and a panic in it has been told.
     let _ = stopper.join();
     engine.stop()?;
+    served?;
+    println!("stopped: every page is encrypted");
+    Ok(())
+}
+
+fn serve_userfaultfd(args: &Serve, mut signals: Signals) -> Result<(), Failure> {
+    let socket = args.socket.as_deref().ok_or_else(|| Failure::usage("`--socket` is missing"))?;
+    let (engine, mapping, report) = open(&args.region, &args.key_file)?;
+    say(&report);
+    let limits = Limits {
+        open_pages: args.open_limit / engine.geometry().page_size(),
+        idle: Duration::from_millis(args.idle_ms),
+    };
+    let server = Server::new(Arc::new(engine), mapping, limits)?;
+    let listener = control::listen(socket)?;
+    println!("ready: {}", socket.display());
+    let stop = Arc::new(AtomicBool::new(false));
+    let handle = signals.handle();
+    let stopper = {
+        let stop = Arc::clone(&stop);
+        thread::spawn(move || {
+            if signals.forever().next().is_some() {
+                stop.store(true, Ordering::Relaxed);
+            }
+        })
+    };
+    let served = server.run(&listener, &stop);
+    handle.close();
+    // It has nothing to return, and a panic in it has been told.
+    let _ = stopper.join();
+    // Whoever finds it gone waits for the next server.
+    let _ = std::fs::remove_file(socket);
     served?;
     println!("stopped: every page is encrypted");
     Ok(())

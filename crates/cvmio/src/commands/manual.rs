@@ -4,6 +4,7 @@ use std::process::Command;
 
 use clap::CommandFactory;
 use daemon::failure::Failure;
+use daemon::output;
 use programs::manual;
 
 use crate::cli::Cli;
@@ -11,21 +12,21 @@ use crate::cli::manual::{Completions, Manual};
 use crate::others;
 
 pub fn completions(args: &Completions) {
-    manual::completions(others::listed(Cli::command()), args.shell);
+    manual::completions(others::spelled_out(Cli::command()), args.shell);
 }
 
 /// Writes this program's pages, and has each other program that is installed write its own.
 pub fn manual(args: &Manual) -> Result<(), Failure> {
     let directory = &args.directory;
     manual::write(others::listed(Cli::command()), directory, |command| !others::is_one(command))?;
-    others::each(|program| {
-        let failed =
-            |why: String| Failure::io(format!("{} writes no manual pages: {why}", program.display()));
-        let ran = Command::new(program).arg("man").arg(directory).output();
-        let ran = ran.map_err(|error| failed(error.to_string()))?;
-        match ran.status.success() {
-            true => Ok(()),
-            false => Err(failed(String::from_utf8_lossy(&ran.stderr).trim().into())),
+    for program in others::installed() {
+        let without =
+            |why: &str| output::warning(&format!("{} writes no manual pages: {why}", program.display()));
+        match Command::new(&program).arg("man").arg(directory).output() {
+            Ok(ran) if ran.status.success() => {}
+            Ok(ran) => without(String::from_utf8_lossy(&ran.stderr).trim()),
+            Err(error) => without(&error.to_string()),
         }
-    })
+    }
+    Ok(())
 }

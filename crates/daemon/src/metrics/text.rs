@@ -101,6 +101,8 @@ fn volume(page: &mut Page, status: &Status) {
         store_size,
         store,
         anchor,
+        anchor_away,
+        anchor_facts: _,
         generation,
         anchored_generation,
         claims,
@@ -170,6 +172,12 @@ fn volume(page: &mut Page, status: &Status) {
     page.gauge("generation", "Number of the last journal record.", generation);
     if let Some(anchored) = anchored_generation {
         page.gauge("anchored_generation", "Number of the last journal record that is anchored.", anchored);
+    }
+    if anchor.is_some() {
+        let away = anchor_away.as_ref();
+        page.gauge("anchor_away", "1 while the anchor does not answer.", u8::from(away.is_some()));
+        let since = "For how long it has not answered.";
+        page.gauge("anchor_away_seconds", since, away.map_or(0, |away| away.seconds));
     }
     page.counter("claims_total", "How often the volume was ever claimed.", claims);
     page.counter("commits_total", "Commits since the volume was attached.", commits);

@@ -7,3 +7,4 @@ mod crash_medium;
 mod files;
 mod kill;
 mod mutants;
+mod userfault;
