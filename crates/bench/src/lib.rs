@@ -81,19 +81,33 @@ pub enum BenchCommand {
     Nbd(nbd::NbdArgs),
     Upkeep(upkeep::UpkeepArgs),
     Attach(attach::AttachArgs),
+    #[command(flatten)]
+    Programs(measure::commands::Measure),
 }
 
 /// Runs a benchmark.
 ///
 /// # Errors
-/// See [`run_volume`], [`nbd::run`], [`upkeep::run`] and [`attach::run`].
+/// See [`run_volume`], [`nbd::run`], [`upkeep::run`], [`attach::run`] and [`measure::commands::run`].
 pub fn run(command: &BenchCommand) -> std::result::Result<(), Failure> {
     match command {
         BenchCommand::Volume(args) => Ok(run_volume(args)?),
         BenchCommand::Nbd(args) => nbd::run(args),
         BenchCommand::Upkeep(args) => Ok(upkeep::run(args)?),
         BenchCommand::Attach(args) => attach::run(args),
+        BenchCommand::Programs(command) => with_programs(command),
     }
+}
+
+/// Measures with real programs, or shows what came out.
+fn with_programs(command: &measure::commands::Measure) -> std::result::Result<(), Failure> {
+    // A run file has the words, so that the same can be run again.
+    let words = std::env::args().skip_while(|word| word != "bench").skip(1).collect();
+    let cvmio = programs::find::find("cvmio").unwrap_or_else(|| "cvmio".into());
+    measure::commands::run(command, words, cvmio).map_err(|error| match error.kind() {
+        measure::error::Kind::Usage | measure::error::Kind::Interrupted => Failure::usage(error),
+        measure::error::Kind::Io => Failure::io(error),
+    })
 }
 
 /// A volume against the bare store under it

@@ -16,7 +16,7 @@ pub struct Cli {
 pub enum Command {
     /// Measure what protection costs on this machine
     #[command(subcommand, after_help = "Example:\n  cvmio bench volume --dir /srv --size 4096")]
-    Bench(bench::BenchCommand),
+    Bench(Box<bench::BenchCommand>),
     Demo(demo::DemoArgs),
     /// Prints the grammar of these commands in JSON, for the completions of `cvmio`
     #[command(hide = true)]
