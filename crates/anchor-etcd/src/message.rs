@@ -81,7 +81,7 @@ fn encode(bytes: &[u8]) -> String {
     Base64::encode_string(bytes)
 }
 
-/// Reads the answer to [`range`].
+/// Reads the answer to a range.
 ///
 /// # Errors
 /// See [`Unexpected`].
@@ -90,7 +90,7 @@ pub fn read_range(body: &[u8], key: &str) -> Result<Answer, Unexpected> {
     Ok(Answer { header: answer.header()?, content: Content::Holds(only(answer.kvs, key)?) })
 }
 
-/// Reads the answer to [`swap`].
+/// Reads the answer to a transaction that swaps.
 ///
 /// # Errors
 /// See [`Unexpected`].

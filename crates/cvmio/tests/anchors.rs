@@ -125,9 +125,9 @@ fn a_session_waits_for_its_anchor_and_says_so_or_ends_when_it_is_told() {
 
     let session = Session::attach_with(&desk, "--anchor-timeout 500ms");
     let file = File::options().write(true).open(&session.file).unwrap();
-    file.write_all_at(&[8; 4096], 0).unwrap();
     cluster.kill(0);
     cluster.kill(2);
+    file.write_all_at(&[8; 4096], 0).unwrap();
     assert!(file.sync_data().is_err(), "it has waited for long enough");
     let status = json(&desk, "volume status disk --json");
     let failure = status["volume"]["failure"].as_str().expect("it failed").to_owned();
