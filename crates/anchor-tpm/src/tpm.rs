@@ -37,7 +37,6 @@ pub struct Tpm {
     place: Place,
     /// The key that sessions are salted to. `None`: that of whichever TPM answers, to find out which it is.
     expected: Option<KeyDigest>,
-    open: Box<dyn Fn(&Place) -> Result<Box<dyn Transport>, Error> + Send>,
     transport: Option<Box<dyn Transport>>,
     session: Option<Session>,
     /// A session that can't be used any more, and may still be loaded.
@@ -63,14 +62,7 @@ impl Tpm {
     /// The TPM at `place`. Nothing is opened yet.
     #[must_use]
     pub fn new(place: Place, expected: Option<KeyDigest>) -> Tpm {
-        Tpm {
-            place,
-            expected,
-            open: Box::new(transport::open),
-            transport: None,
-            session: None,
-            abandoned: None,
-        }
+        Tpm { place, expected, transport: None, session: None, abandoned: None }
     }
 
     /// Where it is.
@@ -350,7 +342,7 @@ impl Tpm {
         for attempt in 0.. {
             let transport = match &mut self.transport {
                 Some(transport) => transport,
-                None => self.transport.insert((self.open)(&self.place)?),
+                None => self.transport.insert(transport::open(&self.place)?),
             };
             let answer = match transport.transact(bytes) {
                 Ok(answer) => answer,
