@@ -8,15 +8,15 @@ use tidy::{crates, read, root, sources};
 /// it in this list. A new crate gets a line, and a new arrow a reason in a decision record.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("memory", &[]),
-    ("ring", &[]),
+    ("uring", &[]),
     ("anchor", &[]),
     ("anchor-etcd", &["anchor"]),
     ("seal", &["memory"]),
     ("anchor-tpm", &["anchor", "seal"]),
-    ("store", &["memory", "ring"]),
+    ("store", &["memory", "uring"]),
     ("volume", &["anchor", "memory", "seal", "store"]),
     ("testkit", &["anchor", "memory", "seal", "store", "volume"]),
-    ("export", &["memory", "ring", "seal", "store", "volume"]),
+    ("export", &["memory", "uring", "seal", "store", "volume"]),
     ("simulator", &["anchor", "memory", "seal", "store", "testkit", "volume"]),
     ("daemon", &["anchor", "export", "memory", "seal", "store", "volume"]),
     ("service", &["anchor", "daemon", "memory", "seal", "store", "volume"]),
