@@ -29,6 +29,7 @@ use crate::failure::Failure;
 const GENERATOR: &str = "cvmio-generator";
 
 fn main() -> ExitCode {
+    system::keep_to_errors();
     let words: Vec<OsString> = std::env::args_os().collect();
     let is_generator =
         words.first().and_then(|name| Path::new(name).file_name()).is_some_and(|name| name == GENERATOR);
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
 }
 
 fn end(done: Result<(), Failure>, json: bool) -> ExitCode {
+    let done = done.and_then(|()| output::unprinted().map_or(Ok(()), Err));
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

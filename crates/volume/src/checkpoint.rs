@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use futures::future::select;
+use futures::future::{Either, select};
 
 use crate::commit::{Committed, Want};
 use crate::core::Core;
@@ -47,7 +47,14 @@ impl Core {
     /// Runs until the session is stopped and everything is put away, or something fails for good.
     pub(crate) async fn maintain(self: Arc<Self>, io: Io) -> Result<()> {
         let ending = Ending(&self);
-        let result = self.maintenance_loop(&io).await;
+        let result = {
+            // Given up when the other ends, which waits for it where that matters.
+            let discards = std::pin::pin!(self.discard_loop(&io));
+            match select(std::pin::pin!(self.maintenance_loop(&io)), discards).await {
+                Either::Left((result, _)) => result,
+                Either::Right(((), _)) => Err(Self::stopped()),
+            }
+        };
         if let Err(error) = &result {
             self.stop(error);
         }
@@ -90,6 +97,8 @@ impl Core {
                     let anchor = self.anchor_is_due();
                     self.commit(io, Want { data: true, anchor, urgent: true, ..Want::default() }).await?;
                 }
+            } else if self.discards_are_due() {
+                self.reserve_to_discard(io).await?;
             } else if let Some(ended) = self.space.waits_for_writes(DATA_UNITS) {
                 select(listener, ended).await;
             } else {
@@ -167,6 +176,7 @@ impl Core {
             self.space.take_over();
             self.commit.take_over(&self.geometry);
         }
+        self.ask_node_room();
         self.counters.checkpoints.add(1);
         self.pace.end();
         // In this order: whoever asks for a checkpoint in between gets one too many, and not one that began before.
@@ -303,6 +313,7 @@ impl Core {
     /// The clean end: a checkpoint, and a stamp that says that nobody has the volume.
     async fn release(&self, io: &Io) -> Result<()> {
         self.last_landed().await?;
+        self.discards_ended().await;
         // What was not committed of a transaction is not the owner's will; it is left to be forgotten.
         let data = !self.is_transactional();
         if data {

@@ -87,6 +87,9 @@ impl std::error::Error for Error {}
 
 impl From<store::Error> for Error {
     fn from(error: store::Error) -> Self {
+        if error.kind == store::ErrorKind::NoSpace && error.operation == "write" {
+            return Self::new(Kind::NoSpace, format!("{error}; make room where it lies, and writes go on"));
+        }
         Self::new(Kind::Io, error.to_string())
     }
 }

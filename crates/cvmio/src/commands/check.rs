@@ -12,8 +12,8 @@ use super::offline::{self, Opened};
 use crate::cli::Check;
 use crate::daemon::control::Request;
 use crate::failure::Failure;
+use crate::output;
 use crate::runtime::Place;
-use crate::{input, output};
 
 /// How often it is seen how far a check has come.
 const GLANCE: Duration = Duration::from_millis(20);
@@ -22,21 +22,11 @@ const GLANCE: Duration = Duration::from_millis(20);
 pub const THREADS: usize = 16;
 
 pub fn run(args: &Check) -> Result<(), Failure> {
-    let report = match attached(args)? {
+    let report = match offline::running(&args.offline.store, &args.runtime)? {
         Some(place) => by_daemon(&place)?,
         None => offline(args)?,
     };
     show(args, &report)
-}
-
-/// The place of a volume of this name, unless there is a store of this name.
-fn attached(args: &Check) -> Result<Option<Place>, Failure> {
-    let store = &args.offline.store;
-    let name = store.to_str().and_then(|name| input::parse_name(name).ok());
-    match name {
-        Some(name) if !store.exists() => Ok(Some(Place::new(&args.runtime.directory()?, &name))),
-        _ => Ok(None),
-    }
 }
 
 /// Lets the daemon check, and shows how far it has come.

@@ -17,7 +17,7 @@ use super::Target;
 use super::target::parse_front_end;
 use crate::daemon::tamper::OnTamper;
 use crate::failure::Failure;
-use crate::input::{parse_duration, parse_name, parse_size};
+use crate::input::{parse_duration, parse_name, parse_size, parse_switch};
 
 /// Most bytes of a table.
 const MAX_TAB: u64 = 1 << 20;
@@ -25,10 +25,11 @@ const MAX_TAB: u64 = 1 << 20;
 const TYPING_ERRORS: usize = 2;
 
 /// All that may stand in the last field.
-const OPTIONS: [&str; 18] = [
+const OPTIONS: [&str; 19] = [
     "as",
     "block-cache",
     "buffered",
+    "discard",
     "fs",
     "initramfs",
     "interval",
@@ -109,7 +110,9 @@ pub fn read(path: &Path) -> Result<Vec<Line>, Failure> {
     if bytes.len() as u64 > MAX_TAB {
         return Err(Failure::usage(format!("the table {} is longer than {MAX_TAB} bytes", path.display())));
     }
-    let lines = text_of(&bytes).and_then(parse);
+    // Some editors begin a text with a mark of the order of its bytes (UTF-8: RFC 3629, section 6).
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+    let lines = text_of(bytes).and_then(parse);
     lines.map_err(|error| Failure::usage(format!("{}:{error}", path.display())))
 }
 
@@ -316,6 +319,7 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
         }
         ("memory", Some(value)) => target.memory = typed(value, parse_size)?,
         ("block-cache", Some(value)) => target.block_cache = typed(value, parse_size)?,
+        ("discard", Some(value)) => target.discard = Some(typed(value, parse_switch)?),
         ("interval", Some(value)) => target.interval = typed(value, parse_duration)?,
         ("queues", Some(value)) => {
             let number = |text: &str| text.parse().ok().filter(|number| (1..=64).contains(number));

@@ -15,7 +15,7 @@ use crate::daemon::front::{Show, Shown};
 use crate::daemon::metrics::Address;
 use crate::daemon::tamper::{OnTamper, Orders};
 use crate::failure::Failure;
-use crate::input::{parse_duration, parse_name, parse_size};
+use crate::input::{parse_duration, parse_name, parse_size, parse_switch};
 
 /// A volume, and how it is to be there.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -52,6 +52,9 @@ pub struct Target {
     /// As `attach --block-cache`.
     #[serde(default, deserialize_with = "size")]
     pub block_cache: u64,
+    /// As `attach --discard`.
+    #[serde(default, deserialize_with = "switch")]
+    pub discard: Option<bool>,
     /// As `attach --queues`.
     #[serde(default = "queues")]
     pub queues: u8,
@@ -97,6 +100,10 @@ fn size<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     parse_size(&String::deserialize(from)?).map_err(serde::de::Error::custom)
 }
 
+fn switch<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<bool>, D::Error> {
+    parse_switch(&String::deserialize(from)?).map(Some).map_err(serde::de::Error::custom)
+}
+
 fn time<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     parse_duration(&String::deserialize(from)?).map_err(serde::de::Error::custom)
 }
@@ -134,6 +141,7 @@ impl Target {
             provision: full(),
             memory: memory(),
             block_cache: 0,
+            discard: None,
             queues: queues(),
             interval: interval(),
             buffered: false,
@@ -283,10 +291,10 @@ mod tests {
         let mut wanted = Target::new("ledger", Path::new("/dev/vdb"), Path::new("/etc/p"));
         wanted.key_file = Some("/k".into());
         assert_eq!(target, wanted);
-        let more = r#""fs": "ext4", "mountpoint": "/srv", "memory": "64M", "block-cache": "1G", "interval": "2s", "metrics": "unix:/m", "provision": "thin""#;
+        let more = r#""fs": "ext4", "mountpoint": "/srv", "memory": "64M", "block-cache": "1G", "discard": "off", "interval": "2s", "metrics": "unix:/m", "provision": "thin""#;
         let target = Target::parse(&format!("{{ {LEAST}, {more} }}")).unwrap();
         assert_eq!((target.fs, target.needs_loop(), target.memory), (Some(FileSystem::Ext4), true, 64 << 20));
-        assert_eq!(target.block_cache, 1 << 30);
+        assert_eq!((target.block_cache, target.discard), (1 << 30, Some(false)));
         for (name, front_end) in [
             ("fuse", FrontEnd::Fuse),
             ("nbd", FrontEnd::Nbd),
