@@ -21,7 +21,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 
-use daemon::input::{parse_duration, parse_name, parse_size};
+use daemon::input::{parse_duration, parse_name, parse_size, parse_switch};
 pub use runtime::RuntimeArgs;
 
 const AFTER_HELP: &str = "\
@@ -267,6 +267,9 @@ pub struct Attach {
     /// if this is not said
     #[arg(long, value_name = "MEMORY", value_parser = parse_size)]
     pub block_cache: Option<u64>,
+    /// Give what is free back to STORE, in the background: on or off [default: on for a thin volume, off for a full one]
+    #[arg(long, value_name = "on|off", value_parser = parse_switch)]
+    pub discard: Option<bool>,
     /// Threads that seal and open blocks
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub queues: u8,

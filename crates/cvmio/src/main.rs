@@ -19,6 +19,7 @@ use crate::cli::{Cli, Command};
 const GENERATOR: &str = "cvmio-generator";
 
 fn main() -> ExitCode {
+    daemon::system::keep_to_errors();
     anchors::install();
     let words: Vec<OsString> = std::env::args_os().collect();
     let is_generator =

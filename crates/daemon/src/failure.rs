@@ -18,6 +18,9 @@ pub struct Failure {
     /// What was printed for a program says so already.
     #[serde(skip)]
     told: bool,
+    /// A daemon is there and does not answer.
+    #[serde(skip)]
+    silent: bool,
 }
 
 /// What a program is told instead of each exit code; the README says what to do.
@@ -44,7 +47,7 @@ const POLICY: u8 = 11;
 
 impl Failure {
     fn new(code: u8, message: impl fmt::Display) -> Self {
-        Self { code, message: message.to_string(), in_use: false, told: false }
+        Self { code, message: message.to_string(), in_use: false, told: false, silent: false }
     }
 
     /// A defect of this program.
@@ -60,6 +63,16 @@ impl Failure {
     /// Something that this needs does not work.
     pub fn io(message: impl fmt::Display) -> Self {
         Self::new(IO, message)
+    }
+
+    /// A daemon is there and does not answer.
+    pub fn silent(message: impl fmt::Display) -> Self {
+        Self { silent: true, ..Self::new(IO, message) }
+    }
+
+    /// Whether a daemon is there and does not answer.
+    pub fn is_silent(&self) -> bool {
+        self.silent
     }
 
     /// The policy is missing or no policy.
@@ -165,7 +178,6 @@ impl From<store::Error> for Failure {
             | Kind::Unsupported
             | Kind::PermissionDenied
             | Kind::ReadOnly
-            | Kind::UnevenSize
             | Kind::TooSmall => USAGE,
             _ => IO,
         };

@@ -51,6 +51,7 @@ impl Ground {
     /// When one of them cannot be had.
     pub fn new(order: &Order) -> Result<Self, Failure> {
         system::check_block_cache(order.block_cache)?;
+        system::check_memory(order.memory)?;
         let policy = order.policy.clone();
         let read_only = order.reading.is_some();
         let (store, anchor) = if read_only {
@@ -63,6 +64,7 @@ impl Ground {
         let options = AttachOptions {
             memory: order.memory,
             block_cache: order.block_cache,
+            discard: order.discard,
             window: Window { time: order.interval, ..Window::default() },
             reading: order.reading.unwrap_or_default(),
             ..AttachOptions::default()
@@ -118,6 +120,7 @@ impl Ground {
         credential: &Credential,
         logical_blocks: Option<u64>,
     ) -> Result<Grown, Failure> {
+        input::check_policy_can_follow(&self.policy_file)?;
         let (environment, policy) = (self.environment.clone(), self.policy.clone());
         let (credential, enlarge) = (input::copy(credential), self.enlarge());
         let job =

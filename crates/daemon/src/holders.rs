@@ -61,6 +61,14 @@ pub fn of_block_device(device: &Path) -> Vec<String> {
             .map(|swap| format!("{swap} is swap")),
     );
     users.extend(mounts_anywhere(&devices));
+    // A file system of several devices names one of them only in the tables of mounts.
+    let devices_of = names(PathBuf::from("/sys/fs/btrfs")).flat_map(|id| {
+        names(Path::new("/sys/fs/btrfs").join(&id).join("devices")).map(move |device| (id.clone(), device))
+    });
+    users.extend(devices_of.filter_map(|(id, device)| {
+        let found = devices.iter().find(|known| known.file_name() == Some(&device))?;
+        Some(format!("btrfs {} has {}", id.display(), found.display()))
+    }));
     with_processes(users, &devices)
 }
 

@@ -2,14 +2,17 @@
 
 mod anchor;
 mod credential;
+mod distinct;
 mod file;
 mod policy;
 
 pub use anchor::anchor_options;
-pub use credential::{Origin, Source, copy, from_pipe, load, to_pipe};
+pub use credential::{Origin, Source, copy, from_pipe, load, take_stdin, to_pipe};
+pub use distinct::{anchor_file, refuse_same};
 pub use file::{check_directory, new_file, sync_directory, unwritten};
 pub use policy::{
-    already_there, check_new_policy, default_policy, read_policy, save_policy, save_when_grown, unfinished,
+    already_there, check_new_policy, check_policy_can_follow, default_policy, read_policy, save_policy,
+    save_when_grown, unfinished,
 };
 
 use std::time::Duration;
@@ -64,6 +67,15 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     };
     let number: u64 = digits.parse().map_err(|_| wrong())?;
     number.checked_mul(factor).filter(|&ms| ms > 0).map(Duration::from_millis).ok_or_else(wrong)
+}
+
+/// `on` or `off`.
+pub fn parse_switch(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(format!("`{text}` is neither `on` nor `off`")),
+    }
 }
 
 /// A name that is safe as a directory's and readable in a list.

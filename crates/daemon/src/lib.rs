@@ -39,7 +39,9 @@ use std::time::Duration;
 use rustix::io::Errno;
 use seal::slot::Credential;
 use serde::{Deserialize, Serialize};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{
+    SIGALRM, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM, SIGXCPU,
+};
 use volume::policy::Policy;
 use volume::{Reading, Volume};
 
@@ -69,6 +71,8 @@ pub struct Order {
     pub memory: u64,
     /// Bytes in addition for blocks that were read or written; 0 for none.
     pub block_cache: u64,
+    /// Whether free space goes back to the store; `None`: for thin volumes.
+    pub discard: Option<bool>,
     /// Threads that seal and open blocks.
     pub queues: u8,
     /// The front end.
@@ -134,6 +138,8 @@ struct Asker {
 
 /// How long a signal leaves those who use the device to let go of it.
 const GRACE: Duration = Duration::from_secs(10);
+/// How often it is noted that the process is alive.
+const PULSE: Duration = Duration::from_secs(1);
 
 /// Attaches and serves until told to stop. `announce` is called when the device is usable; if it fails, nobody waits for the
 /// volume any more.
@@ -186,7 +192,7 @@ pub fn run(
     };
     let service = Arc::new(service);
     let _metrics = metrics.map(|metrics| measure(metrics, &service, &ready)).transpose()?;
-    answer(listener, &service, &ready, sender)?;
+    answer(listener, claim.place().clone(), &service, &ready, sender)?;
     let told = announce(&ready);
     service.settle(told.is_ok());
     if let Err(error) = &told {
@@ -217,7 +223,13 @@ fn attach(order: &Order, credential: Credential) -> Result<(Volume, Ground), Fai
 
 fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
     let fail = |error| Failure::io(format!("signals cannot be watched: {error}"));
-    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(fail)?;
+    // The last two would end it as well, and with nothing put away: a limit on its time (`ulimit -t`), and Ctrl-\.
+    let ends = [SIGTERM, SIGINT, SIGHUP, SIGXCPU, SIGQUIT];
+    let mut signals = signal_hook::iterator::Signals::new(ends).map_err(fail)?;
+    // Nor should those end it that mean nothing to it.
+    for ignored in [SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF] {
+        signal_hook::flag::register(ignored, Arc::default()).map_err(fail)?;
+    }
     let watch = move || signals.forever().take_while(|_| events.send(Event::Signal).is_ok()).for_each(drop);
     std::thread::Builder::new().name("signals".into()).spawn(watch).map_err(fail)?;
     Ok(())
@@ -226,12 +238,21 @@ fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
 /// Starts answering on the control socket.
 fn answer(
     listener: std::os::unix::net::UnixListener,
+    place: Place,
     service: &Arc<Service>,
     ready: &Ready,
     events: Sender<Event>,
 ) -> Result<(), Failure> {
     let (service, ready) = (Arc::clone(service), ready.clone());
     let events = std::sync::Mutex::new(events);
+    let pulse = std::thread::Builder::new().name("pulse".into());
+    // Ends with the place, or the process.
+    let beat = move || {
+        while place.beat().is_ok() {
+            std::thread::sleep(PULSE)
+        }
+    };
+    pulse.spawn(beat).map_err(|error| Failure::io(format!("no thread can be started: {error}")))?;
     let answer = move |request, credentials, send: &mut dyn FnMut(Reply)| match request {
         Request::Status => send(reply(service.report(&ready).and_then(|report| {
             let text = report.text();

@@ -1,6 +1,7 @@
 //! Words for people, JSON for programs.
 
-use std::io::{IsTerminal, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
@@ -18,10 +19,26 @@ pub fn warning(message: &str) {
     let _ = writeln!(std::io::stderr(), "cvmio: warning: {message}");
 }
 
-/// Prints a result. That nobody reads it is no failure.
+/// Why a result could not be printed.
+static UNPRINTED: Mutex<Option<String>> = Mutex::new(None);
+
+/// Prints a result. That nobody reads it is no failure; that it cannot be written is one, see [`unprinted`].
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush());
+    let closed = || std::io::Error::other("it is closed");
+    let open = if crate::system::stdout_is_closed() { Err(closed()) } else { Ok(()) };
+    let written = open.and_then(|()| writeln!(out, "{}", text.trim_end())).and_then(|()| out.flush());
+    if let Err(error) = written
+        && error.kind() != ErrorKind::BrokenPipe
+    {
+        UNPRINTED.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error.to_string());
+    }
+}
+
+/// Why something that this process printed did not arrive.
+pub fn unprinted() -> Option<Failure> {
+    let why = UNPRINTED.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+    Some(Failure::io(format!("it is done, but the result could not be written to standard output: {why}")))
 }
 
 /// Prints a result as JSON.

@@ -69,6 +69,11 @@ impl Place {
         self.0.join("control")
     }
 
+    /// Whether a volume of this name is attached, or was and its daemon has left something.
+    pub fn exists(&self) -> bool {
+        self.0.is_dir()
+    }
+
     /// The volume's name.
     pub fn name(&self) -> String {
         self.0.file_name().unwrap_or_default().to_string_lossy().into_owned()
@@ -115,6 +120,11 @@ impl Place {
     pub fn detach(&self) -> Result<(), Failure> {
         let mut stream = self.connect()?;
         let peer = self.peer(&stream)?;
+        // On a connection of its own: who does not answer this does not answer the other.
+        self.ask_soon(&Request::Status).or_else(|failure| match failure.is_silent() {
+            true => Err(failure),
+            false => Ok(Value::Null),
+        })?;
         let answer = self.talk(&mut stream, &Request::Detach, &[], None);
         // It gives up its name before it answers, also where the volume could not be put away cleanly.
         if answer.is_err() && self.is_taken() {
@@ -147,7 +157,28 @@ impl Place {
         credentials: &[Credential],
         patience: Option<Duration>,
     ) -> Result<Value, Failure> {
+        if patience.is_none() {
+            // What takes its time is asked only of one that answers at all.
+            self.ask_soon(&Request::Status)?;
+        }
         self.answered(self.talk(&mut self.connect()?, request, credentials, patience)?)
+    }
+
+    /// What is known of a daemon that does not answer: its process, whether that was stopped, and since when nothing was heard of it.
+    pub fn silent(&self) -> Option<Silent> {
+        let stream = UnixStream::connect(self.control()).ok()?;
+        let process = Peer::of(&stream).ok()?.process();
+        let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        // Its third field, behind the name in parentheses (proc_pid_stat(5)).
+        let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        let heard = fs::metadata(self.0.join("lock")).and_then(|lock| lock.modified()).ok();
+        let seconds = heard.and_then(|at| at.elapsed().ok()).map_or(0, |time| time.as_secs());
+        Some(Silent { process, stopped: matches!(state, Some('T' | 't')), seconds })
+    }
+
+    /// Notes that the daemon is alive. For the daemon.
+    pub fn beat(&self) -> std::io::Result<()> {
+        fs::File::options().write(true).open(self.0.join("lock"))?.set_modified(std::time::SystemTime::now())
     }
 
     fn connect(&self) -> Result<UnixStream, Failure> {
@@ -165,6 +196,18 @@ impl Place {
             )),
             _ => Failure::usage(format!("no volume is attached as {name}; see `cvmio volume list`")),
         }
+    }
+
+    fn no_answer(&self) -> Failure {
+        let name = self.name();
+        let Some(Silent { process, stopped, seconds }) = self.silent() else {
+            return Failure::silent(format!("the daemon of {name} does not answer; see its log"));
+        };
+        let state = if stopped { ", which was stopped (kill -CONT lets it go on)" } else { "" };
+        Failure::silent(format!(
+            "the daemon of {name} does not answer since {seconds} s, process {process}{state}; see its log, {}",
+            self.log().display()
+        ))
     }
 
     /// An answer that was waited for.
@@ -187,8 +230,11 @@ impl Place {
         patience: Option<Duration>,
     ) -> Result<Option<Value>, Failure> {
         let name = self.name();
-        let fail =
-            |error: std::io::Error| Failure::io(format!("the daemon of {name} does not answer: {error}"));
+        let fail = |error: std::io::Error| match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => self.no_answer(),
+            _ => Failure::io(format!("the daemon of {name} cannot be asked: {error}")),
+        };
+        stream.set_write_timeout(Some(PATIENCE)).map_err(fail)?;
         stream.set_read_timeout(patience).map_err(fail)?;
         let mut line = serde_json::to_vec(request).map_err(|error| Failure::internal(error.to_string()))?;
         line.push(b'\n');
@@ -217,6 +263,17 @@ impl Place {
     }
 }
 
+/// A daemon that is there and says nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Silent {
+    /// Its process, as this one sees it.
+    pub process: i32,
+    /// Whether somebody has stopped that (SIGSTOP, a debugger, the freezer).
+    pub stopped: bool,
+    /// Since it was last known to be well, or began.
+    pub seconds: u64,
+}
+
 /// A daemon that was asked for its status.
 pub struct Daemon {
     /// What it said.
@@ -239,13 +296,15 @@ pub fn names(runtime: &Path) -> Vec<String> {
     names
 }
 
-/// The same with what their daemons say.
+/// The same with what their daemons say. All are asked at once: one that does not answer holds up no other.
 pub fn running(runtime: &Path) -> Vec<(String, Result<Value, Failure>)> {
-    names(runtime)
-        .into_iter()
-        .map(|name| {
-            let status = Place::new(runtime, &name).ask_soon(&Request::Status);
-            (name, status)
-        })
-        .collect()
+    std::thread::scope(|scope| {
+        let ask = |name: String| {
+            let place = Place::new(runtime, &name);
+            (name, scope.spawn(move || place.ask_soon(&Request::Status)))
+        };
+        let asked: Vec<_> = names(runtime).into_iter().map(ask).collect();
+        let defect = |_| Err(Failure::internal("a thread ended by a defect"));
+        asked.into_iter().map(|(name, answer)| (name, answer.join().unwrap_or_else(defect))).collect()
+    })
 }

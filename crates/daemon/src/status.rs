@@ -84,6 +84,9 @@ impl Report {
         let mut row = |name: &str, value: String| writeln!(out, "  {name:<12} {value}");
         row("device", self.shown.to_string())?;
         row("store", format!("{} ({})", status.store, bytes(status.store_size)))?;
+        if let Some(room) = room(status) {
+            row("room", room)?;
+        }
         row("anchor", status.anchor.clone().unwrap_or_else(|| "none".into()))?;
         if let Some(away) = &status.anchor_away {
             let since = duration(Duration::from_secs(away.seconds));
@@ -154,6 +157,17 @@ impl Report {
         }
         Ok(())
     }
+}
+
+/// What a thin volume takes where its store lies, and what is left there.
+fn room(status: &Status) -> Option<String> {
+    let (taken, left) = (status.store_taken?, status.store_left?);
+    let given_back = match (&status.discard_refused, status.discard.as_str()) {
+        (Some(why), _) => format!("; free space is not given back: {why}"),
+        (None, "on") => format!("; {} given back", bytes(status.store_discarded_blocks * 4096)),
+        (None, _) => String::new(),
+    };
+    (status.provision == "thin").then(|| format!("{} taken, {} left{given_back}", bytes(taken), bytes(left)))
 }
 
 /// How near the next checkpoint is, at the latest.
@@ -328,6 +342,11 @@ mod tests {
             block_cache_hits: 1,
             block_cache_misses: 3,
             space_bytes: 5 << 10,
+            provision: "thin".into(),
+            store_taken: Some(9 << 20),
+            store_left: Some(11 << 20),
+            discard: "on".into(),
+            store_discarded_blocks: 512,
             read_blocks: 10,
             written_blocks: 20,
             discarded_blocks: 30,
@@ -367,6 +386,7 @@ mod tests {
             "ledger: attached 5 s ago, process 99",
             "  warning      beware",
             "  store        memory",
+            "  room         9 MiB taken, 11 MiB left; 2 MiB given back",
             "  anchor       file:/anchor",
             "  protection   aes-256-gcm, confidentiality on, integrity on, freshness strict",
             "  sealing      private, in memory of this process",
@@ -407,6 +427,9 @@ mod tests {
             ("/volume/journal-free-blocks", json!(300)),
             ("/volume/free-blocks", json!(256)),
             ("/volume/pinned-blocks", json!(512)),
+            ("/volume/store-taken", json!(9 << 20)),
+            ("/volume/store-left", json!(11 << 20)),
+            ("/volume/store-discarded-blocks", json!(512)),
             ("/volume/read-blocks", json!(10)),
             ("/volume/written-blocks", json!(20)),
             ("/volume/flushes", json!(41)),

@@ -85,11 +85,23 @@ pub fn enlarge(store: FileStore) -> volume::Enlarge {
     })
 }
 
+/// The same for the memory of changes and map.
+///
+/// # Errors
+/// When it is more than all memory there is.
+pub fn check_memory(wanted: u64) -> Result<(), Failure> {
+    check_against_all("for changes and map", wanted, "--memory or memory=")
+}
+
 /// Refuses a cache that this machine can never hold: the system would give its memory piece by piece, and end the process at some time.
 ///
 /// # Errors
 /// When it is more than all memory there is.
 pub fn check_block_cache(wanted: u64) -> Result<(), Failure> {
+    check_against_all("for a block cache", wanted, "--block-cache or block-cache=")
+}
+
+fn check_against_all(what: &str, wanted: u64, option: &str) -> Result<(), Failure> {
     let system = rustix::system::sysinfo();
     let all = system.totalram.saturating_mul(u64::from(system.mem_unit.max(1)));
     if wanted <= all {
@@ -97,8 +109,25 @@ pub fn check_block_cache(wanted: u64) -> Result<(), Failure> {
     }
     let wanted = crate::output::bytes(wanted);
     Err(Failure::usage(format!(
-        "a block cache of {wanted} is more than all memory of this machine; allow less, with --block-cache or block-cache="
+        "{wanted} {what} are more than all memory of this machine; allow less, with {option}"
     )))
+}
+
+/// Whether this process was started with its standard output closed. Rust's runtime opens `/dev/null` for reading and writing in its place; a
+/// user who wants the output gone opens it for writing only.
+pub fn stdout_is_closed() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let out = std::io::stdout();
+    let both = rustix::fs::fcntl_getfl(&out).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::RDWR));
+    let here = rustix::fs::fstat(&out).ok().map(|status| status.st_rdev);
+    both && here.is_some() && here == std::fs::metadata("/dev/null").ok().map(|null| null.rdev())
+}
+
+/// Has a limit on the size of files (`ulimit -f`) be an error of the write that reaches it, and not the end of this process: SIGXFSZ is taken
+/// note of, and nothing else. (Rust's runtime does that for SIGPIPE.)
+pub fn keep_to_errors() {
+    // It is refused for a few other signals only.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
 }
 
 /// Keeps secrets inside this process, and gives the warning that there may be.

@@ -71,7 +71,17 @@ impl Orders {
                 Failure::usage(format!("the tamper hook {path} is no file; name a program by its path"))
             })
         };
-        Ok(Self { on, hook: hook.map(whole).transpose()? })
+        let hook = hook.map(whole).transpose()?;
+        // Found out now, and not by an alarm that does not come.
+        if let Some(path) = &hook
+            && let Err(errno) = rustix::fs::access(path, rustix::fs::Access::EXEC_OK)
+        {
+            return Err(Failure::usage(format!(
+                "the tamper hook {} cannot be run: {errno}; make it executable (chmod +x), or name another program",
+                path.display()
+            )));
+        }
+        Ok(Self { on, hook })
     }
 }
 

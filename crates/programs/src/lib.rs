@@ -33,6 +33,7 @@ pub fn run<C: FromArgMatches>(
 
 /// The exit code of what was done; says what went wrong, also in JSON if a program asked for that.
 pub fn end(done: Result<(), Failure>, json: bool) -> ExitCode {
+    let done = done.and_then(|()| output::unprinted().map_or(Ok(()), Err));
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -226,6 +226,7 @@ fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure
         policy_file: target.policy.clone(),
         memory: target.memory,
         block_cache: target.block_cache,
+        discard: target.discard,
         queues: target.queues,
         show,
         reading: target.read_only.then_some(Reading::Pinned),

@@ -30,6 +30,24 @@ impl FileSystem {
         }
     }
 
+    /// Whether the program that makes it was cut short: what is there was never mounted. `start` is that of the device.
+    fn is_unfinished(self, start: &[u8]) -> bool {
+        match self {
+            // Its superblock comes last.
+            Self::Ext4 => false,
+            // `sb_inprogress`: set with the first superblock, cleared with the last (XFS Algorithms & Data Structures, "Superblocks").
+            Self::Xfs => start.get(126).is_some_and(|byte| *byte != 0),
+        }
+    }
+
+    /// Has the program that makes it take what is there for nothing.
+    fn overwrite(self) -> &'static str {
+        match self {
+            Self::Ext4 => "-F",
+            Self::Xfs => "-f",
+        }
+    }
+
     fn kind(self) -> Kind {
         match self {
             Self::Ext4 => Kind::Ext,
@@ -87,8 +105,13 @@ pub fn bring_up(
         }
         None => {}
     }
-    match Probe::of(&start_of(device)?) {
-        Probe::Foreign(kind) if kind == fs.kind() => {}
+    let start = start_of(device)?;
+    match Probe::of(&start) {
+        Probe::Foreign(kind) if kind == fs.kind() && !fs.is_unfinished(&start) => {}
+        Probe::Foreign(kind) if kind == fs.kind() && may_make => {
+            let arguments = ["-q", fs.overwrite()].map(OsStr::new);
+            run(&format!("mkfs.{fs}"), &[arguments[0], arguments[1], device.as_os_str()], turn)?;
+        }
         Probe::Blank if may_make => {
             run(&format!("mkfs.{fs}"), &[OsStr::new("-q"), device.as_os_str()], turn)?
         }
@@ -168,6 +191,16 @@ fn run(program: &str, arguments: &[&OsStr], turn: &Turn) -> Result<(), Failure> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_xfs_whose_making_was_cut_short_is_told_from_a_whole_one() {
+        let mut start = vec![0; PROBE_SIZE];
+        start[..4].copy_from_slice(b"XFSB");
+        assert!(Probe::of(&start) == Probe::Foreign(Kind::Xfs) && !FileSystem::Xfs.is_unfinished(&start));
+        start[126] = 1;
+        assert!(FileSystem::Xfs.is_unfinished(&start) && !FileSystem::Ext4.is_unfinished(&start));
+        assert!(!FileSystem::Xfs.is_unfinished(b"XFSB"));
+    }
 
     #[test]
     fn the_last_mount_counts() {

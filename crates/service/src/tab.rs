@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use super::Target;
 use super::target::parse_front_end;
 use daemon::failure::Failure;
-use daemon::input::{parse_duration, parse_name, parse_size};
+use daemon::input::{parse_duration, parse_name, parse_size, parse_switch};
 use daemon::tamper::OnTamper;
 
 /// Most bytes of a table.
@@ -23,11 +23,12 @@ const MAX_TAB: u64 = 1 << 20;
 const TYPING_ERRORS: usize = 2;
 
 /// All that may stand in the last field.
-const OPTIONS: [&str; 19] = [
+const OPTIONS: [&str; 20] = [
     "anchor-timeout",
     "as",
     "block-cache",
     "buffered",
+    "discard",
     "fs",
     "initramfs",
     "interval",
@@ -108,7 +109,9 @@ pub fn read(path: &Path) -> Result<Vec<Line>, Failure> {
     if bytes.len() as u64 > MAX_TAB {
         return Err(Failure::usage(format!("the table {} is longer than {MAX_TAB} bytes", path.display())));
     }
-    let lines = text_of(&bytes).and_then(parse);
+    // Some editors begin a text with a mark of the order of its bytes (UTF-8: RFC 3629, section 6).
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+    let lines = text_of(bytes).and_then(parse);
     lines.map_err(|error| Failure::usage(format!("{}:{error}", path.display())))
 }
 
@@ -317,6 +320,7 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
         ("block-cache", Some(value)) => target.block_cache = typed(value, parse_size)?,
         ("anchor-timeout", Some(value)) => target.anchor_timeout = Some(typed(value, parse_duration)?),
         ("interval", Some(value)) => target.interval = Some(typed(value, parse_duration)?),
+        ("discard", Some(value)) => target.discard = Some(typed(value, parse_switch)?),
         ("queues", Some(value)) => {
             let number = |text: &str| text.parse().ok().filter(|number| (1..=64).contains(number));
             let wrong = |text: &str| format!("`{text}` is no number of queues; there are 1 to 64");

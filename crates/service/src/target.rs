@@ -11,7 +11,7 @@ use super::filesystem::FileSystem;
 use daemon::failure::Failure;
 use daemon::front::nbd::Where;
 use daemon::front::{Show, Shown};
-use daemon::input::{Source, parse_duration, parse_name, parse_size};
+use daemon::input::{Source, parse_duration, parse_name, parse_size, parse_switch};
 use daemon::metrics::Address;
 use daemon::tamper::{OnTamper, Orders};
 
@@ -63,6 +63,9 @@ pub struct Target {
     /// As `attach --block-cache`.
     #[serde(default, deserialize_with = "size")]
     pub block_cache: u64,
+    /// As `attach --discard`.
+    #[serde(default, deserialize_with = "switch")]
+    pub discard: Option<bool>,
     /// As `attach --queues`.
     #[serde(default = "queues")]
     pub queues: u8,
@@ -111,6 +114,10 @@ fn some_time<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Duratio
     parse_duration(&String::deserialize(from)?).map(Some).map_err(serde::de::Error::custom)
 }
 
+fn switch<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<bool>, D::Error> {
+    parse_switch(&String::deserialize(from)?).map(Some).map_err(serde::de::Error::custom)
+}
+
 fn front_end<'de, D: serde::Deserializer<'de>>(from: D) -> Result<FrontEnd, D::Error> {
     parse_front_end(&String::deserialize(from)?).map_err(serde::de::Error::custom)
 }
@@ -149,6 +156,7 @@ impl Target {
             provision: full(),
             memory: memory(),
             block_cache: 0,
+            discard: None,
             queues: queues(),
             interval: None,
             anchor_timeout: None,
@@ -299,10 +307,10 @@ mod tests {
         let mut wanted = Target::new("ledger", Path::new("/dev/vdb"), Path::new("/etc/p"));
         wanted.key_file = Some("/k".into());
         assert_eq!(target, wanted);
-        let more = r#""fs": "ext4", "mountpoint": "/srv", "memory": "64M", "block-cache": "1G", "interval": "2s", "metrics": "unix:/m", "provision": "thin""#;
+        let more = r#""fs": "ext4", "mountpoint": "/srv", "memory": "64M", "block-cache": "1G", "discard": "off", "interval": "2s", "metrics": "unix:/m", "provision": "thin""#;
         let target = Target::parse(&format!("{{ {LEAST}, {more} }}")).unwrap();
         assert_eq!((target.fs, target.needs_loop(), target.memory), (Some(FileSystem::Ext4), true, 64 << 20));
-        assert_eq!(target.block_cache, 1 << 30);
+        assert_eq!((target.block_cache, target.discard), (1 << 30, Some(false)));
         for (name, front_end) in [
             ("fuse", FrontEnd::Fuse),
             ("nbd", FrontEnd::Nbd),

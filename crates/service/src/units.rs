@@ -45,7 +45,9 @@ fn drop_in_text(line: &Line, tab: &Path) -> String {
     let mut text =
         format!("# Made of {} by cvmio-generator.\n[Unit]\nSourcePath={}\n", tab.display(), tab.display());
     let mut add = |setting: &str, value: &str| text += &format!("{setting}={value}\n");
-    if target.store.starts_with("/dev") {
+    // Not everything below /dev is a device.
+    let is_file = ["/dev/shm", "/dev/hugepages", "/dev/mqueue"].iter().any(|at| target.store.starts_with(at));
+    if target.store.starts_with("/dev") && !is_file {
         let device = format!("{}.device", escape(&target.store));
         add("BindsTo", &device);
         add("After", &device);
@@ -129,6 +131,7 @@ ledger /dev/disk/by-id/virtio-1 /etc/l.toml key-file:/k/l fs=ext4,mountpoint=/sr
 scratch /var/lib/s.img /etc/s.toml passphrase-file:/k/s loop,nofail
 spare /dev/vdd /etc/p.toml key-file:/k/p noauto,as=auto
 root /dev/vda /etc/r.toml ask initramfs
+quick /dev/shm/q.img /etc/q.toml key-file:/k/q noauto
 ";
 
     #[test]
@@ -166,6 +169,11 @@ root /dev/vda /etc/r.toml ask initramfs
         assert!(
             scratch.contains("RequiresMountsFor=\"/var/lib/s.img\"\n") && !scratch.contains("local-fs"),
             "{scratch}"
+        );
+        let quick = fs::read_to_string(at("cvmio@quick.service.d/50-cvmiotab.conf")).unwrap();
+        assert!(
+            quick.contains("RequiresMountsFor=\"/dev/shm/q.img\"\n") && !quick.contains("BindsTo"),
+            "{quick}"
         );
         assert!(at("local-fs.target.requires/cvmio@ledger.service").is_symlink());
         assert!(at("local-fs.target.wants/cvmio@scratch.service").is_symlink());

@@ -119,6 +119,10 @@ impl Store for Audited {
         self.session.name()
     }
 
+    fn allocate_range(&self, blocks: std::ops::Range<u64>) -> Result<(), store::Error> {
+        self.session.allocate_range(blocks)
+    }
+
     fn queue(&self, depth: u32) -> Result<Box<dyn Queue>, store::Error> {
         let queue = self.session.queue(depth)?;
         Ok(Box::new(AuditedQueue { queue, at: self.clone(), flights: HashMap::new() }))
@@ -190,7 +194,12 @@ impl Queue for AuditedQueue {
                 let stored = inner.desks[self.at.desk].stored;
                 self.flights.insert(token, Flight::Flush(stored));
             }
-            Operation::Read { .. } | Operation::Discard { .. } => {}
+            Operation::Discard { block, blocks } => {
+                let number = inner.desks[self.at.desk].writes;
+                inner.discard(self.at.desk, *block, *blocks);
+                self.flights.insert(token, Flight::Write { block: *block, blocks: *blocks, number });
+            }
+            Operation::Read { .. } => {}
         }
         drop(inner);
         self.queue.submit(token, operation);
@@ -231,6 +240,11 @@ impl Inner {
             self.data(desk, block, bytes);
             Ok(())
         } else if (geometry.journal_start()..geometry.bitmap_start()).contains(&block) {
+            // What found no room is written once more.
+            let digest = seal::sha256(&[&bytes]);
+            if self.desks[desk].records.insert(block, digest) == Some(digest) {
+                return blocks;
+            }
             self.record(desk, &bytes).map_err(|what| format!("the record at block {block}: {what}"))
         } else if let Some(copy) = COPIES.iter().position(|at| *at == block) {
             self.desks[desk].begin_copy(copy)
@@ -246,6 +260,22 @@ impl Inner {
             self.complaint.get_or_insert(what);
         }
         blocks
+    }
+
+    /// Notes a discard: of data only, and only where this guest may write.
+    fn discard(&mut self, desk: usize, block: u64, blocks: u64) {
+        let number = self.desks[desk].writes;
+        self.desks[desk].writes += blocks;
+        (block..block + blocks).for_each(|block| drop(self.desks[desk].blocks.remove(&block)));
+        let Some(book) = &self.book else { return };
+        let geometry = book.geometry;
+        let judged = match (block..block + blocks).all(|block| book.holds_data(block)) {
+            true => self.desks[desk].begin_data(number, block..block + blocks, &geometry),
+            false => Err(format!("blocks {block} to {} are discarded, and hold no data", block + blocks)),
+        };
+        if let Err(what) = judged {
+            self.complaint.get_or_insert(what);
+        }
     }
 
     fn data(&mut self, desk: usize, block: u64, bytes: Vec<u8>) {

@@ -45,6 +45,12 @@ coverage! {
     cut_creations: "creations cut short",
     /// Disks that the host had blanked, and that were not made into the volume again.
     blanked: "blanked disks refused",
+    /// Times the disk had little room left.
+    rooms: "times with little room",
+    /// Times something waited for room.
+    waits_for_room: "waits for room",
+    /// Free blocks that the disk was told to forget.
+    discarded: "free blocks discarded",
     /// Changes of the key slots, and those that were cut short.
     key_changes: "key changes",
     /// Changes of the key slots of an attached volume.

@@ -83,6 +83,9 @@ pub(crate) struct Guest {
     pub(crate) commits: u64,
     pub(crate) commits_anchored: u64,
     pub(crate) anchored: Option<u64>,
+    /// Blocks that it has discarded, and how often it has waited for room.
+    pub(crate) discarded: u64,
+    pub(crate) waits_for_store: u64,
     pub(crate) evictions: u64,
     pub(crate) block_cache_hits: u64,
     /// Units of its predecessor that it leaves alone, and that it does not any more.

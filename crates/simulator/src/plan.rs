@@ -11,7 +11,7 @@ use volume::{AttachOptions, CreateOptions, Window};
 
 /// The version of all that a seed decides. Raise it when a seed's run changes because the simulator does: what another version reports
 /// cannot be replayed here.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// What may go wrong beyond crashes.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -89,6 +89,8 @@ pub(crate) struct Plan {
     pub(crate) streams: bool,
     /// Whether the volume begins as a copy of another one.
     pub(crate) copy: bool,
+    /// Whether the disk shares its room with others, who take it and give it back.
+    pub(crate) scarce: bool,
     /// Whether the owner has named the volume before there is one.
     pub(crate) named: bool,
 }
@@ -135,6 +137,7 @@ impl Plan {
                 memory: pick(rng, &[1 << 12, 1 << 15, 1 << 17, 1 << 19]),
                 block_cache: pick(rng, &[0, 0, 1 << 16, 1 << 18]),
                 behind: pick(rng, &[0, 1, 8, 64, 4096]),
+                discard: pick(&mut later, &[None, None, Some(false)]),
                 window: Window {
                     time: Duration::from_millis(pick(rng, &[10, 1000, 100_000])),
                     bytes: pick(rng, &[1 << 14, 1 << 20, 1 << 30]),
@@ -170,6 +173,7 @@ impl Plan {
             streams: later.u32(..4) == 0,
             copy: later.u32(..8) == 0,
             named: later.u32(..4) == 0,
+            scarce: provision == Provision::Thin && later.u32(..2) == 0,
         }
     }
 }
@@ -251,7 +255,7 @@ mod tests {
     use super::*;
 
     /// Over the plans of a hundred seeds. When it changes, raise `VERSION`, unless all that changed is a field that no seed draws.
-    const FINGERPRINT: (u32, u64) = (10, 14798519271155592865);
+    const FINGERPRINT: (u32, u64) = (11, 14798519271155592865);
 
     #[test]
     fn a_plan_that_changes_is_another_version() {

@@ -68,6 +68,10 @@ impl Simulation {
         let mut agreed = None;
         let mut deaths = 0;
         for attempt in 0..ATTEMPTS {
+            if attempt > 0 {
+                // A journal that is full of sessions that ended soon can need room.
+                self.store.set_room(None);
+            }
             // Only the predecessor can be alive: whoever came before is known to be gone when the next one takes over.
             let late = self.dead.len().saturating_sub(1);
             for session in self.dead.drain(..late) {
@@ -268,6 +272,8 @@ impl Simulation {
             commits: status.commits,
             commits_anchored: status.commits,
             anchored: status.anchored_generation,
+            discarded: 0,
+            waits_for_store: 0,
             evictions: 0,
             block_cache_hits: 0,
             foreign: status.foreign_units,

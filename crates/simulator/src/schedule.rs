@@ -97,6 +97,10 @@ impl Simulation {
                     self.export_beside()
                 }
             }
+            Action::Checkpoint if self.plan.scarce && self.once_in(2) => {
+                self.change_room();
+                Ok(())
+            }
             Action::Checkpoint if self.once_in(2) => self.read_what_goes(),
             Action::Checkpoint => {
                 if let Some(guest) = &self.guest {
@@ -218,6 +222,10 @@ impl Simulation {
         guest.evictions = status.cache_evictions;
         self.coverage.block_cache_hits += status.block_cache_hits - guest.block_cache_hits;
         guest.block_cache_hits = status.block_cache_hits;
+        self.coverage.discarded += status.store_discarded_blocks - guest.discarded;
+        guest.discarded = status.store_discarded_blocks;
+        self.coverage.waits_for_room += status.waits_for_store - guest.waits_for_store;
+        guest.waits_for_store = status.waits_for_store;
         let now = status.checkpoints;
         let new = now - guest.checkpoints;
         let anchored = status.anchored_generation;
@@ -278,6 +286,8 @@ impl Simulation {
     /// Moves everything on until `done`; a failure when nothing moves any more. The clock stands: no request may depend on it.
     pub(crate) fn drive(&mut self, why: &str, done: impl Fn(&Self) -> bool) -> Outcomes {
         const PATIENCE: u32 = 6;
+        // Whoever waits for room waits for the clock, too: there is nothing else that could tell.
+        self.store.set_room(None);
         let (mut idle, mut ticked, mut rounds) = (0, false, 0);
         while !done(self) {
             // An import may wait for checkpoint after checkpoint that has nothing to write.
@@ -309,7 +319,7 @@ impl Simulation {
                 return Err(Failure(format!("{why}: nothing moves; {}", self.waiting())));
             }
             if idle > PATIENCE {
-                (idle, ticked) = (0, true);
+                (idle, ticked) = (0, self.waits_for_store() == 0);
                 say!(self, "{why}: nothing moves, so the clock ticks; {}", self.waiting());
                 self.tick();
             }
@@ -318,6 +328,20 @@ impl Simulation {
             return Err(Failure(format!("{why}: only the clock's tick moved things on: a wake-up was lost")));
         }
         Ok(())
+    }
+
+    /// How often something has had to wait for room on the disk.
+    fn waits_for_store(&self) -> u64 {
+        self.guest.as_ref().map_or(0, |guest| guest.volume.status().waits_for_store)
+    }
+
+    /// Others take the disk's room, or give it back.
+    fn change_room(&mut self) {
+        let taken = self.store.taken();
+        let room = if self.once_in(3) { None } else { Some(taken + self.rng.u64(..60)) };
+        say!(self, "the disk has given {taken} blocks, and has room for {room:?}");
+        self.coverage.rooms += u64::from(room.is_some());
+        self.store.set_room(room);
     }
 
     /// Who waits for what.

@@ -226,7 +226,10 @@ impl Simulation {
         self.recover()?;
         self.begin_faults();
         if self.plan.mischief.errors {
-            self.excused.push(Kind::Io);
+            self.excused.extend([Kind::Io, Kind::NoSpace]);
+        }
+        if self.plan.scarce {
+            self.excused.push(Kind::NoSpace);
         }
         let mut step = 0;
         while self.coverage.requests < operations && !self.lost {

@@ -38,8 +38,6 @@ pub enum ErrorKind {
     PermissionDenied,
     /// The store was opened for reading only.
     ReadOnly,
-    /// The size is no whole number of blocks.
-    UnevenSize,
     /// There is not even one block.
     TooSmall,
     /// The operation reaches beyond the end, or over no block at all.

@@ -2,18 +2,19 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{FileType, FlockOperation, Mode, OFlags, SeekFrom};
+use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use crate::uring::FileQueue;
-use crate::{BLOCK_SIZE, Error, ErrorKind, Queue, Store};
+use crate::{BLOCK_SIZE, Error, ErrorKind, Queue, Store, Usage};
 
 const BLOCK: u64 = 4096;
 const _: () = assert!(BLOCK_SIZE == 4096, "BLOCK is BLOCK_SIZE as the kernel counts");
@@ -55,6 +56,7 @@ pub(crate) struct Inner {
     pub(crate) file: OwnedFd,
     pub(crate) name: String,
     pub(crate) read_only: bool,
+    pub(crate) is_device: bool,
     /// Size in blocks when somebody last asked. A queue goes no further, so a write never makes a file grow.
     blocks: AtomicU64,
 }
@@ -124,6 +126,9 @@ impl FileStore {
         check_type(file_type, name)?;
         if file_type == FileType::BlockDevice {
             check_sector(&file, name)?;
+            if !options.read_only {
+                check_writable(&file, name)?;
+            }
         }
         if options.exclusive {
             lock(&file, options.read_only, name)?;
@@ -141,8 +146,13 @@ impl FileStore {
             })?;
             sync_parent(path).map_err(|error| system(&error, name))?;
         }
-        let inner =
-            Inner { file, name: name.into(), read_only: options.read_only, blocks: AtomicU64::new(0) };
+        let inner = Inner {
+            file,
+            name: name.into(),
+            read_only: options.read_only,
+            is_device: file_type == FileType::BlockDevice,
+            blocks: AtomicU64::new(0),
+        };
         let size = inner.size().map_err(|error| system(&error, &inner.name))?;
         inner.blocks.store(whole_blocks(size, &inner.name)?, Ordering::Relaxed);
         Ok(Self { inner: Arc::new(inner) })
@@ -184,16 +194,45 @@ impl Store for FileStore {
             );
             return Err(Error::new(ErrorKind::NoSpace, "allocate", self.name(), message));
         }
+        self.reserve(0, size)?;
+        rustix::fs::fsync(file).map_err(failed)
+    }
+
+    fn allocate_range(&self, blocks: Range<u64>) -> Result<(), Error> {
+        // What lies beyond the end would make the file longer.
+        let end = blocks.end.min(self.blocks());
+        if self.inner.is_device || blocks.start >= end {
+            return Ok(());
+        }
+        self.reserve(blocks.start * BLOCK, (end - blocks.start) * BLOCK)
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        if self.inner.is_device {
+            return None;
+        }
+        let taken =
+            u64::try_from(rustix::fs::fstat(&self.inner.file).ok()?.st_blocks).ok()?.saturating_mul(512);
+        let system = rustix::fs::fstatvfs(&self.inner.file).ok()?;
+        Some(Usage { taken, left: system.f_bavail.saturating_mul(system.f_frsize) })
+    }
+}
+
+impl FileStore {
+    fn reserve(&self, offset: u64, length: u64) -> Result<(), Error> {
         loop {
-            match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, size) {
+            match rustix::fs::fallocate(&self.inner.file, FallocateFlags::empty(), offset, length) {
                 Err(Errno::INTR) => {}
                 Err(Errno::OPNOTSUPP) => {
                     let message =
                         "its file system cannot reserve space; use another one, or let the volume be thin";
                     return Err(Error::new(ErrorKind::Unsupported, "allocate", self.name(), message));
                 }
-                Err(error) => return Err(failed(error)),
-                Ok(()) => return rustix::fs::fsync(file).map_err(failed),
+                reserved => {
+                    let failed =
+                        |error: Errno| Error::from_errno(error.raw_os_error(), "allocate", self.name());
+                    return reserved.map_err(failed);
+                }
             }
         }
     }
@@ -330,18 +369,35 @@ fn sync_parent(path: &Path) -> io::Result<()> {
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
+/// The whole blocks of so many bytes. What is over is left alone: the last sectors of a device, or what somebody has appended to a file. One
+/// that was cut short has fewer blocks than its volume, which says so.
 fn whole_blocks(size: u64, name: &str) -> Result<u64, Error> {
-    let (blocks, rest) = (size / BLOCK, size % BLOCK);
-    if rest != 0 {
-        let message = format!(
-            "its {size} bytes are no whole number of {BLOCK}-byte blocks: {rest} are over; take the whole image, or another size"
-        );
-        return Err(Error::new(ErrorKind::UnevenSize, "open", name, message));
+    match size / BLOCK {
+        0 if size > 0 => {
+            let message = format!("it has {size} bytes, and one block has {BLOCK}; choose another store");
+            Err(Error::new(ErrorKind::TooSmall, "open", name, message))
+        }
+        0 => {
+            let message = "it is empty: it needs the length that the store is to have, or must not be there, to be made";
+            Err(Error::new(ErrorKind::TooSmall, "open", name, message))
+        }
+        blocks => Ok(blocks),
     }
-    if blocks == 0 {
-        let message =
-            "it is empty: it needs the length that the store is to have, or must not be there, to be made";
-        return Err(Error::new(ErrorKind::TooSmall, "open", name, message));
+}
+
+/// Whether a block device refuses writes. It may be opened for writing all the same, and each write fails.
+fn check_writable(file: &OwnedFd, name: &str) -> Result<(), Error> {
+    /// `_IO(0x12, 94)` of `linux/fs.h`: the read-only flag of a device.
+    const BLKROGET: libc::Ioctl = 0x125e;
+    let mut flag: libc::c_int = 0;
+    // SAFETY: the call writes one `int` to `flag`, which outlives it.
+    if unsafe { libc::ioctl(file.as_raw_fd(), BLKROGET, &raw mut flag) } != 0 {
+        return Err(system(&io::Error::last_os_error(), name));
     }
-    Ok(blocks)
+    if flag == 0 {
+        return Ok(());
+    }
+    let message =
+        "it is write-protected; attach it with --read-only, or lift the protection (blockdev --setrw)";
+    Err(Error::new(ErrorKind::ReadOnly, "open", name, message))
 }

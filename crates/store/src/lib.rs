@@ -15,6 +15,7 @@ pub use file::{FileStore, Options};
 pub use memory::{BLOCK_SIZE, Buffer, Pool};
 pub use memory_store::MemoryStore;
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::Waker;
@@ -43,7 +44,8 @@ pub enum Operation {
     },
     /// Make every write that completed before this was submitted durable.
     Flush,
-    /// Tell the host that the content of these blocks no longer matters.
+    /// Tell the host that the content of these blocks no longer matters: a file gives their space back, a device discards them. Fails as
+    /// `Unsupported` where neither can be done.
     Discard {
         /// First block.
         block: u64,
@@ -82,6 +84,26 @@ pub trait Store: Send + Sync {
     fn allocate(&self) -> Result<(), Error> {
         Ok(())
     }
+    /// The same for some blocks, as far as it can be done.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    fn allocate_range(&self, _blocks: Range<u64>) -> Result<(), Error> {
+        Ok(())
+    }
+    /// What the store takes where it lies, and what is left there, as the host states it now. `None` where nobody can tell, as of a device.
+    fn usage(&self) -> Option<Usage> {
+        None
+    }
+}
+
+/// What a store takes of the medium that it shares with others, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usage {
+    /// What it takes now.
+    pub taken: u64,
+    /// What it and its neighbours may still take.
+    pub left: u64,
 }
 
 /// One thread's way to a store.

@@ -90,6 +90,26 @@ fn a_file_is_made_longer_sparsely_and_never_shorter() {
 }
 
 #[test]
+fn what_a_file_takes_and_gives_back_is_what_the_system_says() {
+    let directory = directory();
+    let store = image(&directory, 256);
+    let before = store.usage().unwrap();
+    assert!(before.taken < 64 * 4096 && before.left > 0, "{before:?}");
+    store.allocate_range(0..128).unwrap();
+    let taken = store.usage().unwrap().taken;
+    assert!((128 * 4096..256 * 4096).contains(&taken), "{taken}");
+    store.allocate_range(250..1000).unwrap();
+    assert_eq!(
+        fs::metadata(directory.path().join("image")).unwrap().len(),
+        256 * 4096,
+        "no longer than it was"
+    );
+    let mut queue = store.queue(2).unwrap();
+    run(&mut *queue, vec![Operation::Discard { block: 0, blocks: 256 }]).remove(0).result.unwrap();
+    assert!(store.usage().unwrap().taken < 64 * 4096, "{:?}", store.usage());
+}
+
+#[test]
 fn what_is_no_store_is_refused_by_kind() {
     let directory = directory();
     let path = directory.path().join("image");
@@ -99,8 +119,10 @@ fn what_is_no_store_is_refused_by_kind() {
     assert_eq!(kind(Path::new("/dev/null"), defaults), ErrorKind::Unsupported);
     fs::write(&path, "").unwrap();
     assert_eq!(kind(&path, defaults), ErrorKind::TooSmall);
+    fs::write(&path, [7; 4095]).unwrap();
+    assert_eq!(kind(&path, defaults), ErrorKind::TooSmall);
     fs::write(&path, [7; 5000]).unwrap();
-    assert_eq!(kind(&path, defaults), ErrorKind::UnevenSize);
+    assert_eq!(FileStore::open(&path, defaults).unwrap().blocks(), 1, "what is over is left alone");
     let create = Options { create: Some(1), ..defaults };
     assert_eq!(kind(&path, create), ErrorKind::Exists);
     assert_eq!(kind(&path, Options { read_only: true, ..create }), ErrorKind::ReadOnly);
@@ -293,7 +315,12 @@ struct LoopDevice(String);
 impl LoopDevice {
     /// Nothing where this user may not make one, or there are none.
     fn over(path: &Path) -> Option<Self> {
-        let output = Command::new("losetup").args(["--find", "--show"]).arg(path).output().ok()?;
+        Self::with(&[], path)
+    }
+
+    fn with(options: &[&str], path: &Path) -> Option<Self> {
+        let output =
+            Command::new("losetup").args(["--find", "--show"]).args(options).arg(path).output().ok()?;
         output.status.success().then(|| Self(String::from_utf8(output.stdout).unwrap().trim().to_owned()))
     }
 
@@ -315,6 +342,34 @@ impl Drop for LoopDevice {
         let status = Command::new("losetup").args(["--detach", &self.0]).status();
         assert!(status.is_ok_and(|status| status.success()), "{} is left over", self.0);
     }
+}
+
+#[test]
+fn a_device_that_is_write_protected_is_opened_for_reading_only() {
+    let directory = directory();
+    let path = directory.path().join("disk");
+    File::create(&path).unwrap().set_len(64 * 4096).unwrap();
+    let Some(device) = LoopDevice::with(&["--read-only"], &path) else {
+        skipped("a_device_that_is_write_protected_is_opened_for_reading_only");
+        return;
+    };
+    let error = FileStore::open(device.path(), Options::default()).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::ReadOnly);
+    assert!(error.message.contains("--read-only"), "{error}");
+    let options = Options { read_only: true, ..Options::default() };
+    assert_eq!(FileStore::open(device.path(), options).unwrap().blocks(), 64);
+}
+
+#[test]
+fn the_last_sectors_of_a_device_that_make_no_block_are_left_alone() {
+    let directory = directory();
+    let path = directory.path().join("disk");
+    File::create(&path).unwrap().set_len(64 * 4096 + 3 * 512).unwrap();
+    let Some(device) = LoopDevice::over(&path) else {
+        skipped("the_last_sectors_of_a_device_that_make_no_block_are_left_alone");
+        return;
+    };
+    assert_eq!(FileStore::open(device.path(), Options::default()).unwrap().blocks(), 64);
 }
 
 #[test]

@@ -79,6 +79,8 @@ pub struct AttachOptions {
     pub block_cache: u64,
     /// Blocks of writes that may complete before the store has them, as in a disk with a volatile cache; 0: none.
     pub behind: u64,
+    /// Whether what is free is discarded on the store, in the background; `None`: of a thin volume.
+    pub discard: Option<bool>,
     /// Bounds of level `interval`.
     pub window: Window,
     /// What a key slot may cost to open.
@@ -100,6 +102,7 @@ impl Default for AttachOptions {
             memory: 256 << 20,
             block_cache: 0,
             behind: 512,
+            discard: None,
             window: Window::default(),
             slot_limits: SlotLimits::default(),
             reading: Reading::default(),

@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::{Either, select};
+use futures::future::select;
 
 use crate::commit::{Committed, Want};
 use crate::core::Core;
@@ -48,8 +48,13 @@ impl Core {
     /// Runs until the session is stopped and everything is put away, or something fails for good.
     pub(crate) async fn maintain(self: Arc<Self>, io: Io) -> Result<()> {
         let ending = Ending(&self);
-        let loops = select(self.maintenance_loop(&io).boxed_local(), self.anchoring_loop(&io).boxed_local());
-        let (Either::Left((result, _)) | Either::Right((result, _))) = loops.await;
+        let result = {
+            // Each is given up when another ends, which waits for it where that matters.
+            let discards = self.discard_loop(&io).map(|()| Err(Self::stopped()));
+            let beside = select(self.anchoring_loop(&io).boxed_local(), discards.boxed_local());
+            let beside = beside.map(|ended| ended.factor_first().0);
+            select(self.maintenance_loop(&io).boxed_local(), beside.boxed_local()).await.factor_first().0
+        };
         if let Err(error) = &result {
             self.stop(error);
         }
@@ -88,6 +93,8 @@ impl Core {
                 self.checkpoint(io).await?;
             } else if self.journal_is_due() && !self.anchors_in_background() {
                 self.commit_journal(io, false).await?;
+            } else if self.discards_are_due() {
+                self.reserve_to_discard(io).await?;
             } else if let Some(ended) = self.space.waits_for_writes(DATA_UNITS) {
                 select(listener, ended).await;
             } else {
@@ -207,6 +214,7 @@ impl Core {
             self.space.take_over();
             self.commit.take_over(&self.geometry);
         }
+        self.ask_node_room();
         self.counters.checkpoints.add(1);
         self.pace.end();
         // In this order: whoever asks for a checkpoint in between gets one too many, and not one that began before.
@@ -343,6 +351,7 @@ impl Core {
     /// The clean end: a checkpoint, and a stamp that says that nobody has the volume.
     async fn release(&self, io: &Io) -> Result<()> {
         self.last_landed().await?;
+        self.discards_ended().await;
         // What was not committed of a transaction is not the owner's will; it is left to be forgotten.
         let data = !self.is_transactional();
         if data {

@@ -419,7 +419,8 @@ impl Core {
                 self.move_anchor_to((ahead.generation, ahead.head), State::Claimed, None).await?;
             }
             let blocks: usize = records.iter().map(|(_, buffer)| buffer.blocks()).sum();
-            try_join_all(records.into_iter().map(|(place, buffer)| io.write(place, buffer))).await?;
+            try_join_all(records.into_iter().map(|(place, buffer)| self.write_fixed(io, place, buffer)))
+                .await?;
             if !mutated(Mutation::RecordNotFlushed) {
                 io.flush().await?;
             }

@@ -14,6 +14,7 @@ use crate::attach::Window;
 use crate::block_cache::BlockCache;
 use crate::cache::{Cache, NodeKey};
 use crate::commit::Commit;
+use crate::discarding::Discards;
 use crate::error::{Error, Result};
 use crate::format::ad::Tree;
 use crate::format::entry::Entry;
@@ -107,6 +108,7 @@ pub(crate) struct Counters {
     pub(crate) corrupt_nodes: Counter,
     pub(crate) waits_for_space: Counter,
     pub(crate) waits_for_checkpoint: Counter,
+    pub(crate) waits_for_store: Counter,
 }
 
 /// Limits that follow from the memory the user allowed and from the geometry.
@@ -149,6 +151,7 @@ pub(crate) struct Core {
     pub(crate) overlay: Overlay,
     pub(crate) landing: Landing,
     pub(crate) space: Space,
+    pub(crate) discards: Discards,
     pub(crate) readers: Arc<Readers>,
     pub(crate) commit: Commit,
     pub(crate) limits: Limits,
@@ -185,6 +188,10 @@ pub(crate) struct Core {
     pub(crate) unanchored_pins: Mutex<Vec<crate::space::Pin>>,
     /// Whether this transaction was spilled, so that its end must name new roots.
     pub(crate) spilled: AtomicBool,
+    /// Whether the session has begun: before that nobody lets time pass for it.
+    pub(crate) begun: AtomicBool,
+    /// Whether the store has little room left, or none.
+    pub(crate) store_is_short: AtomicBool,
     /// Raised by each freeze and each superblock: runs taken before must be given back.
     pub(crate) run_age: AtomicU64,
     pub(crate) stopping: AtomicBool,
@@ -197,6 +204,8 @@ pub(crate) struct Core {
     pub(crate) work: Event,
     /// For the same in the middle of a checkpoint: writers will soon need more units.
     pub(crate) units_wanted: Event,
+    /// For what the store had no room for: some time has passed.
+    pub(crate) ticked: Event,
     /// For everybody else: space, journal or overlay may have room again, or the session has failed.
     pub(crate) progress: Arc<Event>,
 }
@@ -285,6 +294,7 @@ impl Core {
         self.commit.poison(reason);
         self.progress.notify(usize::MAX);
         self.landing.wake();
+        self.ticked.notify(usize::MAX);
         self.work.notify(usize::MAX);
     }
 }

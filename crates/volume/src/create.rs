@@ -15,7 +15,7 @@ use crate::core::Environment;
 use crate::error::{Error, Kind, Result};
 use crate::format::entry::Entry;
 use crate::format::header::{self, Header};
-use crate::format::probe::{PROBE_SIZE, Probe};
+use crate::format::probe::{self, END_SIZE, PROBE_SIZE, Probe, at_end};
 use crate::format::protections::{Freshness, Provision, SuiteCode, check_protections};
 use crate::format::superblock::{Leg, Superblock};
 use crate::geometry::{Geometry, SUPERBLOCK_START, Shape};
@@ -24,6 +24,7 @@ use crate::journal::genesis;
 use crate::mutation::{Mutation, mutated};
 use crate::open_header::suite_of;
 use crate::policy::Policy;
+use crate::store_room::allocate_fixed;
 use crate::superblock_io::seal_superblock;
 
 pub use first_use::create_by_policy;
@@ -156,6 +157,13 @@ impl Creating {
             // After all that can be refused, since it changes the store, and before anything that would stay if it fails.
             let taken = self.environment.store.allocate();
             taken.map_err(|error| Error::new(Kind::Usage, format!("{error} (--provision thin)")))?;
+        } else if let Err(error) = allocate_fixed(self.environment.store.as_ref(), &header.geometry)
+            && error.kind == store::ErrorKind::NoSpace
+        {
+            return Err(Error::new(
+                Kind::Usage,
+                format!("{error}: there is no room even for journal and free-space map"),
+            ));
         }
         let key = VolumeKey::generate(random);
         let mut slots = KeySlots::new();
@@ -176,6 +184,15 @@ impl Creating {
         Ok(policy)
     }
 
+    async fn probe_end(&self) -> Result<Option<probe::Kind>> {
+        let all = self.environment.store.blocks();
+        let blocks = ((END_SIZE / BLOCK_SIZE) as u64).min(all);
+        let buffer = self.io.read(all - blocks, usize::try_from(blocks).unwrap_or(0)).await?;
+        let mut end = vec![0; buffer.len()];
+        buffer.copy_to(0, &mut end);
+        Ok(at_end(&end, all * BLOCK_SIZE as u64))
+    }
+
     async fn check_blank(&self) -> Result<()> {
         let blocks =
             (PROBE_SIZE / BLOCK_SIZE).min(usize::try_from(self.environment.store.blocks()).unwrap_or(0));
@@ -184,7 +201,10 @@ impl Creating {
         buffer.copy_to(0, &mut start);
         let name = self.environment.store.name();
         let found = match Probe::of(&start) {
-            Probe::Blank => return Ok(()),
+            Probe::Blank => match self.probe_end().await? {
+                Some(kind) if !self.options.force => format!("{kind}, at its end"),
+                _ => return Ok(()),
+            },
             _ if self.options.force => return Ok(()),
             Probe::Volume
                 if self.known.is_some_and(|id| first_use::was_cut(&start, &id, self.options.shape)) =>

@@ -116,7 +116,11 @@ impl std::error::Error for Error {
 
 impl From<store::Error> for Error {
     fn from(error: store::Error) -> Self {
-        let new = Self::new(Kind::Io, error.to_string());
+        let new = if error.kind == store::ErrorKind::NoSpace && error.operation == "write" {
+            Self::new(Kind::NoSpace, format!("{error}; make room where it lies, and writes go on"))
+        } else {
+            Self::new(Kind::Io, error.to_string())
+        };
         Self { cause: Some(Cause::Store(Box::new(error))), ..new }
     }
 }

@@ -121,6 +121,12 @@ impl Io {
         Ok(self.start(Operation::Write { block, buffer }).await.result?)
     }
 
+    /// The same; and the buffer, to try again.
+    pub(crate) async fn try_write(&self, block: u64, buffer: Buffer) -> (Option<Buffer>, Result<()>) {
+        let ended = self.start(Operation::Write { block, buffer }).await;
+        (ended.buffer, ended.result.map_err(Into::into))
+    }
+
     /// Begins a write at once, and not when the future is first polled; the store may get it together with others.
     pub(crate) fn begin_write(&self, block: u64, buffer: Buffer) -> Transfer {
         let mut inner = self.0.borrow_mut();
@@ -137,6 +143,11 @@ impl Io {
 
     pub(crate) async fn flush(&self) -> Result<()> {
         Ok(self.start(Operation::Flush).await.result?)
+    }
+
+    /// Has the store forget blocks.
+    pub(crate) async fn discard(&self, block: u64, blocks: u64) -> Result<()> {
+        Ok(self.start(Operation::Discard { block, blocks }).await.result?)
     }
 
     /// Ends when `descriptor` has something to read, or its other end is gone; `None` if the store can't tell.

@@ -184,7 +184,7 @@ impl Core {
     ) -> (Option<Behind<'_>>, Option<Result<()>>) {
         // One that never fits must not take the notice that there is room from one that does.
         let fits = blocks.end - blocks.start <= self.landing.limit;
-        if fua || self.header.freshness == Freshness::Write || !fits {
+        if fua || self.header.freshness == Freshness::Write || !fits || self.is_store_short() {
             return (None, None);
         }
         // Nearly always there is room, and nobody to be told of it.

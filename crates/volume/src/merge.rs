@@ -329,16 +329,10 @@ impl<'a> Merge<'a> {
             }
             return Ok(Entry::ABSENT);
         }
-        let physical = match key.tree {
-            Tree::Bitmap => core.bitmap_place(key, old),
-            Tree::Map | Tree::Salts | Tree::OldSalts => {
-                let place = core.node_place(self.io).await?;
-                self.placed.borrow_mut().push(place);
-                place
-            }
-        };
+        let fixed = key.tree == Tree::Bitmap;
+        let physical = if fixed { core.bitmap_place(key, old) } else { core.node_place(self.io).await? };
         let mut buffer = self.io.buffer(1);
-        let entry = if key.tree == Tree::Salts {
+        let mut entry = if key.tree == Tree::Salts {
             let mut salt = [0; NODE_SALT];
             core.random.fill(&mut salt);
             let ad = salt_node_ad(&core.header.volume, key.level, key.index);
@@ -355,7 +349,12 @@ impl<'a> Merge<'a> {
             let tag = epoch.keys.node.seal_into(nonce, &ad, page, target, |_, _| ());
             Entry { physical, epoch: epoch.number, nonce, flags: self.flags(key, page)?, tag }
         };
-        self.io.write(physical, buffer).await?;
+        if fixed {
+            core.write_fixed(self.io, physical, buffer).await?;
+        } else {
+            entry.physical = core.write_node(self.io, physical, buffer).await?;
+            self.placed.borrow_mut().push(entry.physical);
+        }
         core.counters.node_writes.add(1);
         Ok(entry)
     }

@@ -29,6 +29,9 @@ use crate::overlay::items_of_discard;
 use crate::queue::{Request, Runs};
 use crate::read::Via;
 
+/// Transfers under way, each with the first physical block that it writes.
+type OnTheirWay = Vec<(u64, Transfer)>;
+
 impl Core {
     /// Runs a request to its end. `early` is told of a write that completes before that, once.
     #[expect(clippy::manual_async_fn, reason = "an `async fn` would have room for the request twice")]
@@ -108,8 +111,13 @@ impl Core {
         }
         let mut ended = match ended {
             Some(ended) => ended,
-            None => stored.await,
+            None => stored.as_mut().await,
         };
+        self.note_room(&ended);
+        if behind.is_some() && !stored.refused.is_empty() {
+            // It has completed: it must not fail for want of room, which may come.
+            ended = self.store_again(io, std::mem::take(&mut stored.refused), ended).boxed_local().await;
+        }
         if ended.is_ok() && behind.is_none() {
             ended = self.landed_before(before).await;
         }
@@ -147,6 +155,26 @@ impl Core {
         stored(transfers).await.map(|()| entries)
     }
 
+    /// Waits for room for what the store refused.
+    async fn store_again(
+        &self,
+        io: &Io,
+        mut refused: Vec<(u64, Buffer)>,
+        mut ended: Result<()>,
+    ) -> Result<()> {
+        while let Err(error) = &ended
+            && error.kind() == Kind::NoSpace
+        {
+            self.wait_for_store(error.clone()).await?;
+            let transfers = refused.drain(..).map(|(place, buffer)| (place, io.begin_write(place, buffer)));
+            let mut again = stored(transfers.collect());
+            ended = (&mut again).await;
+            refused = again.refused;
+            self.note_room(&ended);
+        }
+        ended
+    }
+
     /// Seals blocks and sends them to their places: their entries, and what is on its way.
     fn seal(
         &self,
@@ -155,7 +183,7 @@ impl Core {
         plaintext: &[u8],
         places: &[Range<u64>],
         via: Via,
-    ) -> Result<(Vec<Entry>, Vec<Transfer>)> {
+    ) -> Result<(Vec<Entry>, OnTheirWay)> {
         let total = plaintext.len() / BLOCK_SIZE;
         let (epoch, first_nonce) = self.keys.nonces(Use::Data, total as u64)?;
         let mut entries = Vec::with_capacity(total);
@@ -176,7 +204,7 @@ impl Core {
                 let target = sealed.target(at * BLOCK_SIZE..(at + 1) * BLOCK_SIZE);
                 entries.push(entry(epoch.keys.data.seal_into(nonce, &ad, page, target, keep)));
             }
-            transfers.push(io.begin_write(place.start, sealed));
+            transfers.push((place.start, io.begin_write(place.start, sealed)));
         }
         if mutated(Mutation::VisibleBeforeStored) {
             entries
@@ -250,22 +278,32 @@ impl Core {
 
 /// Writes that are on their way. All of them must have ended, also when one fails: their blocks may be used again after that.
 struct Stored {
-    transfers: Vec<Transfer>,
+    transfers: Vec<(u64, Transfer)>,
+    /// What the store had no room for, and where it was to go.
+    refused: Vec<(u64, Buffer)>,
     result: Result<()>,
 }
 
-fn stored(transfers: Vec<Transfer>) -> Stored {
-    Stored { transfers, result: Ok(()) }
+fn stored(transfers: Vec<(u64, Transfer)>) -> Stored {
+    Stored { transfers, refused: Vec::new(), result: Ok(()) }
 }
 
 impl Future for Stored {
     type Output = Result<()>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        let Self { transfers, result } = self.get_mut();
-        while let Some(transfer) = transfers.last_mut() {
-            if let Err(error) = ready!(transfer.poll_unpin(context)).result {
-                *result = Err(error.into());
+        let Self { transfers, refused, result } = self.get_mut();
+        while let Some((place, transfer)) = transfers.last_mut() {
+            let ended = ready!(transfer.poll_unpin(context));
+            if let Err(error) = ended.result {
+                let error = Error::from(error);
+                if error.kind() == Kind::NoSpace {
+                    refused.extend(ended.buffer.map(|buffer| (*place, buffer)));
+                }
+                // A failure of another kind is what counts: waiting does not mend it.
+                if result.is_ok() || error.kind() != Kind::NoSpace {
+                    *result = Err(error);
+                }
             }
             transfers.pop();
         }

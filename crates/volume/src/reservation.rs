@@ -61,12 +61,17 @@ impl Core {
         if units.is_empty() {
             return Ok(false);
         }
-        self.begin_reservation(io, &units).await?;
-        let data = !self.is_transactional() || mutated(Mutation::TransactionLeaks);
-        // Anchored, whatever the level: of what is only durable, a successor that has claimed the volume already knows nothing.
-        self.commit(io, Want { data, anchor: true, urgent: true, ..Want::default() }).await?;
+        self.reserve_units(io, &units).await?;
         self.space.activate(&units);
         Ok(true)
+    }
+
+    /// Reserves these units; durable when it returns.
+    pub(crate) async fn reserve_units(&self, io: &Io, units: &[u32]) -> Result<()> {
+        self.begin_reservation(io, units).await?;
+        let data = !self.is_transactional() || mutated(Mutation::TransactionLeaks);
+        // Anchored, whatever the level: of what is only durable, a successor that has claimed the volume already knows nothing.
+        self.commit(io, Want { data, anchor: true, urgent: true, ..Want::default() }).await.map(drop)
     }
 
     /// Has the next commit reserve units, which are usable when that is durable.
@@ -116,7 +121,7 @@ impl Core {
     }
 
     /// A node's place is named by the tree that is being built, and by nothing that a later freeze could miss.
-    fn take_node_place(&self) -> Option<u64> {
+    pub(crate) fn take_node_place(&self) -> Option<u64> {
         let run = self.space.take(Purpose::Nodes, 1, 0).into_iter().next()?;
         self.space.placed([run.clone()]);
         Some(run.start)
@@ -138,7 +143,12 @@ impl Core {
                 self.space.drain().await;
                 continue;
             }
-            if !self.reserve(io, MAX_UNITS).await? && !self.space.take_over() {
+            let reserved = self.reserve(io, MAX_UNITS).await?;
+            if !reserved && self.space.is_discarding() {
+                self.discards_ended().await;
+                continue;
+            }
+            if !reserved && !self.space.take_over() {
                 return Err(Error::new(
                     Kind::NoSpace,
                     "no block is left for the volume's own map; detach it, enlarge its backing file and attach it again",

@@ -17,10 +17,12 @@
 //!    and taken only a part.
 //! 7. A superblock lists each unit that a write may still be on its way to: one that was given up goes on being listed until all writes that
 //!    had begun by then have ended. No run of it that a queue still holds is written to after that (`Core::run_age`).
+//! 8. A discard is a write: only blocks of a unit that is reserved for it, taken before it begins and given back when it has ended.
 //!
 //! Nodes of the map and data go to units of their own, as far as there is room (decision 31). No promise rests on that.
 
 mod bits;
+mod discard;
 mod inner;
 mod reserve;
 
@@ -56,6 +58,8 @@ pub(crate) struct Space {
     progress: Arc<Event>,
     /// Bytes of current views above which those that can be spared leave memory.
     most_bytes: u64,
+    /// Whether what is taken lies near what is there already, so that a store that gives space as it is written to gives little.
+    near: bool,
     inner: Mutex<Inner>,
 }
 
@@ -66,16 +70,29 @@ impl Space {
         readers: Arc<Readers>,
         progress: Arc<Event>,
         most_bytes: u64,
+        near: bool,
     ) -> Self {
-        Self { geometry, readers, writers: Arc::default(), progress, most_bytes, inner: Mutex::default() }
+        Self {
+            geometry,
+            readers,
+            writers: Arc::default(),
+            progress,
+            most_bytes,
+            near,
+            inner: Mutex::default(),
+        }
     }
 
     /// Free space as of the published bitmap: `free[u]` free blocks in unit `u`; none of it in the predecessor's units, and without the
     /// blocks that the replayed journal names.
     pub(crate) fn begin(&self, free: &[u32], foreign: &[u32], held: &[u64]) {
         let mut inner = self.lock();
-        let unit = |free: &u32| Unit { free: *free, state: State::Open, purpose: Purpose::Data };
-        inner.units = free.iter().map(unit).collect();
+        let unit = |(number, free): (u32, &u32)| {
+            let range = self.geometry.unit_range(number);
+            let blocks = u32::try_from(range.end - range.start).unwrap_or(u32::MAX);
+            Unit { blocks, free: *free, state: State::Open, purpose: Purpose::Data, untidy: false }
+        };
+        inner.units = (0..).zip(free).map(unit).collect();
         for unit in foreign {
             if let Some(unit) = inner.units.get_mut(*unit as usize) {
                 unit.state = State::Foreign;
@@ -150,6 +167,12 @@ impl Space {
             inner.release(&self.geometry, block);
         }
         drop(inner);
+        self.progress.notify(usize::MAX);
+    }
+
+    /// Gives back the place of a node that was not written there, after all.
+    pub(crate) fn give_node_place_back(&self, place: u64) {
+        self.lock().release(&self.geometry, place);
         self.progress.notify(usize::MAX);
     }
 

@@ -13,10 +13,12 @@ use crate::block_cache::BlockCache;
 use crate::cache::{Cache, NodeKey};
 use crate::commit::Commit;
 use crate::core::{Core, Counters, Limits};
+use crate::discarding::Discards;
 use crate::error::{Error, Kind, Result};
 use crate::format::ad::Tree;
 use crate::format::entry::{Entry, entry_at};
 use crate::format::header::Header;
+use crate::format::protections::Provision;
 use crate::format::superblock::MAX_LEGS;
 use crate::geometry::Geometry;
 use crate::header_change::InForce;
@@ -31,6 +33,7 @@ use crate::pace::Pace;
 use crate::readers::Readers;
 use crate::replay::Replayed;
 use crate::space::Space;
+use crate::store_room::allocate_fixed;
 
 impl Attaching {
     #[expect(clippy::too_many_arguments, reason = "each is one finding of the attach, used once, here")]
@@ -54,6 +57,7 @@ impl Attaching {
             foreign.clear();
         }
         let journal = Journal::new(&geometry, replayed.generation, replayed.head, &used, &foreign)?;
+        let thin = header.provision == Provision::Thin;
         let (limits, cache) = limits(&geometry, self.options.memory);
         Ok(Core {
             random: Arc::clone(&self.environment.random),
@@ -64,7 +68,9 @@ impl Attaching {
                 Arc::clone(&readers),
                 Arc::clone(&progress),
                 self.options.memory / VIEWS_SHARE,
+                thin,
             ),
+            discards: Discards::new(!self.read_only && self.options.discard.unwrap_or(thin)),
             geometry,
             header,
             keys,
@@ -101,6 +107,9 @@ impl Attaching {
             unanchored_pins: Mutex::new(Vec::new()),
             closing: AtomicBool::new(false),
             spilled: AtomicBool::new(false),
+            begun: AtomicBool::new(false),
+            store_is_short: AtomicBool::new(false),
+            ticked: Event::new(),
             run_age: AtomicU64::new(1),
             stopping: AtomicBool::new(false),
             in_force: InForce::new(in_force),
@@ -114,6 +123,11 @@ impl Attaching {
 
     /// Makes the first reservations and the session's first superblock.
     pub(crate) async fn start(&self, mut core: Core, replayed: Replayed) -> Result<Arc<Core>> {
+        if core.header.provision == Provision::Thin {
+            // What cannot be had now is asked for again when it is written.
+            let _ = allocate_fixed(core.environment.store.as_ref(), &core.geometry);
+            core.look_at_store();
+        }
         let held: Vec<u64> = replayed.overlay.physical_blocks();
         let mut foreign: Vec<u32> = replayed.foreign_units.iter().copied().collect();
         if mutated(Mutation::ForeignUnitsTaken) {
@@ -123,6 +137,7 @@ impl Attaching {
         *core.new_salts.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner) = replayed.salts;
         let free = core.count_free(&self.io).await?;
         core.space.begin(&free, &foreign, &held);
+        core.look_for_untidy(&free);
         core.begin_session_epoch()?;
         let closed = replayed.closed;
         let legs = closed.len() + 1;
@@ -143,9 +158,13 @@ impl Attaching {
         let units = core.space.choose(want, crate::format::superblock::MAX_UNITS / 2);
         core.load_units(&self.io, &units).await?;
         core.space.activate(&units);
+        let for_nodes = core.space.choose_for_nodes(core.node_room(), NODE_UNITS);
+        core.load_units(&self.io, &for_nodes).await?;
+        core.space.activate(&for_nodes);
         core.publish(&self.io, &core.commit.end(&core.geometry), closed).await?;
         // Somebody who claimed the volume before our reservations were there may have chosen the same units.
         core.confirm_claim().await?;
+        core.ask_node_room();
         if !mutated(Mutation::CopiesLeftApart) {
             core.mend_copies(&self.io).await?;
         }
@@ -153,9 +172,13 @@ impl Attaching {
             // Before anybody is served: sessions that end soon after they began, one after the other, must not use up the journal.
             core.tidy(&self.io).await?;
         }
+        core.begun.store(true, std::sync::atomic::Ordering::SeqCst);
         Ok(Arc::new(core))
     }
 }
+
+/// Units that a thin volume begins with for its nodes.
+const NODE_UNITS: usize = 16;
 
 /// Bytes that one change takes in overlay and pending list, with the maps' slack.
 const CHANGE_BYTES: u64 = 224;

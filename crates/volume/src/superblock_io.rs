@@ -175,7 +175,7 @@ impl Core {
             seal_superblock(&self.keys.key, self.keys.suite, &self.header.volume, slot, &salt, &superblock)?;
         let mut buffer = io.buffer(1);
         buffer.copy_from(0, &page);
-        io.write(SUPERBLOCK_START + u64::from(slot), buffer).await?;
+        self.write_fixed(io, SUPERBLOCK_START + u64::from(slot), buffer).await?;
         io.flush().await?;
         self.counters.superblock_writes.add(1);
         Ok(units)

@@ -46,6 +46,16 @@ pub struct Status {
     pub size: u64,
     /// Size of the store that the volume occupies, bytes.
     pub store_size: u64,
+    /// What the store takes where it lies, bytes; `None` where nobody can tell, as of a device.
+    pub store_taken: Option<u64>,
+    /// What is left there, bytes.
+    pub store_left: Option<u64>,
+    /// Whether free space is given back to the store: `on`, `off`, or `refused` by the store.
+    pub discard: String,
+    /// Why the store refused.
+    pub discard_refused: Option<String>,
+    /// Blocks that the store was told to forget.
+    pub store_discarded_blocks: u64,
     /// The store's name.
     pub store: String,
     /// The anchor's address.
@@ -120,6 +130,8 @@ pub struct Status {
     pub waits_for_space: u64,
     /// Times a writer had to wait for a checkpoint to advance.
     pub waits_for_checkpoint: u64,
+    /// Times something had to wait because the store had no room.
+    pub waits_for_store: u64,
     /// Whether a change of key is under way: something may be sealed under an old key still.
     pub rekeying: bool,
     /// Data blocks that were sealed anew for it.
@@ -185,12 +197,15 @@ impl Volume {
     /// Ends the session cleanly: no more requests are taken; the maintenance job makes a last checkpoint and releases the anchor.
     pub fn stop(&self) {
         self.0.stopping.store(true, Ordering::SeqCst);
+        self.0.ticked.notify(usize::MAX);
         self.0.work.notify(usize::MAX);
         self.0.progress.notify(usize::MAX);
     }
 
     /// To be called now and then (every 100 ms, say): lets time-bound work begin.
     pub fn tick(&self) {
+        self.0.look_at_store();
+        self.0.ticked.notify(usize::MAX);
         self.0.work.notify(usize::MAX);
     }
 
@@ -284,6 +299,8 @@ impl Volume {
         let block = memory::BLOCK_SIZE as u64;
         let anchor = core.environment.anchor.as_ref();
         let health = anchor.map(|anchor| anchor.health()).unwrap_or_default();
+        let usage = core.environment.store.usage();
+        let (discard, refused) = core.discards.state();
         Status {
             volume: hex::encode(core.header.volume),
             suite: core.header.suite.to_string(),
@@ -295,6 +312,11 @@ impl Volume {
             sealing: if core.shared_buffers { "staged" } else { "private" }.into(),
             size: core.geometry.logical_bytes(),
             store_size: core.geometry.physical_blocks * block,
+            store_taken: usage.map(|usage| usage.taken),
+            store_left: usage.map(|usage| usage.left),
+            discard: discard.into(),
+            discard_refused: refused.map(|error| error.to_string()),
+            store_discarded_blocks: core.discards.blocks.load(Ordering::SeqCst),
             store: core.environment.store.name(),
             anchor: anchor.map(|anchor| anchor.address()),
             anchor_away: health.away.map(AnchorAway::new),
@@ -332,6 +354,7 @@ impl Volume {
             corrupt_nodes: counters.corrupt_nodes.get(),
             waits_for_space: counters.waits_for_space.get(),
             waits_for_checkpoint: counters.waits_for_checkpoint.get(),
+            waits_for_store: counters.waits_for_store.get(),
             rekeying: core.keys.boundary().is_some(),
             resealed_blocks: counters.resealed_blocks.get(),
             failure: core.commit.poisoned().map(|error| error.to_string()),

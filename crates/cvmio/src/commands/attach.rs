@@ -60,6 +60,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
         policy_file: whole(&policy_path)?,
         memory: args.memory,
         block_cache: args.block_cache.unwrap_or(0),
+        discard: args.discard,
         queues: args.queues,
         show,
         reading: match (args.read_only, args.force) {

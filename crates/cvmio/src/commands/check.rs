@@ -11,28 +11,18 @@ use crate::cli::Check;
 use daemon::check::{Report, THREADS, check};
 use daemon::control::Request;
 use daemon::failure::Failure;
+use daemon::output;
 use daemon::runtime::Place;
-use daemon::{input, output};
 
 /// How often it is seen how far a check has come.
 const GLANCE: Duration = Duration::from_millis(20);
 
 pub fn run(args: &Check) -> Result<(), Failure> {
-    let report = match attached(args)? {
+    let report = match offline::running(&args.offline.store, &args.runtime)? {
         Some(place) => by_daemon(&place)?,
         None => offline(args)?,
     };
     show(args, &report)
-}
-
-/// The place of a volume of this name, unless there is a store of this name.
-fn attached(args: &Check) -> Result<Option<Place>, Failure> {
-    let store = &args.offline.store;
-    let name = store.to_str().and_then(|name| input::parse_name(name).ok());
-    match name {
-        Some(name) if !store.exists() => Ok(Some(Place::new(&args.runtime.directory()?, &name))),
-        _ => Ok(None),
-    }
 }
 
 /// Lets the daemon check, and shows how far it has come.

@@ -29,6 +29,7 @@ pub(super) struct Wanted<'a> {
 pub fn run(args: &Create) -> Result<(), Failure> {
     let wanted = Wanted { store: &args.store, size: args.size, new: &args.new };
     let policy_path = input::default_policy(&args.store, args.new.policy.as_deref())?;
+    refuse_same(&args.store, &policy_path, &args.new, &[])?;
     input::check_new_policy(&policy_path, args.new.force)?;
     let options = options(wanted)?;
     check_anchor(&args.new)?;
@@ -44,6 +45,25 @@ pub fn run(args: &Create) -> Result<(), Failure> {
         let _ = fs::remove_file(&policy_path);
     }
     report(args, &made?, &policy_path)
+}
+
+/// Before anything is made or opened: what is given for two things.
+pub(super) fn refuse_same(
+    store: &Path,
+    policy: &Path,
+    new: &NewVolume,
+    more: &[(&str, Option<&Path>)],
+) -> Result<(), Failure> {
+    let anchor = input::anchor_file(new.anchor.as_deref());
+    let mut named = vec![
+        ("store", Some(store)),
+        ("policy", Some(policy)),
+        ("anchor", anchor.as_deref()),
+        ("key file", new.credential.key_file.as_deref()),
+        ("passphrase file", new.credential.passphrase_file.as_deref()),
+    ];
+    named.extend_from_slice(more);
+    input::refuse_same(&named)
 }
 
 /// Makes store and anchor where they are not there, and lets `create` make the volume. If that fails, what was made goes again.

@@ -48,6 +48,7 @@ fn grow(args: &Grow, logical_blocks: Option<u64>) -> Result<(), Failure> {
     let offline = &args.offline;
     let policy_path = input::default_policy(&offline.store, offline.policy.as_deref())?;
     let policy = input::read_policy(&policy_path)?;
+    input::check_policy_can_follow(&policy_path)?;
     // With the lock of one who writes: nobody on this machine may have it attached.
     let store = system::open_store(&offline.store, offline.buffered)?;
     let anchor = system::open_anchor(&policy)?;

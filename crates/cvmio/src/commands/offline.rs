@@ -20,11 +20,22 @@ pub struct Opened {
     pub credential: Credential,
 }
 
-/// Where the volume runs that `store` names, if it is no path.
+/// Where the volume runs that `store` names, if it is no path. The name of an attached volume is one, whatever lies in the working directory; a
+/// file of the same name is meant by `./NAME`.
 pub fn running(store: &Path, runtime: &RuntimeArgs) -> Result<Option<Place>, Failure> {
-    match store.to_str().and_then(|name| input::parse_name(name).ok()) {
-        Some(name) if !store.exists() => Ok(Some(Place::new(&runtime.directory()?, &name))),
-        _ => Ok(None),
+    let Some(name) = store.to_str().and_then(|name| input::parse_name(name).ok()) else { return Ok(None) };
+    match (runtime.directory().map(|runtime| Place::new(&runtime, &name)), store.exists()) {
+        (Ok(place), true) if !place.exists() => Ok(None),
+        // Without a runtime directory nothing is attached.
+        (Err(_), true) => Ok(None),
+        (place, there) => {
+            if there {
+                output::warning(&format!(
+                    "{name} is the attached volume; for the file of this name write ./{name}"
+                ));
+            }
+            place.map(Some)
+        }
     }
 }
 

@@ -46,6 +46,9 @@ pub fn run(args: &Reanchor) -> Result<(), Failure> {
         )
         .into());
     }
+    if args.anchor.is_some() {
+        input::check_policy_can_follow(&policy_path)?;
+    }
     let opened = Opened { environment, policy: policy.clone(), credential };
     let after = accept(args, opened, survey.chosen, &policy_path)?;
     warn(&policy, &after, &survey);

@@ -6,7 +6,7 @@ use crate::cli::{List, Named, Scrub};
 use daemon::control::Request;
 use daemon::failure::Failure;
 use daemon::output;
-use daemon::runtime::{self, Place};
+use daemon::runtime::{self, Place, Silent};
 
 fn ask(args: &Named, request: &Request) -> Result<Value, Failure> {
     Place::new(&args.runtime.directory()?, &args.name).ask(request)
@@ -45,7 +45,7 @@ pub fn scrub(args: &Scrub) -> Result<(), Failure> {
 }
 
 pub fn status(args: &Named) -> Result<(), Failure> {
-    let answer = ask(args, &Request::Status)?;
+    let answer = Place::new(&args.runtime.directory()?, &args.name).ask_soon(&Request::Status)?;
     if args.json {
         return output::print_json(&answer["report"]);
     }
@@ -54,7 +54,11 @@ pub fn status(args: &Named) -> Result<(), Failure> {
 }
 
 pub fn list(args: &List) -> Result<(), Failure> {
-    let running = runtime::running(&args.runtime.directory()?);
+    let directory = args.runtime.directory()?;
+    let running = runtime::running(&directory);
+    let summary = |name: &str, status: &Result<Value, Failure>| {
+        summary(name, status, || Place::new(&directory, name).silent())
+    };
     if args.json {
         let all: Vec<Value> = running.iter().map(|(name, status)| summary(name, status)).collect();
         return output::print_json(&all);
@@ -68,7 +72,7 @@ pub fn list(args: &List) -> Result<(), Failure> {
     Ok(())
 }
 
-fn summary(name: &str, status: &Result<Value, Failure>) -> Value {
+fn summary(name: &str, status: &Result<Value, Failure>, silent: impl FnOnce() -> Option<Silent>) -> Value {
     match status {
         Ok(answer) => {
             let report = &answer["report"];
@@ -79,6 +83,10 @@ fn summary(name: &str, status: &Result<Value, Failure>) -> Value {
             json!({ "name": name, "state": state, "size": volume["size"], "device": device, "store": volume["store"],
                 "process": report["process"] })
         }
+        Err(failure) if failure.is_silent() => {
+            let Silent { process, stopped, seconds } = silent().unwrap_or_default();
+            json!({ "name": name, "state": "silent", "process": process, "stopped": stopped, "silent-seconds": seconds })
+        }
         Err(_) => json!({ "name": name, "state": "dead" }),
     }
 }
@@ -86,7 +94,11 @@ fn summary(name: &str, status: &Result<Value, Failure>) -> Value {
 fn row(summary: &Value) -> [String; 5] {
     let text = |key: &str| summary[key].as_str().unwrap_or("-").to_string();
     let size = summary["size"].as_u64().map_or("-".into(), output::bytes);
-    [text("name"), text("state"), size, text("device"), text("store")]
+    let state = match summary["silent-seconds"].as_u64() {
+        Some(seconds) => format!("does not answer since {seconds} s"),
+        None => text("state"),
+    };
+    [text("name"), state, size, text("device"), text("store")]
 }
 
 /// Columns as wide as their widest cell.

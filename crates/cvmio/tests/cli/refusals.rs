@@ -96,7 +96,7 @@ const CASES: &[Case] = &[
     ),
     case("cut by a block", |desk| resize(desk, -4096), ATTACH, 3),
     case("cut inside the header", |desk| desk.write("disk.img", &desk.read("disk.img")[..4096]), ATTACH, 3),
-    case("cut to a part of a block", |desk| resize(desk, -1), ATTACH, 2),
+    case("cut to a part of a block", |desk| resize(desk, -1), ATTACH, 3),
     case("unknown version", |desk| poke_both(desk, 8, &[9]), ATTACH, 4),
     case(
         "unknown version, checked",

@@ -32,6 +32,10 @@ impl Desk {
         let desk = Self { directory };
         desk.write("key", &[7; 32]);
         desk.write("other", &[8; 32]);
+        for key in ["key", "other"] {
+            let owner = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+            std::fs::set_permissions(desk.path(key), owner).unwrap();
+        }
         desk
     }
 

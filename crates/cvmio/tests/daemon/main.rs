@@ -6,6 +6,7 @@ mod common;
 mod at_once;
 mod detach;
 mod grow;
+mod hands;
 mod key;
 mod left;
 mod life;

@@ -4,12 +4,18 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use export::fuse::{Mount, Options};
 
 use super::{Disk, Front, Shown, holders, in_use};
 use crate::failure::Failure;
 use crate::runtime::Claim;
+
+/// How long those who are leaving are waited for, and how often they are looked at.
+const LEAVING: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// A mounted file.
 pub struct Fuse {
@@ -26,8 +32,16 @@ pub fn check(mount: Option<&Path>, use_loop: bool) -> Result<(), Failure> {
             path.display()
         )));
     }
+    if let Some(path) = mount
+        && std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some())
+    {
+        return Err(Failure::usage(format!(
+            "{} is not empty, and what is in it would be hidden; name an empty directory with --mount",
+            path.display()
+        )));
+    }
     if !Path::new("/dev/fuse").exists() {
-        return Err(Failure::usage("this kernel has no FUSE; load its module (modprobe fuse)"));
+        return Err(no_fuse(&std::fs::read_to_string("/proc/filesystems").unwrap_or_default()));
     }
     let control = use_loop.then(|| File::options().read(true).write(true).open("/dev/loop-control"));
     if let Some(Err(error)) = control
@@ -38,6 +52,19 @@ pub fn check(mount: Option<&Path>, use_loop: bool) -> Result<(), Failure> {
         ));
     }
     Ok(())
+}
+
+/// `known`: the kernel's list of file systems (proc_filesystems(5)).
+fn no_fuse(known: &str) -> Failure {
+    let has_fuse = known.lines().any(|line| line.split_whitespace().next_back() == Some("fuse"));
+    Failure::usage(match has_fuse {
+        true => {
+            "there is no /dev/fuse here, though the kernel has FUSE: give this container the device (--device /dev/fuse --cap-add SYS_ADMIN), or attach the volume with --as nbd"
+        }
+        false => {
+            "there is no /dev/fuse, and the kernel has no FUSE yet; load its module (modprobe fuse), or attach the volume with --as nbd"
+        }
+    })
 }
 
 impl Fuse {
@@ -87,14 +114,35 @@ impl Front for Fuse {
     }
 
     fn hide(&self) -> Result<(), Failure> {
-        let users = holders::of(self.mount.file());
-        if !users.is_empty() {
-            return Err(in_use(&users));
+        let file = self.mount.file();
+        let users = || {
+            let mut users = holders::of(file);
+            for device in export::loopdev::holders(file).unwrap_or_default() {
+                users.extend(holders::of_block_device(&device));
+            }
+            users.sort();
+            users.dedup();
+            users
+        };
+        let found = users();
+        if !found.is_empty() {
+            return Err(in_use(&found));
         }
-        for device in export::loopdev::holders(self.mount.file())? {
+        for device in export::loopdev::holders(file)? {
             loop_detach(&device)?;
         }
-        Ok(self.mount.unmount()?)
+        // Whoever has closed the file, or is about to end, leaves a moment before the kernel lets go of it.
+        let begun = Instant::now();
+        loop {
+            match self.mount.unmount() {
+                Err(export::Error::Busy(_)) if begun.elapsed() < LEAVING => thread::sleep(PAUSE),
+                Err(export::Error::Busy(why)) => {
+                    let found = users();
+                    return Err(if found.is_empty() { Failure::usage(why) } else { in_use(&found) });
+                }
+                ended => return Ok(ended?),
+            }
+        }
     }
 }
 
@@ -151,4 +199,15 @@ fn helper(command: &str, more: &[&str], path: &Path) -> Result<String, Failure> 
         Some(2) => Failure::usage(message),
         _ => Failure::io(message),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_container_without_the_device_is_told_from_a_kernel_without_the_driver() {
+        assert!(no_fuse("nodev\tfuse\n\text4\n").to_string().contains("--device /dev/fuse"));
+        assert!(no_fuse("nodev\tfusectl\n\text4\n").to_string().contains("modprobe fuse"));
+    }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use volume::policy::{MAX_SIZE, Policy};
 
-use super::file::{check_directory, new_file, unwritten};
+use super::file::{check_new_file, new_file, unwritten};
 use crate::failure::Failure;
 
 /// Where a store's policy lies unless the user says otherwise: beside it.
@@ -76,7 +76,19 @@ pub fn check_new_policy(path: &Path, force: bool) -> Result<(), Failure> {
     if !force && path.exists() {
         return Err(Failure::usage(already_there(path)));
     }
-    check_directory(path).map_err(|error| unwritten("policy", path, &error))
+    check_new_file(path, force).map_err(|error| cannot_be_written(path, &error))
+}
+
+/// Finds what would keep a policy from being replaced, before anything is done that it would have to follow.
+pub fn check_policy_can_follow(path: &Path) -> Result<(), Failure> {
+    check_new_file(path, true).map_err(|error| cannot_be_written(path, &error))
+}
+
+fn cannot_be_written(path: &Path, error: &io::Error) -> Failure {
+    Failure::usage(format!(
+        "the policy {} cannot be written: {error}; nothing was changed. Make it writable, or name with --policy a copy that is",
+        path.display()
+    ))
 }
 
 /// Writes a new policy file and makes it durable, with its directory. An older one is replaced as a whole, and only if `force` is set.
@@ -96,7 +108,9 @@ pub fn save_when_grown(path: &Path) -> volume::SavePolicy {
         save_policy(&path, policy, true).map_err(|failure| {
             volume::Error::new(
                 volume::Kind::Io,
-                format!("{failure}; the volume has grown: grow it again to end it"),
+                format!(
+                    "{failure}; the volume has grown, and its policy has not followed: grow it again, with a policy that can be written, to end it"
+                ),
             )
         })
     })

@@ -99,6 +99,11 @@ fn volume(page: &mut Page, status: &Status) {
         sealing,
         size,
         store_size,
+        store_taken,
+        store_left,
+        discard: _,
+        discard_refused,
+        store_discarded_blocks,
         store,
         anchor,
         anchor_away,
@@ -136,6 +141,7 @@ fn volume(page: &mut Page, status: &Status) {
         corrupt_nodes,
         waits_for_space,
         waits_for_checkpoint,
+        waits_for_store,
         rekeying,
         resealed_blocks,
         failure,
@@ -163,6 +169,22 @@ fn volume(page: &mut Page, status: &Status) {
 
     page.gauge("size_bytes", "Size that the volume shows.", size);
     page.gauge("store_size_bytes", "Size of the store that the volume occupies.", store_size);
+    if let Some(taken) = store_taken {
+        page.gauge("store_taken_bytes", "What the store takes where it lies.", taken);
+    }
+    if let Some(left) = store_left {
+        page.gauge("store_left_bytes", "What is left where the store lies.", left);
+    }
+    page.counter(
+        "store_discarded_bytes_total",
+        "Free space that the store was told to forget.",
+        bytes(*store_discarded_blocks),
+    );
+    page.gauge(
+        "store_discard_refused",
+        "1 when the store does not take free space back, although it should.",
+        u8::from(discard_refused.is_some()),
+    );
     page.gauge("mapped_bytes", "Data on the volume as of the last checkpoint.", bytes(*mapped_blocks));
     page.gauge("free_bytes", "Space that new data could take.", bytes(*free_blocks));
     page.gauge("pinned_bytes", "Space that is freed but cannot be used again yet.", bytes(*pinned_blocks));
@@ -231,6 +253,11 @@ fn volume(page: &mut Page, status: &Status) {
         "waits_for_checkpoint_total",
         "Times a writer had to wait for a checkpoint.",
         waits_for_checkpoint,
+    );
+    page.counter(
+        "waits_for_store_total",
+        "Times something waited because the store had no room.",
+        waits_for_store,
     );
 }
 

@@ -55,6 +55,11 @@ impl Peer {
         Ok(Self { process, sign })
     }
 
+    /// Its process, as this one sees it; 0 if it does not.
+    pub fn process(&self) -> libc::pid_t {
+        self.process
+    }
+
     /// Waits until it has ended, whoever its parent is, and whether or not that has taken note of it.
     ///
     /// # Errors

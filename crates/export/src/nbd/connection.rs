@@ -57,12 +57,10 @@ impl Connection {
 
     async fn take(&self, request: &wire::Request, input: &mut (impl AsyncBufRead + Unpin)) -> io::Result<()> {
         let is_write = request.command == Command::Write;
-        if is_write && request.length > MAX_REQUEST {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a write is too large"));
-        }
         let answer = self.answer(request).await;
         if let Err(errno) = self.check(request) {
             if is_write {
+                // All of it, however large: behind it the next request begins, and the client hears what was wrong.
                 copy_buf(input.take(request.length.into()), &mut sink()).await?;
             }
             answer.send(Err(errno));
@@ -97,7 +95,7 @@ impl Connection {
                 (length.min(MAX_REQUEST), Form::Data { offset, length })
             }
             Command::Read => (length.min(MAX_REQUEST), Form::Simple),
-            Command::Write => (length, Form::Simple),
+            Command::Write => (length.min(MAX_REQUEST), Form::Simple),
             Command::BlockStatus if self.agreed.structured => {
                 let one = flags.has(Flags::ONE_EXTENT);
                 (STATUS, Form::Status { skip: offset % BLOCK_SIZE, length, one })
@@ -122,7 +120,7 @@ impl Connection {
         if changes && self.read_only {
             return Err(Errno::PERM);
         }
-        let too_large = command == Command::Read && length > MAX_REQUEST;
+        let too_large = matches!(command, Command::Read | Command::Write) && length > MAX_REQUEST;
         if length == 0 || too_large || !flags.fit(command, self.agreed.structured) {
             return Err(Errno::INVAL);
         }

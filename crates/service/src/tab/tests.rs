@@ -9,7 +9,7 @@ const TABLE: &str = "\
 # name  store      policy            key                    options
 ledger  /dev/vdb   /etc/ledger.toml  key-file:/k/ledger     fs=ext4,mountpoint=/srv/ledger,mount-option=noatime,mount-option=nodev,nofail
 
-  scratch /dev/vdc /etc/scratch.toml passphrase-file:/k/p   loop,noauto,memory=64M,block-cache=1G,queues=4,interval=500ms,provision=thin,metrics=unix:/m
+  scratch /dev/vdc /etc/scratch.toml passphrase-file:/k/p   loop,noauto,memory=64M,block-cache=1G,discard=on,queues=4,interval=500ms,provision=thin,metrics=unix:/m
 plain\t/dev/vdd\t/etc/plain.toml\tkey-file:/k/plain\t-
 device /dev/vde /etc/device.toml key-file:/k/device       as=auto,on-tamper=read-only,tamper-hook=/usr/sbin/page
 root   /dev/vda /etc/root.toml   ask                      initramfs,on-tamper=stop

@@ -34,6 +34,8 @@ pub(super) struct Desk {
     /// Flushes that ended well.
     flushes: u64,
     pub(super) writes: u64,
+    /// Digests of the records that it wrote, by place.
+    pub(super) records: HashMap<u64, [u8; 32]>,
     /// Which volume key its guest has.
     pub(super) key: usize,
     /// Units that its last superblock lists; none before the first.

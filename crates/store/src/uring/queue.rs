@@ -13,6 +13,7 @@ use rustix::event::PollFlags;
 use slab::Slab;
 use uring::{Doorbell, Entry, Reason, Ring, SetupError, Threads, opcode, types};
 
+use super::discard::{Discard, Discarder};
 use super::transfer::{Direction, Outcome, Part, Transfer, merge};
 use crate::file::Inner;
 use crate::{Buffer, Completion, Error, ErrorKind, Operation, Queue};
@@ -67,6 +68,8 @@ pub(crate) struct FileQueue {
     /// Where the doorbell's read goes; on the heap, so that it stays put.
     doorbell_count: Box<[u8; 8]>,
     doorbell_armed: bool,
+    /// From the first discard on that the ring cannot have.
+    discarder: Option<Discarder>,
 }
 
 impl FileQueue {
@@ -96,6 +99,7 @@ impl FileQueue {
             doorbell: Arc::new(doorbell),
             doorbell_count: Box::new([0; 8]),
             doorbell_armed: false,
+            discarder: None,
             store,
         })
     }
@@ -145,7 +149,7 @@ impl FileQueue {
         let entry = match &mut self.flying[slot] {
             Job::Transfer(transfer) => transfer.entry(FILE, self.registered),
             Job::Flush { .. } => opcode::Fsync::new(FILE).flags(types::FsyncFlags::DATASYNC).build(),
-            // For a device, too: the kernel makes it a discard or a write of zeroes.
+            // For a device, too: the kernel makes it a write of zeroes that takes no space.
             Job::Discard { block, blocks, .. } => opcode::Fallocate::new(FILE, *blocks * 4096)
                 .offset(*block * 4096)
                 .mode(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
@@ -187,6 +191,10 @@ impl FileQueue {
             }
         }
         self.results = results;
+        let discarded = self.discarder.as_ref().map(Discarder::ended).unwrap_or_default();
+        for (Discard { token, block, .. }, result) in discarded {
+            self.end_with(token, "discard", Some(block), result);
+        }
     }
 
     fn settle(&mut self, slot: usize, result: i32) {
@@ -200,20 +208,44 @@ impl FileQueue {
         }
         let (operation, token, block) = match self.flying.remove(slot) {
             Job::Flush { token } => ("flush", token, None),
-            Job::Discard { token, block, .. } => ("discard", token, Some(block)),
+            Job::Discard { token, block, blocks } => {
+                if result == -libc::EOPNOTSUPP && self.store.is_device {
+                    // It cannot write zeros without taking space, but it may forget.
+                    return self.discard_device(token, block, blocks);
+                }
+                ("discard", token, Some(block))
+            }
             Job::Watch { token, .. } => {
                 self.watching -= 1;
                 ("watch", token, None)
             }
             Job::Transfer(_) => return,
         };
-        let ignored = operation == "discard" && result == -libc::EOPNOTSUPP;
-        let result = if result >= 0 || ignored {
+        self.end_with(token, operation, block, result);
+    }
+
+    fn end_with(&mut self, token: u64, operation: &'static str, block: Option<u64>, result: i32) {
+        let result = if result >= 0 {
             Ok(())
         } else {
             Err(Error { block, ..Error::from_errno(-result, operation, &self.store.name) })
         };
         self.end(token, None, result);
+    }
+
+    fn discard_device(&mut self, token: u64, block: u64, blocks: u64) {
+        let (store, doorbell) = (&self.store, &self.doorbell);
+        let started = match &mut self.discarder {
+            Some(discarder) => Ok(discarder),
+            none => Discarder::start(Arc::clone(store), Arc::clone(doorbell)).map(|new| none.insert(new)),
+        };
+        match started {
+            Ok(discarder) => discarder.submit(Discard { token, block, blocks }),
+            Err(error) => {
+                let errno = error.raw_os_error().unwrap_or(libc::EIO);
+                self.end_with(token, "discard", Some(block), -errno);
+            }
+        }
     }
 
     fn finish(&mut self, transfer: Transfer, outcome: &Outcome) {
@@ -388,6 +420,8 @@ impl Queue for FileQueue {
 
 impl Drop for FileQueue {
     fn drop(&mut self) {
+        // Waits for the one under way: another session must not find its blocks discarded.
+        drop(self.discarder.take());
         if self.drain() {
             // A device is free for others once the ring lets go of it, which it would do too late by itself.
             let _ = self.ring.unregister_files();

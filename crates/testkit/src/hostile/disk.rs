@@ -3,7 +3,7 @@
 mod crash;
 mod effect;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -48,6 +48,10 @@ pub(super) struct Disk {
     pub(super) faults: Faults,
     pub(super) shared_buffers: bool,
     pub(super) bad: Vec<(Range<u64>, i32)>,
+    /// Blocks for which there is room.
+    pub(super) room: Option<u64>,
+    /// Blocks that were given room, whatever they hold.
+    given: BTreeSet<u64>,
     chance: Chance,
     trace: Option<Trace>,
     guests: Guests,
@@ -72,6 +76,8 @@ impl Disk {
             faults,
             shared_buffers: false,
             bad: Vec::new(),
+            room: None,
+            given: image.written().collect(),
             chance: Chance::new(seed),
             trace: None,
             guests: Guests::default(),
@@ -88,6 +94,10 @@ impl Disk {
 
     pub(super) fn visible(&self) -> &Image {
         &self.visible
+    }
+
+    pub(super) fn taken(&self) -> u64 {
+        self.given.len() as u64
     }
 
     pub(super) fn set_trace(&mut self, trace: Option<Trace>) {
@@ -145,7 +155,7 @@ impl Disk {
         for (token, operation) in held.drain(..) {
             let (name, block, blocks) = describe(&operation);
             self.tell(&Event::Submitted { session, token, operation: name, block, blocks });
-            let write = matches!(operation, Operation::Write { .. });
+            let write = matches!(operation, Operation::Write { .. } | Operation::Discard { .. });
             let slow = write && self.strikes("slow_write", self.faults.slow_write, block);
             self.flights.push(Flight { session, queue, token, operation, after: self.stored, slow });
         }
@@ -200,6 +210,7 @@ impl Disk {
     pub(super) fn restore(&mut self, image: &Image) {
         self.visible = image.clone();
         self.durable = image.clone();
+        self.given.extend(image.written());
         self.cache.clear();
         self.tell(&Event::Tampered);
     }

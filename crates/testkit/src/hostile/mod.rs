@@ -93,6 +93,18 @@ impl HostileStore {
         lock(&self.disk).bad.clear();
     }
 
+    /// Has room for so many blocks in all from now on, as a file on a file system that others fill has; `None` for as many as there are. Blocks that
+    /// were written or asked for keep their room until they are discarded.
+    pub fn set_room(&self, blocks: Option<u64>) {
+        lock(&self.disk).room = blocks;
+    }
+
+    /// Blocks that the disk has given.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        lock(&self.disk).taken()
+    }
+
     /// Operations that the disk has and that have not ended, of living guests and dead ones.
     #[must_use]
     pub fn in_flight(&self) -> usize {
@@ -215,6 +227,10 @@ impl Store for HostileStore {
     fn queue(&self, _depth: u32) -> Result<Box<dyn Queue>, Error> {
         open(&self.disk, RESIDENT)
     }
+
+    fn allocate_range(&self, blocks: Range<u64>) -> Result<(), Error> {
+        lock(&self.disk).give("allocate", blocks)
+    }
 }
 
 impl Store for Session {
@@ -228,6 +244,10 @@ impl Store for Session {
 
     fn queue(&self, _depth: u32) -> Result<Box<dyn Queue>, Error> {
         open(&self.disk, self.id)
+    }
+
+    fn allocate_range(&self, blocks: Range<u64>) -> Result<(), Error> {
+        lock(&self.disk).give("allocate", blocks)
     }
 }
 

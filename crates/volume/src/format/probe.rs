@@ -127,6 +127,43 @@ impl Probe {
     }
 }
 
+/// Bytes at the end of a store that [`at_end`] looks at.
+pub const END_SIZE: usize = 2 << 20;
+
+/// Whose data the end of a store looks like. `end` is its last [`END_SIZE`] bytes, or all of it; `size` are all its bytes. What is blank at its
+/// beginning may be a disk whose first sectors were lost, and whose owner counts on the copy at its end.
+pub fn at_end(end: &[u8], size: u64) -> Option<Kind> {
+    let first = size.saturating_sub(end.len() as u64);
+    let found = |at: u64, bytes: &[u8]| {
+        at.checked_sub(first).and_then(|at| usize::try_from(at).ok()).is_some_and(|at| has(end, at, bytes))
+    };
+    let back = |bytes: u64| size.saturating_sub(bytes);
+    // UEFI, section 5.3: the backup header is the last sector, of 512 or of 4096 bytes.
+    if found(back(512), b"EFI PART") || found(back(4096), b"EFI PART") {
+        return Some(Kind::Gpt);
+    }
+    // md(4): version 0.90 in the last 64 KiB that begin at such a boundary, 1.0 at 8 KiB to 12 KiB from the end. Then the formats of Intel and
+    // of SNIA's DDF.
+    let (old, new) = ((size & !0xffff).saturating_sub(0x1_0000), back(8192) & !4095);
+    let md = b"\xfc\x4e\x2b\xa9";
+    if found(old, md)
+        || found(new, md)
+        || found(back(1024), b"Intel Raid ISM Cfg Sig. ")
+        || found(back(512), b"\xde\x11\xde\x11")
+    {
+        return Some(Kind::LinuxRaid);
+    }
+    // The last two of the four labels of a ZFS device, each of 256 KiB.
+    let labels = [1, 2].map(|label| (size & !0x3_ffff).saturating_sub(label * 0x4_0000) + 131_032);
+    let zfs: [&[u8]; 2] = [b"\x11\x7a\x0c\xb1\x7a\xda\x10\x02", b"\x02\x10\xda\x7a\xb1\x0c\x7a\x11"];
+    if labels.iter().any(|at| zfs.iter().any(|magic| found(*at, magic))) {
+        return Some(Kind::Zfs);
+    }
+    // The second metadata area, wherever it begins: a header of one sector, its magic behind a checksum.
+    let lvm = (0..end.len()).step_by(512).any(|at| has(end, at + 4, b" LVM2 x[5A%r0N*>"));
+    lvm.then_some(Kind::Lvm2)
+}
+
 fn has(start: &[u8], offset: usize, bytes: &[u8]) -> bool {
     start.get(offset..).is_some_and(|rest| rest.starts_with(bytes))
 }

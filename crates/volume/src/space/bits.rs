@@ -31,6 +31,29 @@ impl Bits {
         Some(start as u64..end as u64)
     }
 
+    /// The first run of at most `want` free blocks from `from` on; it is in use then.
+    pub(super) fn take_from(&mut self, from: u64, want: u64, length: u64) -> Option<Range<u64>> {
+        let start = (from..length).find(|bit| !self.is_used(*bit))?;
+        let most = length.min(start.saturating_add(want));
+        let end = (start..most).find(|bit| self.is_used(*bit)).unwrap_or(most);
+        for bit in start..end {
+            self.set(bit);
+        }
+        Some(start..end)
+    }
+
+    /// Free runs, the first `most` of them.
+    pub(super) fn free_runs(&self, length: u64, most: usize) -> Vec<Range<u64>> {
+        let (mut runs, mut at) = (Vec::new(), 0);
+        while runs.len() < most
+            && let Some(start) = (at..length).find(|bit| !self.is_used(*bit))
+        {
+            at = (start..length).find(|bit| self.is_used(*bit)).unwrap_or(length);
+            runs.push(start..at);
+        }
+        runs
+    }
+
     /// How many of the first `length` blocks are free.
     pub(super) fn free(&self, length: u64) -> u64 {
         (0..length).filter(|bit| !self.is_used(*bit)).count() as u64

@@ -1,6 +1,6 @@
 //! Units, their queues, and what is free in them: the state behind the lock.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
 
 use super::bits::Bits;
@@ -17,14 +17,19 @@ pub(super) enum State {
     Pending,
     /// Reserved: this session writes there.
     Usable,
+    /// Reserved: this session discards what is free there, and writes nothing.
+    Discarding,
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Unit {
+    pub(super) blocks: u32,
     pub(super) free: u32,
     pub(super) state: State,
     /// What it is kept for.
     pub(super) purpose: Purpose,
+    /// Whether the store may still have something in its free blocks.
+    pub(super) untidy: bool,
 }
 
 #[derive(Default)]
@@ -42,6 +47,9 @@ pub(super) struct Inner {
     /// Those that the last superblock lists, or one before it, and that writes of before may still be on their way to: the phase of these.
     pub(super) leaving_list: Option<(u64, HashSet<u32>)>,
     pub(super) cursor: usize,
+    /// Units in state `Discarding`, and where the search for more of them begins.
+    pub(super) discarding: BTreeSet<u32>,
+    pub(super) discard_cursor: usize,
     pub(super) free: u64,
     pub(super) held: HashMap<u32, Vec<u64>>,
     pub(super) pinned: BTreeMap<Pin, Vec<u64>>,
@@ -70,7 +78,23 @@ impl Inner {
     /// Units that a superblock would list now.
     pub(super) fn listed(&self) -> usize {
         let leaving = self.leaving_list.as_ref().map_or(0, |(_, units)| units.len());
-        self.queue.len() + self.node_queue.len() + self.emptied.len() + leaving
+        self.queue.len() + self.node_queue.len() + self.emptied.len() + leaving + self.discarding.len()
+    }
+
+    /// How many units, from the first on, are enough for who keeps near what is there already: half as many blocks are free in them as the
+    /// volume has in use, and `want` that can be had.
+    pub(super) fn zone(&self, want: u64) -> usize {
+        let used: u64 = self.units.iter().map(|unit| u64::from(unit.blocks.saturating_sub(unit.free))).sum();
+        let enough = used / 2 + want;
+        let (mut free, mut open) = (0, 0);
+        for (at, unit) in self.units.iter().enumerate() {
+            if free >= enough && open >= want {
+                return at;
+            }
+            free += if unit.state == State::Foreign { 0 } else { u64::from(unit.free) };
+            open += if unit.state == State::Open { u64::from(unit.free) } else { 0 };
+        }
+        self.units.len()
     }
 
     pub(super) fn queue_for(&mut self, purpose: Purpose) -> &mut VecDeque<u32> {
@@ -137,6 +161,7 @@ impl Inner {
         }
         let Some(entry) = self.units.get_mut(unit as usize) else { return };
         entry.free += 1;
+        entry.untidy = true;
         let state = entry.state;
         if state != State::Foreign {
             self.free += 1;

@@ -1,6 +1,7 @@
 //! A session's reservations: how units come to it, and when a superblock need not list them any more.
 
 use std::collections::{BinaryHeap, HashSet};
+use std::ops::Range;
 
 use event_listener::EventListener;
 
@@ -16,12 +17,12 @@ impl Unit {
 }
 
 impl Space {
-    /// Chooses units for a reservation of data, next-fit, until they have `want` free blocks; `most` at most. They are `Pending` then.
+    /// Chooses units for a reservation of data, next-fit, until they have `want` free blocks; `most` at most. They are `Pending` then. A volume
+    /// that keeps [near](Self::near) what is there looks at no more units than it needs.
     pub(crate) fn choose(&self, want: u64, most: usize) -> Vec<u32> {
         let mut inner = self.lock();
-        let count = inner.units.len();
-        let open: Vec<u64> = inner
-            .units
+        let count = if self.near { inner.zone(want) } else { inner.units.len() };
+        let open: Vec<u64> = inner.units[..count]
             .iter()
             .filter(|unit| unit.is_open() && unit.purpose == Purpose::Data)
             .map(|unit| u64::from(unit.free))
@@ -63,14 +64,19 @@ impl Space {
         if sum >= want {
             return Vec::new();
         }
+        let zone = if self.near { inner.zone(want) } else { inner.units.len() };
         let Inner { units, leaving, .. } = &mut *inner;
         let open = (0u32..).zip(units.iter()).filter(|(_, unit)| unit.is_open());
-        let mut best: BinaryHeap<(bool, u32, u32)> =
-            open.map(|(number, unit)| (unit.purpose == Purpose::Nodes, unit.free, number)).collect();
+        let mut best: BinaryHeap<(bool, bool, u32, u32)> = open
+            .map(|(number, unit)| {
+                let kept = unit.purpose == Purpose::Nodes;
+                (kept, kept || (number as usize) < zone, unit.free, number)
+            })
+            .collect();
         let mut chosen = Vec::new();
         while sum < want
             && chosen.len() < most
-            && let Some((_, free, number)) = best.pop()
+            && let Some((_, _, free, number)) = best.pop()
         {
             units[number as usize].state = State::Pending;
             units[number as usize].purpose = Purpose::Nodes;
@@ -79,6 +85,26 @@ impl Space {
             chosen.push(number);
         }
         chosen
+    }
+
+    /// Up to `most` free blocks, in up to `runs` runs, of those that the next nodes go to.
+    pub(crate) fn free_for_nodes(&self, most: u64, runs: usize) -> Vec<Range<u64>> {
+        let inner = self.lock();
+        let (mut found, mut left) = (Vec::new(), most);
+        for unit in &inner.node_queue {
+            let (range, Some(bits)) = (self.geometry.unit_range(*unit), inner.resident.get(unit)) else {
+                continue;
+            };
+            for run in bits.free_runs(range.end - range.start, runs - found.len()) {
+                let length = (run.end - run.start).min(left);
+                left -= length;
+                found.push(range.start + run.start..range.start + run.start + length);
+                if left == 0 || found.len() == runs {
+                    return found;
+                }
+            }
+        }
+        found
     }
 
     /// Takes a loaded unit in: `used` has a bit per block of the unit, as the published bitmap says.
@@ -115,7 +141,8 @@ impl Space {
         self.end_leaving(&mut inner);
         let leaving = inner.leaving_list.iter().flat_map(|(_, units)| units);
         let queues = inner.queue.iter().chain(&inner.node_queue);
-        let mut units: Vec<u32> = queues.chain(&inner.emptied).chain(leaving).copied().collect();
+        let mut units: Vec<u32> =
+            queues.chain(&inner.emptied).chain(leaving).chain(&inner.discarding).copied().collect();
         units.sort_unstable();
         units.dedup();
         units.truncate(most);

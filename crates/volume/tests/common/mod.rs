@@ -6,6 +6,7 @@ pub mod growing;
 pub mod late;
 pub mod medium;
 pub mod rekeying;
+pub mod roomy;
 pub mod sight;
 pub mod streaming;
 pub mod worn;

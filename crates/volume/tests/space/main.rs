@@ -6,3 +6,4 @@ mod common;
 mod aged;
 mod allocation;
 mod model;
+mod thin;

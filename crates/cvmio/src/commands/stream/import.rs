@@ -30,6 +30,14 @@ pub fn run(args: &Import) -> Result<(), Failure> {
         return check::run(args);
     }
     let policy_path = input::default_policy(args.to(), args.new.policy.as_deref())?;
+    // What is replaced is the file, not a link to it.
+    let policy_path = std::fs::canonicalize(&policy_path).unwrap_or(policy_path);
+    let stream = [
+        ("stream", Some(args.from.as_path())),
+        ("stream's key file", args.stream.stream_key_file.as_deref()),
+        ("stream's passphrase file", args.stream.stream_passphrase_file.as_deref()),
+    ];
+    create::refuse_same(args.to(), &policy_path, &args.new, &stream)?;
     let is_there = !args.new.force && policy_path.exists();
     create::check_anchor(&args.new)?;
     let (reader, length) = source::open(args)?;
@@ -37,6 +45,7 @@ pub fn run(args: &Import) -> Result<(), Failure> {
     if is_there {
         return done_already(args, reader, length, &policy_path);
     }
+    input::check_new_policy(&policy_path, args.new.force)?;
     let target = Target::find(args, &header, &policy_path)?;
     let session = Session::begin(target.open()?)?;
     let imported = copy(&session, reader, length);

@@ -65,7 +65,7 @@ impl Disk {
         self.flights = living;
         for flight in dying {
             let block = super::describe(&flight.operation).1;
-            let write = matches!(flight.operation, Operation::Write { .. });
+            let write = matches!(flight.operation, Operation::Write { .. } | Operation::Discard { .. });
             if write && self.strikes("late_write", self.faults.late_write, block) {
                 self.flights.push(flight);
             } else if matches!(flight.operation, Operation::Flush) && self.chance.coin() {

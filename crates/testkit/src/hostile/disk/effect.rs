@@ -1,5 +1,6 @@
 //! What operations do to the disk when they end.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::super::NAME;
@@ -32,6 +33,23 @@ impl Disk {
         if let Some(&(_, errno)) = bad {
             self.tell(&Event::Fault { name: "bad", block });
             return Err(Error::from_errno(errno, operation, NAME).at(block));
+        }
+        Ok(())
+    }
+
+    /// Gives these blocks room, or fails.
+    pub(in super::super) fn give(
+        &mut self,
+        operation: &'static str,
+        blocks: Range<u64>,
+    ) -> Result<(), Error> {
+        for block in blocks {
+            let room = self.room.is_none_or(|room| self.taken() < room);
+            if !self.given.contains(&block) && !room {
+                self.tell(&Event::Fault { name: "room", block });
+                return Err(Error::from_errno(libc::ENOSPC, operation, NAME).at(block));
+            }
+            self.given.insert(block);
         }
         Ok(())
     }
@@ -75,6 +93,7 @@ impl Disk {
         if self.strikes("no_space", self.faults.no_space, block) {
             return Err(Error::from_errno(libc::ENOSPC, "write", NAME).at(block));
         }
+        self.give("write", block..block + length_of(buffer))?;
         let failed = self.strikes("write_error", self.faults.write_error, block);
         for pending in blocks_of(block, buffer) {
             if !failed {
@@ -109,6 +128,9 @@ impl Disk {
                 let content = self.remains(block);
                 self.store(block, content);
             }
+        }
+        if !failed {
+            self.given.retain(|given| !(block..block + blocks).contains(given));
         }
         if failed { Err(Error::from_errno(libc::EIO, "discard", NAME).at(block)) } else { Ok(()) }
     }

@@ -1,5 +1,5 @@
 use crate::format::header;
-use crate::format::probe::{Kind, PROBE_SIZE, Probe};
+use crate::format::probe::{END_SIZE, Kind, PROBE_SIZE, Probe, at_end};
 
 type Signatures<'a> = &'a [(usize, &'a [u8])];
 
@@ -24,6 +24,27 @@ fn any_byte_is_somebodys() {
         assert_eq!(probe(&[(offset, &[1])]), Probe::Foreign(Kind::Unknown), "byte {offset}");
     }
     assert_eq!(Probe::of(&[0, 0, 1]), Probe::Foreign(Kind::Unknown));
+}
+
+#[test]
+fn the_end_of_a_disk_may_be_somebodys_though_its_beginning_is_blank() {
+    let size: u64 = (4 << 20) + 3 * 4096;
+    let found = |at: u64, bytes: &[u8]| {
+        let mut end = vec![0; END_SIZE];
+        let at = usize::try_from(at - (size - END_SIZE as u64)).unwrap();
+        end[at..at + bytes.len()].copy_from_slice(bytes);
+        at_end(&end, size)
+    };
+    assert_eq!(at_end(&[], 0), None);
+    assert_eq!(found(size - 1, &[1]), None, "a byte that means nothing to anybody");
+    assert_eq!(found(size - 512, b"EFI PART"), Some(Kind::Gpt));
+    assert_eq!(found(size - 4096, b"EFI PART"), Some(Kind::Gpt));
+    assert_eq!(found((4 << 20) - 0x1_0000, b"\xfc\x4e\x2b\xa9"), Some(Kind::LinuxRaid));
+    assert_eq!(found(size - 8192, b"\xfc\x4e\x2b\xa9"), Some(Kind::LinuxRaid));
+    assert_eq!(found(size - 1024, b"Intel Raid ISM Cfg Sig. 1.3.00"), Some(Kind::LinuxRaid));
+    assert_eq!(found(size - 512, b"\xde\x11\xde\x11"), Some(Kind::LinuxRaid));
+    assert_eq!(found((4 << 20) - 0x4_0000 + 131_032, b"\x11\x7a\x0c\xb1\x7a\xda\x10\x02"), Some(Kind::Zfs));
+    assert_eq!(found(size - (1 << 20) + 4, b" LVM2 x[5A%r0N*>"), Some(Kind::Lvm2));
 }
 
 #[test]

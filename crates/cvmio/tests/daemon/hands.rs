@@ -1,0 +1,284 @@
+//! What goes wrong in an operator's hands: one path for two things, a policy that cannot follow, limits of the shell, a daemon that does not
+//! answer, and a host that is full.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use crate::common::machine::{quietly, sh, wait_for};
+use crate::common::session::Session;
+use crate::common::{Desk, Said};
+use crate::skip_without_devices;
+use serde_json::Value;
+
+/// The first MiB of a file.
+fn head(file: &Path) -> Vec<u8> {
+    let mut bytes = vec![0; 1 << 20];
+    fs::File::open(file).unwrap().read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+/// Runs a line of the shell in which `cvmio` is the program; what it said.
+fn shell(desk: &Desk, line: &str) -> Said {
+    let program = desk.command("");
+    let mut command = Command::new("sh");
+    command.args(["-c", &line.replace("cvmio", program.get_program().to_str().unwrap())]);
+    command.current_dir(desk.path("")).env("CVMIO_RUNTIME_DIR", desk.path("run"));
+    let output = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Said { code: output.status.code().unwrap_or(-1), out: text(output.stdout), error: text(output.stderr) }
+}
+
+#[test]
+fn one_file_for_two_things_is_refused_and_nothing_is_written() {
+    let desk = Desk::new();
+    let anchor = format!("--anchor file:{}", desk.path("anchor").display());
+    let key = desk.read("key");
+    fs::hard_link(desk.path("key"), desk.path("same-key")).unwrap();
+    let store = desk.path("disk.img");
+    for (what, options) in [
+        ("store and as the anchor", format!("--anchor file:{}", store.display())),
+        ("store and as the policy", format!("{anchor} --force --policy disk.img")),
+        ("policy and as the key file", format!("{anchor} --force --policy key")),
+        ("policy and as the key file", format!("{anchor} --force --policy ./same-key")),
+        ("policy and as the anchor", format!("{anchor} --policy anchor")),
+    ] {
+        let said = desk.run(&format!("volume create disk.img --size 16M --key-file key {options}"));
+        assert!(said.code == 2 && said.error.contains(what), "{options}: {said:?}");
+        assert!(!store.exists() && !desk.path("anchor").exists(), "{options}");
+        assert_eq!(desk.read("key"), key);
+    }
+    let said = desk
+        .run(&format!("volume import key --to disk.img --key-file other --stream-key-file other {anchor}"));
+    assert_eq!(said.code, 2, "{said:?}");
+}
+
+#[test]
+fn a_volume_does_not_grow_when_its_policy_cannot_follow() {
+    let desk = Rc::new(Desk::new());
+    desk.create("");
+    let (policy, length) =
+        (desk.read("disk.img.policy.toml"), fs::metadata(desk.path("disk.img")).unwrap().len());
+    let path = desk.path("disk.img.policy.toml");
+    // As the documents recommend for a container.
+    if !quietly(&format!("mount --bind {0} {0}", path.display())) {
+        crate::common::machine::tell_skipped("a_volume_does_not_grow_when_its_policy_cannot_follow");
+        return;
+    }
+    quietly(&format!("mount -o remount,bind,ro {}", path.display()));
+    let refused = |said: Said| {
+        assert!(said.code == 2 && said.error.contains("cannot be written"), "{said:?}");
+        assert_eq!(fs::metadata(desk.path("disk.img")).unwrap().len(), length);
+        assert_eq!(desk.read("disk.img.policy.toml"), policy);
+    };
+    refused(desk.run("volume grow disk.img --size 64M --key-file key"));
+    let session = Session::attach(&desk, false);
+    refused(desk.run("volume grow disk --size 64M --key-file key"));
+    session.detach();
+    sh(&format!("umount {}", path.display()));
+    desk.done("volume grow disk.img --size 64M --key-file key");
+    desk.done("volume check disk.img --key-file key");
+}
+
+#[test]
+fn a_policy_that_is_a_link_stays_one_and_keeps_its_mode() {
+    let desk = Desk::new();
+    desk.create("");
+    fs::create_dir(desk.path("etc")).unwrap();
+    fs::rename(desk.path("disk.img.policy.toml"), desk.path("etc/policy")).unwrap();
+    fs::set_permissions(desk.path("etc/policy"), fs::Permissions::from_mode(0o640)).unwrap();
+    std::os::unix::fs::symlink("etc/policy", desk.path("disk.img.policy.toml")).unwrap();
+    desk.done("volume grow disk.img --size 64M --key-file key");
+    assert!(desk.path("disk.img.policy.toml").symlink_metadata().unwrap().is_symlink());
+    assert_eq!(fs::metadata(desk.path("etc/policy")).unwrap().mode() & 0o777, 0o640);
+    desk.done("volume check disk.img --key-file key");
+}
+
+#[test]
+fn what_cannot_write_to_its_store_claims_nothing() {
+    skip_without_devices!();
+    let desk = Desk::new();
+    desk.create("");
+    let anchor = desk.read("anchor");
+    let made = shell(&desk, "losetup --find --show --read-only disk.img");
+    let device = made.out.trim().to_string();
+    let said =
+        desk.run(&format!("volume attach {device} --policy disk.img.policy.toml --key-file key --name disk"));
+    let reading = desk.run(&format!(
+        "volume attach {device} --policy disk.img.policy.toml --key-file key --name disk --read-only"
+    ));
+    desk.run("volume detach disk");
+    sh(&format!("losetup --detach {device}"));
+    assert!(said.code == 2 && said.error.contains("write-protected"), "{said:?}");
+    assert_eq!(desk.read("anchor"), anchor);
+    assert_eq!(reading.code, 0, "{reading:?}");
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error_and_not_the_end() {
+    let desk = Desk::new();
+    let anchor = desk.path("anchor");
+    let said = shell(
+        &desk,
+        &format!(
+            "ulimit -f 1024; cvmio volume create disk.img --size 16M --key-file key --anchor file:{}",
+            anchor.display()
+        ),
+    );
+    assert!(said.code == 2 || said.code == 3, "{said:?}");
+    assert!(said.error.contains("too large") || said.error.contains("File"), "{said:?}");
+}
+
+#[test]
+fn signals_that_mean_nothing_to_a_daemon_do_not_end_it() {
+    let desk = Rc::new(Desk::new());
+    desk.create("");
+    let session = Session::attach(&desk, false);
+    for signal in ["USR1", "USR2", "ALRM", "PROF", "XFSZ", "PIPE"] {
+        sh(&format!("kill -{signal} {}", session.process));
+    }
+    desk.done("volume status disk");
+    session.detach();
+}
+
+#[test]
+fn a_daemon_that_was_stopped_is_not_called_dead_and_keeps_nobody_waiting() {
+    let desk = Rc::new(Desk::new());
+    desk.create("");
+    let session = Session::attach(&desk, false);
+    sh(&format!("kill -STOP {}", session.process));
+    let begun = Instant::now();
+    let list: Value = serde_json::from_str(&desk.done("volume list --json")).unwrap();
+    let (text, status, detach) =
+        (desk.done("volume list"), desk.run("volume status disk"), desk.run("volume detach disk"));
+    let waited = begun.elapsed();
+    sh(&format!("kill -CONT {}", session.process));
+    assert_eq!((&list[0]["state"], &list[0]["stopped"]), (&"silent".into(), &true.into()), "{list}");
+    assert!(text.contains("does not answer since"), "{text}");
+    for said in [status, detach] {
+        assert!(said.code == 3 && said.error.contains("does not answer since"), "{said:?}");
+        assert!(said.error.contains("kill -CONT"), "{said:?}");
+    }
+    assert!(waited < Duration::from_secs(60), "{waited:?}");
+    wait_for("an answer", || desk.run("volume status disk").code == 0);
+    session.detach();
+}
+
+#[test]
+fn an_attached_name_is_meant_whatever_lies_in_the_directory() {
+    let desk = Rc::new(Desk::new());
+    desk.create("");
+    let session = Session::attach(&desk, false);
+    desk.write("disk", b"something else");
+    for command in ["check disk", "grow disk --size 32M --key-file key", "key list disk"] {
+        let said = desk.run(&format!("volume {command}"));
+        assert!(said.code == 0 && said.error.contains("./disk"), "{command}: {said:?}");
+    }
+    let said = desk.run("volume check ./disk --key-file key --policy disk.img.policy.toml");
+    assert_ne!(said.code, 0, "{said:?}");
+    session.detach();
+    assert_ne!(desk.run("volume check disk --key-file key").code, 0, "now it is the file");
+}
+
+#[test]
+fn what_cannot_be_printed_is_an_error() {
+    let desk = Desk::new();
+    desk.create("");
+    for line in ["cvmio volume list --json > /dev/full", "cvmio volume list >&-"] {
+        let said = shell(&desk, line);
+        assert!(said.code == 3 && said.error.contains("standard output"), "{line}: {said:?}");
+    }
+    let said = shell(&desk, "cvmio volume export disk.img --to - --key-file key --stream-key-file other >&-");
+    assert!(said.code == 2 && said.error.contains("closed"), "{said:?}");
+    assert_eq!(shell(&desk, "cvmio volume list > /dev/null").code, 0);
+}
+
+#[test]
+fn small_mistakes_are_refused_or_forgiven() {
+    let desk = Rc::new(Desk::new());
+    desk.create("");
+    // Something appended is somebody else's, and changes nothing.
+    let mut image = desk.read("disk.img");
+    image.push(7);
+    desk.write("disk.img", &image);
+    desk.done("volume check disk.img --key-file key");
+
+    fs::create_dir(desk.path("full")).unwrap();
+    desk.write("full/file", b"");
+    desk.write("hook", b"#!/bin/sh\n");
+    let attach = "volume attach disk.img --key-file key";
+    for (options, what) in [
+        ("--mount full", "is not empty"),
+        ("--tamper-hook hook", "cannot be run"),
+        ("--memory 1000T", "more than all memory"),
+    ] {
+        let said = desk.run(&format!("{attach} {options}"));
+        assert!(said.code == 2 && said.error.contains(what), "{options}: {said:?}");
+    }
+    desk.write("typed", b"open sesame\r\n");
+    desk.write("plain", b"open sesame\n");
+    desk.done("volume key add disk.img --key-file key --new-passphrase-file typed");
+    desk.done("volume check disk.img --passphrase-file plain");
+
+    let said = shell(&desk, "cvmio volume key add disk.img --key-file - --new-key-file - < key");
+    assert!(said.code == 2 && said.error.contains("standard input"), "{said:?}");
+
+    fs::set_permissions(desk.path("key"), fs::Permissions::from_mode(0o644)).unwrap();
+    let said = desk.run("volume check disk.img --key-file key");
+    assert!(said.code == 0 && said.error.contains("chmod"), "{said:?}");
+    fs::set_permissions(desk.path("key"), fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(desk.run("volume check disk.img --key-file key").error, "");
+}
+
+/// What an issue told of: 30 MiB of a thin volume of 512 MiB, overwritten again and again, on a file system of 150 MiB.
+#[test]
+fn a_thin_volume_lives_on_a_small_file_system() {
+    skip_without_devices!();
+    let desk = Rc::new(Desk::new());
+    let small = desk.path("small");
+    fs::create_dir(&small).unwrap();
+    desk.write("key", &[7; 32]);
+    sh(&format!(
+        "truncate -s 150M {0}/fs && mkfs.ext4 -q {0}/fs && mount -o loop {0}/fs {0}/small",
+        desk.path("").display()
+    ));
+    let anchor = format!("file:{}", desk.path("anchor").display());
+    let options = format!("--policy policy --key-file key --anchor {anchor} --provision thin");
+    let made = desk.run(&format!("volume create small/disk.img --size 512M {options}"));
+    let attach = "volume attach small/disk.img --policy policy --key-file key --json";
+    let attached = desk.run(attach);
+    let file = desk.path("run/disk/disk");
+    let write = |megabytes: u32, at: u32| {
+        quietly(&format!(
+            "dd if=/dev/urandom of={} bs=1M count={megabytes} seek={at} conv=notrunc,fsync status=none",
+            file.display()
+        ))
+    };
+    let rounds: Vec<bool> = (0..12).map(|_| write(30, 0)).collect();
+    let status: Value = serde_json::from_str(&desk.done("volume status disk --json")).unwrap();
+    let taken = fs::metadata(small.join("disk.img")).unwrap().blocks() * 512;
+    // More than there is: refused, and nothing worse.
+    let too_much = write(200, 64);
+    let after: Value = serde_json::from_str(&desk.done("volume status disk --json")).unwrap();
+    let before = head(&file);
+    let detached = desk.run("volume detach disk");
+    let again = desk.run(attach);
+    let same = head(&file) == before;
+    // What was too much goes again, and there is room.
+    sh(&format!("fallocate -p -o 64M -l 200M {}", file.display()));
+    sh(&format!("sync {}", file.display()));
+    wait_for("room", || write(8, 300));
+    let last = desk.run("volume detach disk");
+    sh(&format!("umount {}", small.display()));
+    assert_eq!((made.code, attached.code), (0, 0), "{made:?} {attached:?}");
+    assert!(rounds.iter().all(|done| *done), "{rounds:?}");
+    assert!(taken < 130 << 20, "{taken}");
+    assert!(status["volume"]["store-left"].as_u64().is_some_and(|left| left > 0), "{status}");
+    assert!(!too_much && after["volume"]["failure"].is_null(), "{after}");
+    assert_eq!((detached.code, again.code, last.code), (0, 0, 0), "{detached:?} {again:?} {last:?}");
+    assert!(same);
+}

@@ -1,0 +1,130 @@
+//! A medium that gives space as it is written to, as a sparse file does, and has so much of it.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+use std::time::Duration;
+
+use store::{BLOCK_SIZE, Buffer, Completion, Error, MemoryStore, Operation, Queue, Store, Usage};
+
+#[derive(Clone)]
+pub struct Roomy {
+    medium: MemoryStore,
+    /// Blocks that it has given.
+    taken: Arc<Mutex<BTreeSet<u64>>>,
+    room: Arc<AtomicU64>,
+    /// Whether it says what it has left.
+    pub tells: Arc<AtomicBool>,
+}
+
+struct RoomyQueue {
+    store: Roomy,
+    queue: Box<dyn Queue>,
+    refused: Vec<Completion>,
+}
+
+impl Roomy {
+    pub fn new(blocks: u64) -> Self {
+        Self {
+            medium: MemoryStore::new(blocks).expect("memory"),
+            taken: Arc::default(),
+            room: Arc::new(AtomicU64::new(u64::MAX)),
+            tells: Arc::default(),
+        }
+    }
+
+    pub fn taken(&self) -> u64 {
+        self.taken.lock().expect("a lock").len() as u64
+    }
+
+    /// Has room for so many blocks in all from now on.
+    pub fn set_room(&self, blocks: u64) {
+        self.room.store(blocks, Ordering::SeqCst);
+    }
+
+    fn take(&self, blocks: Range<u64>) -> Result<(), Error> {
+        let mut taken = self.taken.lock().expect("a lock");
+        for block in blocks {
+            if taken.contains(&block) {
+                continue;
+            }
+            if taken.len() as u64 >= self.room.load(Ordering::SeqCst) {
+                return Err(Error::from_errno(28, "write", "roomy").at(block));
+            }
+            taken.insert(block);
+        }
+        Ok(())
+    }
+}
+
+impl Store for Roomy {
+    fn blocks(&self) -> u64 {
+        self.medium.blocks()
+    }
+
+    fn name(&self) -> String {
+        "roomy".into()
+    }
+
+    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>, Error> {
+        let queue = self.medium.queue(depth)?;
+        Ok(Box::new(RoomyQueue { store: self.clone(), queue, refused: Vec::new() }))
+    }
+
+    fn allocate_range(&self, blocks: Range<u64>) -> Result<(), Error> {
+        self.take(blocks)
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        let block = BLOCK_SIZE as u64;
+        let left = self.room.load(Ordering::SeqCst).saturating_sub(self.taken());
+        self.tells
+            .load(Ordering::SeqCst)
+            .then(|| Usage { taken: self.taken() * block, left: left.saturating_mul(block) })
+    }
+}
+
+impl Queue for RoomyQueue {
+    fn buffer(&mut self, blocks: usize) -> Buffer {
+        self.queue.buffer(blocks)
+    }
+
+    fn submit(&mut self, token: u64, operation: Operation) {
+        let operation = match operation {
+            Operation::Write { block, buffer } => {
+                if let Err(error) = self.store.take(block..block + buffer.blocks() as u64) {
+                    self.refused.push(Completion { token, buffer: Some(buffer), result: Err(error) });
+                    return;
+                }
+                Operation::Write { block, buffer }
+            }
+            Operation::Discard { block, blocks } => {
+                self.store
+                    .taken
+                    .lock()
+                    .expect("a lock")
+                    .retain(|taken| !(block..block + blocks).contains(taken));
+                Operation::Discard { block, blocks }
+            }
+            other => other,
+        };
+        self.queue.submit(token, operation);
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        completions.append(&mut self.refused);
+        self.queue.poll(completions);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) {
+        let refused = !self.refused.is_empty();
+        completions.append(&mut self.refused);
+        self.queue.wait(if refused { Some(Duration::ZERO) } else { timeout }, completions);
+    }
+
+    fn waker(&self) -> Waker {
+        self.queue.waker()
+    }
+}

@@ -1,0 +1,255 @@
+//! Thin volumes on a store that gives space as it is written to: what they take of it, what they give back, and what happens when there is
+//! none.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::common::roomy::Roomy;
+use crate::common::{Bench, Session, StillClock, filled, options, pattern};
+use volume::format::protections::{Freshness, Provision};
+use volume::geometry::{Geometry, Shape};
+use volume::policy::Policy;
+use volume::{CreateOptions, Kind, Request};
+
+/// 512 MiB.
+const BLOCKS: u64 = 131_072;
+
+struct Case {
+    bench: Bench,
+    store: Roomy,
+    clock: Arc<StillClock>,
+    policy: Policy,
+    geometry: Geometry,
+}
+
+impl Case {
+    fn new(discard: Option<bool>) -> Self {
+        let options = CreateOptions { provision: Provision::Thin, ..options(BLOCKS, Shape::STANDARD) };
+        Self::with(options, discard)
+    }
+
+    fn with(options: CreateOptions, discard: Option<bool>) -> Self {
+        let geometry = options.geometry(BLOCKS + BLOCKS / 6).expect("sizes");
+        let mut bench = Bench::new(options, 1);
+        let (store, clock) = (Roomy::new(geometry.physical_blocks), Arc::new(StillClock::default()));
+        bench.environment.store = Arc::new(store.clone());
+        bench.environment.clock = clock.clone();
+        bench.attach.discard = discard;
+        bench.attach.memory = 64 << 20;
+        let policy = bench.create();
+        Self { bench, store, clock, policy, geometry }
+    }
+
+    fn attach(&self) -> Session {
+        self.bench.attach(&self.policy).expect("attached")
+    }
+
+    /// Gives time to what happens in the background.
+    fn pass_time(&self, session: &mut Session, rounds: u32) {
+        for _ in 0..rounds {
+            self.clock.0.fetch_add(300, Ordering::Relaxed);
+            session.volume.tick();
+            for _ in 0..20 {
+                session.step();
+            }
+        }
+    }
+
+    /// What `docs/semantics.md` says that a thin volume with so much in use takes at most.
+    fn bound(&self, in_use: u64) -> u64 {
+        let geometry = &self.geometry;
+        let fixed = geometry.physical_blocks - geometry.data_blocks();
+        let pinned = 2 * geometry.pinned_limit() + geometry.map_nodes() + 4;
+        let ahead = geometry.reserve_target() + geometry.map_nodes().min(4096);
+        fixed + (in_use + pinned) * 3 / 2 + ahead + 2 * u64::from(geometry.unit_blocks)
+    }
+
+    fn in_use(&self, session: &Session) -> u64 {
+        let mapped = session.volume.status().mapped_blocks;
+        mapped + self.geometry.map_nodes().min(mapped) + 4
+    }
+}
+
+fn write_all(session: &mut Session, blocks: u64, round: u64) {
+    for block in (0..blocks).step_by(64) {
+        session.write(block, 64, pattern(block, round)).expect("written");
+    }
+    session.flush().expect("flushed");
+}
+
+/// 30 MiB, overwritten twenty times.
+#[test]
+fn it_takes_no_more_than_the_bound_however_often_it_is_overwritten() {
+    for discard in [Some(false), None] {
+        let case = Case::new(discard);
+        let mut session = case.attach();
+        for round in 0..20 {
+            write_all(&mut session, 7680, round);
+            case.pass_time(&mut session, 2);
+            let (taken, most) = (case.store.taken(), case.bound(case.in_use(&session)));
+            assert!(taken <= most, "round {round}, discard {discard:?}: {taken} of {most} blocks");
+        }
+        session.checkpoint();
+        case.pass_time(&mut session, 100);
+        let taken = case.store.taken();
+        let rest = case.in_use(&session) + case.bound(0) / 2;
+        assert!(discard.is_some() || taken <= rest, "{taken} of {rest}");
+        // And across sessions.
+        session.detach().expect("detached");
+        for round in 20..26 {
+            let mut session = case.attach();
+            write_all(&mut session, 7680, round);
+            let (taken, most) = (case.store.taken(), case.bound(case.in_use(&session)));
+            assert!(taken <= most, "session {round}, discard {discard:?}: {taken} of {most} blocks");
+            session.check_each([0, 64, 7616], round);
+            session.detach().expect("detached");
+        }
+    }
+}
+
+#[test]
+fn what_is_freed_goes_back_to_the_store() {
+    for freshness in [Freshness::Strict, Freshness::Interval, Freshness::Off, Freshness::Transaction] {
+        let options =
+            CreateOptions { freshness, provision: Provision::Thin, ..options(BLOCKS, Shape::STANDARD) };
+        let case = Case::with(options, None);
+        let mut session = case.attach();
+        write_all(&mut session, 40_960, 1);
+        session.commit().expect("committed");
+        let full = case.store.taken();
+        assert!(full > 40_960);
+        session.discard(64, 40_960 - 64).expect("discarded");
+        session.commit().expect("committed");
+        for _ in 0..3 {
+            session.volume.checkpoint_soon();
+            case.pass_time(&mut session, 60);
+        }
+        session.commit().expect("committed");
+        case.pass_time(&mut session, 100);
+        let taken = case.store.taken();
+        assert!(taken < full / 3, "{freshness}: {taken} of {full} blocks, {:#?}", session.volume.status());
+        session.check_each([0], 1);
+        assert!(session.volume.status().store_discarded_blocks > 20_000);
+        session.detach().expect("detached");
+        let mut session = case.attach();
+        session.check_each([0], 1);
+        session.check_zeros([64, 4096, 40_959]);
+        session.detach().expect("detached");
+    }
+}
+
+/// What a session freed and did not live to discard is found by the next one.
+#[test]
+fn what_a_session_that_was_killed_left_goes_back_with_the_next() {
+    let case = Case::new(None);
+    let mut session = case.attach();
+    write_all(&mut session, 40_960, 1);
+    session.discard(64, 40_960 - 64).expect("discarded");
+    session.flush().expect("flushed");
+    drop(session);
+    let before = case.store.taken();
+    let mut session = case.attach();
+    session.checkpoint();
+    case.clock.0.fetch_add(700_000, Ordering::Relaxed);
+    case.pass_time(&mut session, 200);
+    assert!(case.store.taken() < before / 2, "{} of {before}", case.store.taken());
+    session.check_each([0], 1);
+    session.detach().expect("detached");
+}
+
+#[test]
+fn a_fully_provisioned_volume_keeps_its_space() {
+    let case = Case::with(options(BLOCKS, Shape::STANDARD), None);
+    let mut session = case.attach();
+    write_all(&mut session, 40_960, 1);
+    session.discard(0, 40_960).expect("discarded");
+    session.checkpoint();
+    let before = case.store.taken();
+    case.pass_time(&mut session, 100);
+    assert!(case.store.taken() >= before && session.volume.status().discard == "off");
+    session.detach().expect("detached");
+}
+
+#[test]
+fn on_a_full_host_it_is_attached_read_and_discarded_in_and_goes_on_when_there_is_room() {
+    for tells in [false, true] {
+        let case = Case::new(None);
+        case.store.tells.store(tells, Ordering::SeqCst);
+        let mut session = case.attach();
+        write_all(&mut session, 7680, 1);
+        session.checkpoint();
+        case.pass_time(&mut session, 20);
+        // The host is full.
+        let full = case.store.taken();
+        case.store.set_room(full);
+        session.volume.tick();
+        let refused = (0..400).find_map(|at| session.write(20_000 + at * 64, 64, 9).err());
+        if tells {
+            assert_eq!(refused.expect("there is no room").kind(), Kind::NoSpace);
+        }
+        assert!(session.volume.failure().is_none(), "{:?}", session.volume.failure());
+        if session.queue.pending() > 0 {
+            // Writes that had completed wait for room, and with them what comes behind.
+            case.store.set_room(full + 4096);
+            for _ in 0..20 {
+                session.volume.tick();
+                session.land();
+            }
+            case.store.set_room(case.store.taken());
+        }
+        session.check_each([0, 64, 7616], 1);
+        session.flush().expect("flushed");
+        session.detach().expect("detached");
+
+        let mut session = case.attach();
+        case.store.set_room(case.store.taken());
+        session.check_each([0, 64, 7616], 1);
+        session.discard(64, 7680 - 64).expect("discarded");
+        session.discard(20_000, 400 * 64).expect("discarded");
+        session.flush().expect("flushed");
+        session.checkpoint();
+        case.pass_time(&mut session, 200);
+        assert!(
+            case.store.taken() < full,
+            "{} of {full}: {:#?}",
+            case.store.taken(),
+            session.volume.status()
+        );
+        // There is room again, and it goes on.
+        write_all(&mut session, 1024, 2);
+        session.check_each([0, 64], 2);
+        session.detach().expect("detached");
+    }
+}
+
+/// A write that had completed waits for room, and is there when there is some.
+#[test]
+fn a_write_that_had_completed_is_not_lost_for_want_of_room() {
+    let case = Case::new(None);
+    let mut session = case.attach();
+    write_all(&mut session, 64, 1);
+    case.store.set_room(case.store.taken());
+    let mut ended = Vec::new();
+    for block in 0..2 {
+        let data = filled(64, pattern(block * 64, 5));
+        session.queue.submit(block, Request::Write { block: block * 64, data, fua: false });
+    }
+    for _ in 0..50 {
+        session.queue.poll(&mut ended);
+    }
+    let completed: Vec<u64> = ended
+        .iter()
+        .filter(|completion| completion.result.is_ok())
+        .map(|completion| completion.token)
+        .collect();
+    assert!(!completed.is_empty(), "it completed before the store had it");
+    assert!(session.queue.pending() > 0 && session.volume.failure().is_none());
+    case.store.set_room(u64::MAX);
+    session.volume.tick();
+    session.flush().expect("flushed");
+    for block in completed {
+        session.check_each([block * 64], 5);
+    }
+    assert!(session.volume.status().waits_for_store > 0);
+    session.detach().expect("detached");
+}
