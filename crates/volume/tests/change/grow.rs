@@ -7,7 +7,6 @@ use crate::common::growing::Case;
 use crate::common::rekeying::reseal;
 use crate::common::{credential, page, pattern};
 use memory::BLOCK_SIZE;
-use store::Store;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::{Geometry, MAX_GROWTHS, Shape};
 use volume::{Choice, Error, Kind, Reanchor, RekeyOrder, begin_rekey, dump, reanchor, survey};
