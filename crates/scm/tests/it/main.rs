@@ -7,4 +7,5 @@ mod crash_medium;
 mod files;
 mod kill;
 mod mutants;
+mod parsers;
 mod userfault;
