@@ -17,7 +17,7 @@ pub const GLANCE: Duration = Duration::from_millis(10);
 /// How long a server may take to end.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// As much of a program's output goes into an error.
-const MOST_OUTPUT: usize = 4000;
+const MOST_OUTPUT: usize = 1000;
 
 /// The Debian packages of the programs that may be missing.
 const PACKAGES: [(&str, &str); 25] = [

@@ -134,7 +134,7 @@ fn mlsdisk() -> Vec<Job> {
 }
 
 /// A job of depth 1 as an open loop: requests begin at a fixed rate, at random moments, whether or not earlier ones have ended, so that a
-/// target that stalls does not slow down what measures it. Threads of their own submit them.
+/// target that stalls does not slow down what measures it. Up to 64 may be under way; a target that needs more is too slow for the rate.
 pub fn open_loop(job: &Job, rate: u32) -> Option<Job> {
     if job.metric != Metric::Latency {
         return None;
@@ -142,7 +142,6 @@ pub fn open_loop(job: &Job, rate: u32) -> Option<Job> {
     let mut options: Vec<String> =
         job.options.iter().filter(|option| !option.starts_with("--iodepth=")).cloned().collect();
     options.push("--iodepth=64".into());
-    options.push("--io_submit_mode=offload".into());
     options.push("--rate_process=poisson".into());
     options.push(format!("--rate_iops={rate}"));
     Some(Job { name: format!("{}-open-{rate}", job.name), metric: Metric::Latency, options })

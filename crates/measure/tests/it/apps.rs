@@ -65,14 +65,14 @@ fn an_application_that_fails_ends_its_row_with_its_output() {
     fs::write(bench.path("project/Makefile"), "x:\n\techo this is why >&2; false\n").unwrap();
     bench
         .run(
-            "apps --dir DIR --size 64M --target tmpfs --turns 2 --no-control --out DIR/run.json --apps compile,memory \
+            "apps --dir DIR --size 64M --target tmpfs --turns 2 --no-control --out DIR/run.json --apps compile,tar --tree DIR/project \
              --project DIR/project",
         )
         .unwrap();
     let run = bench.result("run.json");
     assert_eq!((run.failures.len(), run.failures[0].case.as_deref()), (1, Some("compile")));
     assert!(run.failures[0].message.contains("this is why"), "{:?}", run.failures);
-    assert_eq!(run.values("tmpfs", "memory-memset").len(), 2);
+    assert_eq!(run.values("tmpfs", "tar-gzip-compress").len(), 2);
     assert!(bench.error("apps --target tmpfs --tree DIR/nowhere").contains("no directory"));
     assert!(bench.error("apps --target tmpfs --apps compile --out DIR/x.json").contains("--project"));
 }

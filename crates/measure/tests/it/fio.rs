@@ -23,7 +23,7 @@ fn every_job_of_every_set_runs() {
     assert_eq!((run.cases.len(), run.samples.len()), (58, 58));
     assert!(run.samples.iter().all(|sample| sample.figures["requests"] >= 1.0));
     let open = run.samples.iter().find(|sample| sample.case == "latency-read-open-200").unwrap();
-    assert!(open.figures["iops"] < 400.0, "an open loop keeps its rate: {open:?}");
+    assert!(open.figures["iops"] < 1000.0, "an open loop keeps its rate: {open:?}");
     assert!(run.programs["fio"].starts_with("fio-3"));
     assert!(run.machine.storage.contains(" on ") && run.machine.memory > 0);
     // Nothing is left but the run file.
