@@ -9,7 +9,9 @@ pub fn install() {
 
 fn table() -> Schemes {
     // `file:` is in every table.
-    Schemes::new()
+    let mut table = Schemes::new();
+    table.register(anchor_owner::scheme());
+    table
 }
 
 #[cfg(test)]

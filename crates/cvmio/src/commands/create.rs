@@ -135,7 +135,8 @@ struct Made {
 
 impl Made {
     fn keep(&mut self) {
-        *self = Self::default();
+        self.store = None;
+        self.anchor = None;
     }
 }
 
