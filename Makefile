@@ -3,12 +3,17 @@
 CARGO ?= cargo
 PREFIX ?= /usr/local
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
-BINARY := target/release/cvmio
+BINARY := target/stripped/cvmio
+# What `cvmio bench` and `cvmio demo` start.
+BENCH = $(BINARY)-bench
 
-.PHONY: build static demo test kill-test bench install deb clean packages test-packages
+.PHONY: build static demo check test kill-test bench install deb clean packages test-packages
 
+# What an operator installs, in target/stripped. The same programs with what a debugger needs are in target/release.
 build: packages
-	$(CARGO) build --release -p cvmio
+	$(CARGO) build --release
+	install -D -s target/release/cvmio target/stripped/cvmio
+	install -D -s target/release/cvmio-bench target/stripped/cvmio-bench
 
 # The same as one file that needs no library of the machine where it runs: target/static/cvmio. Only the last step of the build differs.
 PROFILE ?= release
@@ -19,6 +24,11 @@ static: packages
 # Puts a volume to work, then attacks it in every way that its host could. Leaves nothing behind.
 demo: build
 	$(SUDO) env HOME="$$HOME" ./$(BINARY) demo
+
+# What to run before each commit, with the tests of one crate.
+CRATE ?= volume
+check: packages
+	./scripts/check $(CRATE)
 
 # Every check; the last line counts them.
 test: test-packages
@@ -45,6 +55,7 @@ install: build
 	sed 's|/usr/bin/cvmio |$(PREFIX)/bin/cvmio |' packaging/systemd/cvmio@.service > target/share/systemd/cvmio@.service
 	sed 's|=/usr/bin/|=$(PREFIX)/bin/|; s|=/usr/share/|=$(PREFIX)/share/|' packaging/initramfs-tools/hook > target/share/initramfs-hook
 	$(AS_ROOT) install -D -m 755 $(BINARY) $(ROOT)/bin/cvmio
+	$(AS_ROOT) install -D -m 755 $(BENCH) $(ROOT)/bin/cvmio-bench
 	$(AS_ROOT) install -D -m 644 -t $(ROOT)/share/man/man1 target/share/man/*.1
 	$(AS_ROOT) install -D -m 644 target/share/completions/bash $(ROOT)/share/bash-completion/completions/cvmio
 	$(AS_ROOT) install -D -m 644 target/share/completions/zsh $(ROOT)/share/zsh/site-functions/_cvmio
@@ -58,7 +69,7 @@ install: build
 	    $(AS_ROOT) install -D -m 755 packaging/initramfs-tools/boot $(DESTDIR)$(INITRAMFS_TOOLS)/scripts/$$moment/cvmio || exit; \
 	done
 
-# A Debian package of the same, in target/debian; needs cargo-deb.
+# Debian packages of the same, in target/debian: cvmio, and cvmio-bench. Needs cargo-deb.
 deb: packages
 	scripts/deb
 

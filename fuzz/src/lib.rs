@@ -6,7 +6,11 @@ pub use session::session;
 
 use ::owner::log::{ENTRY_SIZE as AUDIT_SIZE, Entry};
 use anchor::{STAMP_SIZE, Stamp, State};
+use anchor_etcd::message::Content;
 use anchor_owner::wire::{Answer, MESSAGE_SIZE, Outcome, Request};
+use anchor_tpm::companion::Slot;
+use anchor_tpm::replay::follow;
+use anchor_tpm::wire::answer;
 use export::nbd::wire;
 use seal::slot::{AREA_SIZE, KeySlots};
 use volume::format::backup::{self, HeaderBackup};
@@ -25,10 +29,12 @@ use volume::policy::Policy;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them. Each has a file in `fuzz_targets/` and a directory in `seeds/`.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [Target; 19] = [
     ("audit", audit),
     ("backup", backup),
+    ("companion", companion),
     ("entry", entry),
+    ("etcd", etcd),
     ("header", header),
     ("items", items),
     ("nbd", nbd),
@@ -42,6 +48,7 @@ pub const TARGETS: [Target; 16] = [
     ("stamp", stamp),
     ("stream", stream),
     ("superblock", superblock),
+    ("tpm", tpm),
 ];
 
 /// Any bytes as an entry of the audit log of the owner's service, with a good hash: refused, or laid out again to the byte.
@@ -85,6 +92,26 @@ pub fn backup(file: &[u8]) {
     assert!(file.len() >= backup::SIZE || HeaderBackup::decode(file).is_err());
     if let Ok(backup) = HeaderBackup::decode(&whole) {
         assert_eq!(backup.encode()[..], whole);
+    }
+}
+
+/// Any bytes as what a server answers to the etcd anchor: no response, or one within the limits; and its body no answer, or one whose stamp is
+/// laid out again to the byte.
+pub fn etcd(bytes: &[u8]) {
+    use anchor_etcd::{http, message};
+    let body = match http::read_response(&mut &*bytes) {
+        Ok(response) => response.body,
+        Err(_) => bytes.to_vec(),
+    };
+    for read in [message::read_range, message::read_swap] {
+        let Ok(answer) = read(&body, "/a/b") else { continue };
+        assert!(answer.header.cluster != 0 && answer.header.revision != 0);
+        if let Content::Holds(Some(held)) = answer.content {
+            assert_eq!(Stamp::decode(&held.stamp.encode()), Ok(held.stamp));
+        }
+    }
+    if let Ok(refusal) = message::read_refusal(&body) {
+        assert!(refusal.message.chars().count() <= 200 && !refusal.message.chars().any(char::is_control));
     }
 }
 
@@ -263,4 +290,45 @@ pub fn superblock(bytes: &[u8]) {
             assert!(usize::from(superblock.growths) <= geometry.growths());
         }
     }
+}
+
+/// Any bytes as a slot of a TPM anchor's companion file: not whole, or laid out again to the byte; and as a value and the attempts that
+/// lead to it.
+pub fn companion(bytes: &[u8]) {
+    if let Some(slot) = Slot::decode(bytes) {
+        let again = slot.encode();
+        assert_eq!(again[..], bytes[..again.len()]);
+        for attempt in slot.attempts.iter().take(4) {
+            let standing = follow(&attempt.value(), &slot.attempts).expect("it leads to its own value");
+            assert!(standing.needed().len() <= slot.attempts.len());
+        }
+    }
+}
+
+/// Any bytes as an answer of a TPM, to whichever command: malformed, refused, or read without leaving them.
+pub fn tpm(bytes: &[u8]) {
+    if let Some(header) = bytes.first_chunk()
+        && let Ok(size) = answer::message_size(header)
+    {
+        assert!((anchor_tpm::wire::HEADER..=anchor_tpm::wire::MAX_MESSAGE).contains(&size));
+    }
+    for (has_handle, has_session) in [(false, false), (true, false), (false, true), (true, true)] {
+        if let Ok(Ok(answer)) = answer::read(bytes, has_handle, has_session) {
+            assert_eq!((answer.handle.is_some(), answer.proof.is_some()), (has_handle, has_session));
+            parameters(answer.parameters);
+        }
+    }
+    parameters(bytes);
+}
+
+fn parameters(bytes: &[u8]) {
+    if let Some(range) = answer::first_parameter(bytes) {
+        assert!(bytes.get(range).is_some());
+    }
+    if let Ok(public) = answer::nv_public(bytes) {
+        let area = public.encode();
+        assert_eq!(area[..], bytes[2..2 + area.len()]);
+    }
+    let _ = (answer::endorsement_point(bytes), answer::session_nonce(bytes));
+    let _ = (answer::nv_value(bytes), answer::handles(bytes));
 }

@@ -10,6 +10,8 @@ pub fn install() {
 fn table() -> Schemes {
     // `file:` is in every table.
     let mut table = Schemes::new();
+    table.register(anchor_etcd::scheme());
+    table.register(anchor_tpm::scheme());
     table.register(anchor_owner::scheme());
     table
 }
@@ -19,6 +21,8 @@ mod tests {
     /// Two of one name would end the program at its start.
     #[test]
     fn the_table_is_consistent() {
-        assert!(super::table().all().iter().any(|scheme| scheme.name == "file"));
+        let table = super::table();
+        let names: Vec<&str> = table.all().iter().map(|scheme| scheme.name).collect();
+        assert!(names.starts_with(&["file", "etcd", "tpm", "owner"]), "{names:?}");
     }
 }

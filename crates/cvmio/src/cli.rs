@@ -1,7 +1,8 @@
 //! What can be typed, and the help for it.
 
 pub mod anchor;
-pub mod answer;
+#[cfg(test)]
+mod answer;
 #[cfg(test)]
 mod documents;
 pub mod grow;
@@ -20,8 +21,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 
-use crate::daemon::tamper::OnTamper;
-use crate::input::{parse_duration, parse_name, parse_size};
+use daemon::input::{parse_duration, parse_name, parse_size};
 pub use runtime::RuntimeArgs;
 
 const AFTER_HELP: &str = "\
@@ -67,11 +67,11 @@ Example: a volume on the second disk, as a block device
   cvmio volume attach /dev/vdb --policy /etc/ledger.toml --name ledger --as auto"
     )]
     Volume(Box<VolumeCommand>),
-    /// Measure what protection costs on this machine
-    #[command(subcommand, after_help = "Example:\n  cvmio bench volume --dir /srv --size 4096")]
-    Bench(crate::bench::BenchCommand),
-    Demo(crate::demo::DemoArgs),
+    #[command(subcommand)]
+    Anchor(Box<anchor::AnchorCommand>),
+    #[command(display_order = 90)]
     Completions(manual::Completions),
+    #[command(display_order = 91)]
     Man(manual::Manual),
 }
 
@@ -154,6 +154,12 @@ pub struct CredentialArgs {
     pub passphrase_file: Option<PathBuf>,
 }
 
+impl From<&CredentialArgs> for daemon::input::Source {
+    fn from(args: &CredentialArgs) -> Self {
+        Self { key_file: args.key_file.clone(), passphrase_file: args.passphrase_file.clone() }
+    }
+}
+
 /// Create a volume on a file or a block device
 ///
 /// Writes the volume's header to STORE, an attach policy, and the first stamp to a new anchor. The policy and the anchor are what the
@@ -196,9 +202,9 @@ pub struct NewVolume {
     #[arg(long)]
     pub no_integrity: bool,
     /// When old data is found out: strict (all flushed data is fresh), write (all written data), interval (all but the last second),
-    /// transaction (as of the last `commit`), off
-    #[arg(long, value_name = "LEVEL", default_value = "strict")]
-    pub freshness: Freshness,
+    /// transaction (as of the last `commit`), off [default: strict; with a tpm: anchor, which wears out, transaction]
+    #[arg(long, value_name = "LEVEL")]
+    pub freshness: Option<Freshness>,
     /// full: take all space now, so that overwrites never run out of it; thin: promise the size, and take space as it is written
     #[arg(long, default_value = "full")]
     pub provision: Provision,
@@ -216,6 +222,13 @@ pub struct NewVolume {
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+impl NewVolume {
+    /// When old data is found out, as named or as is right for the anchor.
+    pub fn level(&self) -> Freshness {
+        daemon::wear::level(self.freshness, self.anchor.as_deref())
+    }
 }
 
 /// Make a volume usable as a file or a block device
@@ -287,9 +300,9 @@ pub struct Attach {
     /// environment; at most one every 10 seconds
     #[arg(long, value_name = "PROGRAM", value_hint = ValueHint::ExecutablePath)]
     pub tamper_hook: Option<PathBuf>,
-    /// With freshness `interval`: how far the anchor may lag behind
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "1s")]
-    pub interval: Duration,
+    /// With freshness `interval`: how far the anchor may lag behind [default: 1s; with a tpm: anchor, which wears out, 60s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub interval: Option<Duration>,
     /// End the session when the anchor has been away for so long, instead of waiting until it is back
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub anchor_timeout: Option<Duration>,
@@ -298,7 +311,7 @@ pub struct Attach {
     pub buffered: bool,
     /// Serve metrics for Prometheus on a Unix socket, unix:PATH, or a port of the loopback interface, 127.0.0.1:PORT
     #[arg(long, value_name = "ADDRESS")]
-    pub metrics: Option<crate::daemon::metrics::Address>,
+    pub metrics: Option<daemon::metrics::Address>,
     #[command(flatten)]
     pub credential: CredentialArgs,
     #[command(flatten)]
@@ -319,6 +332,38 @@ pub enum FrontEnd {
     Ublk,
     /// A block device: ublk where the kernel has it, else a loop device on a file
     Auto,
+}
+
+impl From<FrontEnd> for ::service::FrontEnd {
+    fn from(front_end: FrontEnd) -> Self {
+        match front_end {
+            FrontEnd::Fuse => Self::Fuse,
+            FrontEnd::Nbd => Self::Nbd,
+            FrontEnd::Ublk => Self::Ublk,
+            FrontEnd::Auto => Self::Auto,
+        }
+    }
+}
+
+/// What the device does after the first block that is not what was written, or after another session has claimed the volume.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnTamper {
+    /// Go on: what is damaged fails, the rest works
+    Continue,
+    /// Refuse writes from then on
+    ReadOnly,
+    /// Refuse everything from then on
+    Stop,
+}
+
+impl From<OnTamper> for daemon::tamper::OnTamper {
+    fn from(on: OnTamper) -> Self {
+        match on {
+            OnTamper::Continue => Self::Continue,
+            OnTamper::ReadOnly => Self::ReadOnly,
+            OnTamper::Stop => Self::Stop,
+        }
+    }
 }
 
 /// Where NBD clients connect, and who may.

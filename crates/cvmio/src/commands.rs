@@ -1,23 +1,24 @@
 //! What each command does.
 
-pub mod attach;
-pub mod check;
+pub mod anchor;
+mod attach;
+mod check;
 mod create;
-pub mod grow;
+mod grow;
 mod header;
 mod key;
 pub mod manual;
 mod offline;
 mod reanchor;
 mod rekey;
-pub mod running;
+mod running;
 pub mod service;
 mod stream;
 mod top;
 
 use crate::cli::VolumeCommand;
-use crate::failure::Failure;
-use crate::output;
+use daemon::failure::Failure;
+use daemon::output;
 
 /// Carries out a command on volumes.
 ///
@@ -46,7 +47,7 @@ pub fn volume(command: VolumeCommand) -> Result<(), Failure> {
         VolumeCommand::Export(args) => stream::export::run(&args),
         VolumeCommand::Import(args) => stream::import::run(&args),
         VolumeCommand::Grow(args) => grow::run(&args),
-        VolumeCommand::Serve { .. } => attach::serve(),
+        VolumeCommand::Serve { .. } => daemon::launch::serve(),
         VolumeCommand::LoopAttach { file, read_only } => {
             // Without the daemon that serves the file nobody would ever take the device away again.
             let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));

@@ -229,7 +229,7 @@ fn number(name: &str) -> Option<u64> {
 
 #[test]
 fn a_daemon_that_is_killed_at_any_moment_loses_nothing_that_was_acknowledged() {
-    skip_without_devices!();
+    crate::skip_without_devices!();
     if let Some(program) = ["fio", "sqlite3"].into_iter().find(|program| !has(program)) {
         return tell_skipped(&format!("{program} is not installed"));
     }

@@ -7,8 +7,9 @@
 //! let said = bed.guest().modules(&["loop"]).succeed("cvmio --version");
 //! ```
 //!
-//! Nothing is installed on this machine, and nothing needs root: packages are fetched once, checked by apt against the distribution's key, and
-//! unpacked under `target/guest`, where each test program looks first whether all is as it was; their programs run there with their own libraries ([decision 15](../../../docs/decisions/0015-guests.md)).
+//! Nothing is installed on this machine, and nothing needs root: packages are fetched once, checked by apt against the distribution's key,
+//! and unpacked under `target/guest`, where each test program looks first whether all is as it was; their programs run there with their own
+//! libraries ([decision 15](../../../docs/decisions/0015-guests.md)).
 
 #![forbid(unsafe_code)]
 

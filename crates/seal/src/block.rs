@@ -2,10 +2,11 @@
 
 use std::fmt;
 
+use memory::{Source, Target};
+
 use crate::cipher::aegis::{Aegis128x2, Aegis256x2};
 use crate::cipher::gcm::Gcm;
 use crate::cipher::xts::{self, Xts};
-use crate::shared::copy_once;
 use crate::stage::with_stage;
 use crate::{Secret, TAG_SIZE};
 
@@ -141,72 +142,84 @@ impl BlockKey {
         }
     }
 
-    /// As [`BlockKey::seal`], into memory that another security domain may read and write at any time.
+    /// As [`BlockKey::seal`], into part of a buffer, which another security domain may read and write at any time. This is how a volume
+    /// seals what goes to its store.
     ///
-    /// The block is sealed in a private buffer and then copied, so that neither can what is read back from
-    /// `out` get into the tag, nor does `out` ever hold anything but ciphertext.
-    ///
-    /// # Safety
-    /// `out` is valid for writes of `plaintext.len()` bytes, no Rust reference covers it, and this side
-    /// writes nowhere else to it meanwhile. What the other side does to it is its own affair.
+    /// In shared memory, the block is sealed in a private buffer and then copied, so that neither can what is read back from `target` get
+    /// into the tag, nor does `target` ever hold anything but ciphertext. `sealed` is shown the tag and the private copy of the sealed
+    /// block, for a cache.
     ///
     /// # Panics
     /// As [`BlockKey::seal`].
-    pub unsafe fn seal_shared(
+    pub fn seal_into(
         &self,
         nonce: u64,
         ad: &[u8],
         plaintext: &[u8],
-        out: *mut u8,
+        target: Target<'_>,
+        sealed: impl FnOnce(&[u8; TAG_SIZE], &[u8]),
     ) -> [u8; TAG_SIZE] {
-        prefetch_for_writing(out, plaintext.len());
-        // SAFETY: `bytes` are plaintext.len() private bytes; `out` takes as many (the caller's promise).
-        let publish = |bytes: &[u8]| unsafe { copy_once(bytes.as_ptr(), out, bytes.len()) };
-        match &self.0 {
-            Cipher::Gmac(_) | Cipher::Plain => {
-                let tag = self.tag_plaintext(nonce, ad, plaintext);
-                publish(plaintext);
-                tag
+        let mut shared = match target {
+            Target::Private(out) => {
+                let tag = self.seal(nonce, ad, plaintext, out);
+                sealed(&tag, out);
+                return tag;
             }
-            _ => with_stage(plaintext.len(), |stage| {
-                let tag = self.seal(nonce, ad, plaintext, stage);
-                publish(stage);
-                tag
-            }),
+            Target::Shared(shared) => shared,
+        };
+        assert_eq!(plaintext.len(), shared.len());
+        shared.prefetch();
+        let publish = |tag, bytes: &[u8]| {
+            shared.copy_from(bytes);
+            sealed(&tag, bytes);
+            tag
+        };
+        match &self.0 {
+            Cipher::Gmac(_) | Cipher::Plain => publish(self.tag_plaintext(nonce, ad, plaintext), plaintext),
+            _ => with_stage(plaintext.len(), |stage| publish(self.seal(nonce, ad, plaintext, stage), stage)),
         }
     }
 
-    /// As [`BlockKey::open`], from memory that another security domain may read and write at any time.
-    /// Every byte of it is fetched once, into a private buffer, and only that is opened.
+    /// As [`BlockKey::open`], from part of a buffer, which another security domain may read and write at any time. This is how a volume
+    /// opens what it has from its store.
+    ///
+    /// Every byte of shared memory is fetched once, into a private buffer, and only that is opened. `opened` is shown the private copy
+    /// of the sealed block if it has opened, for a cache.
     ///
     /// # Errors
     /// As [`BlockKey::open`].
     ///
-    /// # Safety
-    /// `ciphertext` is valid for reads of `out.len()` bytes, no Rust reference covers it, and this side
-    /// does not write to it meanwhile. What the other side does to it is its own affair.
-    pub unsafe fn open_shared(
+    /// # Panics
+    /// As [`BlockKey::open`].
+    pub fn open_from(
         &self,
         nonce: u64,
         ad: &[u8],
-        ciphertext: *const u8,
+        source: Source<'_>,
         tag: &[u8; TAG_SIZE],
         out: &mut [u8],
+        opened: impl FnOnce(&[u8]),
     ) -> Result<(), Corrupt> {
-        // SAFETY: `bytes` are out.len() private bytes; `ciphertext` has as many (the caller's promise).
-        let fetch = |bytes: &mut [u8]| unsafe { copy_once(ciphertext, bytes.as_mut_ptr(), bytes.len()) };
+        let shared = match source {
+            Source::Private(ciphertext) => {
+                return self.open(nonce, ad, ciphertext, tag, out).map(|()| opened(ciphertext));
+            }
+            Source::Shared(shared) => shared,
+        };
+        assert_eq!(shared.len(), out.len());
         match &self.0 {
             Cipher::Gmac(_) | Cipher::Plain => {
-                fetch(out);
+                shared.copy_to(out);
                 let result = self.check_plaintext(nonce, ad, out, tag);
-                if result.is_err() {
-                    out.fill(0);
+                match result {
+                    Ok(()) => opened(out),
+                    Err(Corrupt) => out.fill(0),
                 }
                 result
             }
             _ => with_stage(out.len(), |stage| {
-                fetch(stage);
-                self.open(nonce, ad, stage, tag, out)
+                shared.copy_to(stage);
+                self.open(nonce, ad, stage, tag, out).map(|()| opened(stage))
             }),
         }
     }
@@ -269,26 +282,4 @@ fn widen<const N: usize>(nonce: u64) -> [u8; N] {
     let mut bytes = [0; N];
     bytes[..8].copy_from_slice(&nonce.to_le_bytes());
     bytes
-}
-
-/// Fetches the destination's cache lines while the block is being sealed. It is only a hint: it faults
-/// never and changes nothing.
-fn prefetch_for_writing(start: *mut u8, len: usize) {
-    /// More than this would push out of L1 what the cipher is working on.
-    const MOST: usize = 8 * 1024;
-    for offset in (0..len.min(MOST)).step_by(64) {
-        let line = start.wrapping_add(offset);
-        // SAFETY: a prefetch touches neither memory nor registers nor flags that the program can see.
-        #[cfg(target_arch = "x86_64")]
-        unsafe {
-            std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
-        }
-        // SAFETY: as above.
-        #[cfg(target_arch = "aarch64")]
-        unsafe {
-            std::arch::asm!("prfm pstl1keep, [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
-        }
-        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-        let _ = line;
-    }
 }

@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use zeroize::Zeroize;
 
-use crate::memory::{Mapping, Slot};
+use crate::locked::{Mapping, Slot};
 
 /// A block's smallest size, in bytes, and its alignment.
 const SMALLEST: usize = 64;

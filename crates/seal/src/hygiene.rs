@@ -5,7 +5,7 @@ use std::io;
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit};
 
-use crate::{Random, SystemRandom, memory};
+use crate::{Random, SystemRandom, locked};
 
 /// Whether the memory of secrets is locked against swapping.
 ///
@@ -42,7 +42,7 @@ impl fmt::Display for Locking {
 
 /// How it stands now.
 pub fn locking() -> Locking {
-    match memory::unlocked() {
+    match locked::unlocked() {
         0 => Locking::All,
         unlocked => Locking::Some { unlocked, limit: getrlimit(Resource::Memlock).current },
     }
@@ -63,7 +63,7 @@ pub fn protect_process() -> io::Result<Locking> {
     // Up to the maximum anybody may raise it. Should that fail all the same, `locking` tells what it led to.
     let _ = setrlimit(Resource::Memlock, Rlimit { current: maximum, maximum });
     // The first key maps the first chunk, and random bytes most of what aws-lc needs, so that the answer is known now.
-    drop(memory::Locked::zeroed(1));
+    drop(locked::Locked::zeroed(1));
     SystemRandom.fill(&mut [0]);
     Ok(locking())
 }

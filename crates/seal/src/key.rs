@@ -67,6 +67,12 @@ impl VolumeKey {
         self.aead(suite, salt, &label("stream", Some(suite), &["chunk"]))
     }
 
+    /// The key for pages of storage-class memory in the epoch that `salt` began. The salt must be random and used for one epoch only, else
+    /// nonces repeat. Always authenticated; `aes-256-xts` stands for `aes-256-gcm` here.
+    pub fn pages(&self, suite: Suite, salt: &[u8; SALT_SIZE]) -> BlockKey {
+        self.aead(suite, salt, &label("scm", Some(suite), &["page"]))
+    }
+
     /// Seals another volume key under this one: the one that it takes the place of. `salt` must be random and used once.
     pub fn seal_old(
         &self,

@@ -3,8 +3,10 @@
 //! * [`VolumeKey`] is the one secret of a volume; everything else is derived from it.
 //! * [`EpochKeys`] are the keys of one epoch: a (key, nonce) pair never repeats, since each epoch has a
 //!   fresh random salt and counts its nonces.
-//! * [`BlockKey`] seals and opens blocks, also from and into memory that the host can change meanwhile.
+//! * [`BlockKey`] seals and opens blocks, also into and from buffers that the host can change meanwhile
+//!   ([`BlockKey::seal_into`], [`BlockKey::open_from`]).
 //! * [`slot::KeySlots`] wraps the volume key for passphrases and key files.
+//! * [`tpm`] has the keys of a session with a TPM.
 //! * [`hygiene`] keeps secrets out of swap and core dumps.
 
 #[cfg(not(target_pointer_width = "64"))]
@@ -16,13 +18,13 @@ mod heap;
 pub mod hygiene;
 mod kdf;
 mod key;
-mod memory;
+mod locked;
 mod random;
 mod secret;
-mod shared;
 pub mod slot;
 mod stage;
 mod suite;
+pub mod tpm;
 
 pub use block::{BlockKey, Corrupt, NONCE_LIMIT};
 pub use kdf::{MacKey, sha256};

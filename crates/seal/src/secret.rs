@@ -7,7 +7,7 @@ use aws_lc_rs::constant_time::verify_slices_are_equal;
 use zeroize::Zeroize;
 
 use crate::Random;
-use crate::memory::Locked;
+use crate::locked::Locked;
 
 /// `N` secret bytes.
 pub struct Secret<const N: usize>(Locked);

@@ -1,5 +1,6 @@
 //! Blocks in every suite and mode: what is sealed opens, and nothing else does.
 
+use memory::{BLOCK_SIZE, Buffer};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use seal::{BlockKey, Corrupt, DataMode, EpochKeys, NONCE_LIMIT, Suite, TAG_SIZE, VolumeKey};
@@ -60,28 +61,52 @@ fn open(
     result.map(|()| out)
 }
 
-/// The staged variants, over private memory.
-fn seal_shared(key: &BlockKey, nonce: u64, ad: &[u8], plaintext: &[u8]) -> (Vec<u8>, [u8; TAG_SIZE]) {
-    let mut out = vec![0; plaintext.len()];
-    // SAFETY: `out` has plaintext.len() bytes and is not used meanwhile.
-    let tag = unsafe { key.seal_shared(nonce, ad, plaintext, out.as_mut_ptr()) };
-    (out, tag)
+/// A private and a shared buffer with room for `length` bytes behind [`GAP`] others.
+fn buffers(length: usize) -> [Buffer; 2] {
+    let buffer = || Buffer::private_zeroed((GAP + length).div_ceil(BLOCK_SIZE));
+    [buffer(), buffer().into_shared()]
 }
 
-fn open_shared(
+const GAP: usize = 100;
+
+/// What a volume does, in both kinds of buffers.
+fn seal_into(key: &BlockKey, nonce: u64, ad: &[u8], plaintext: &[u8]) -> (Vec<u8>, [u8; TAG_SIZE]) {
+    let results = buffers(plaintext.len()).map(|mut buffer| {
+        let mut shown = None;
+        let keep = |tag: &[u8; TAG_SIZE], sealed: &[u8]| shown = Some((sealed.to_vec(), *tag));
+        let tag = key.seal_into(nonce, ad, plaintext, buffer.target(GAP..GAP + plaintext.len()), keep);
+        let mut out = vec![0; buffer.len()];
+        buffer.copy_to(0, &mut out);
+        let sealed = out.drain(GAP..GAP + plaintext.len()).collect();
+        assert!(out.iter().all(|byte| *byte == 0), "bytes beside the target were written");
+        assert_eq!(shown.as_ref(), Some(&(sealed, tag)), "what was shown is what was sealed");
+        shown.unwrap()
+    });
+    assert_eq!(results[0], results[1], "private and shared");
+    results.into_iter().next().unwrap()
+}
+
+fn open_from(
     key: &BlockKey,
     nonce: u64,
     ad: &[u8],
     ciphertext: &[u8],
     tag: &[u8; TAG_SIZE],
 ) -> Result<Vec<u8>, Corrupt> {
-    let mut out = vec![0xEE; ciphertext.len()];
-    // SAFETY: `ciphertext` has out.len() bytes, which nobody writes.
-    let result = unsafe { key.open_shared(nonce, ad, ciphertext.as_ptr(), tag, &mut out) };
-    if result.is_err() {
-        assert!(out.iter().all(|byte| *byte == 0), "plaintext was let out in spite of the failure");
-    }
-    result.map(|()| out)
+    let results = buffers(ciphertext.len()).map(|mut buffer| {
+        buffer.copy_from(GAP, ciphertext);
+        let mut out = vec![0xEE; ciphertext.len()];
+        let mut shown = None;
+        let source = buffer.source(GAP..GAP + ciphertext.len());
+        let result = key.open_from(nonce, ad, source, tag, &mut out, |sealed| shown = Some(sealed.to_vec()));
+        assert_eq!(shown, result.is_ok().then(|| ciphertext.to_vec()), "only what has opened is shown");
+        if result.is_err() {
+            assert!(out.iter().all(|byte| *byte == 0), "plaintext was let out in spite of the failure");
+        }
+        result.map(|()| out)
+    });
+    assert_eq!(results[0], results[1], "private and shared");
+    results.into_iter().next().unwrap()
 }
 
 fn flip(bytes: &[u8], bit: usize) -> Vec<u8> {
@@ -107,8 +132,8 @@ proptest! {
         for (key, encrypts) in [(&keys.data, mode.confidentiality()), (&keys.node, true), (&keys.journal, true)] {
             let (ciphertext, tag) = seal(key, nonce, &ad, plaintext);
             prop_assert_eq!(open(key, nonce, &ad, &ciphertext, &tag).unwrap(), plaintext);
-            prop_assert_eq!(open_shared(key, nonce, &ad, &ciphertext, &tag).unwrap(), plaintext);
-            prop_assert_eq!(&seal_shared(key, nonce, &ad, plaintext), &(ciphertext.clone(), tag));
+            prop_assert_eq!(open_from(key, nonce, &ad, &ciphertext, &tag).unwrap(), plaintext);
+            prop_assert_eq!(&seal_into(key, nonce, &ad, plaintext), &(ciphertext.clone(), tag));
             // Eight bytes are the same by chance once in 2^64.
             prop_assert!(plaintext.len() < 8 || (ciphertext == plaintext) != encrypts);
         }
@@ -127,10 +152,10 @@ proptest! {
             let (ciphertext, tag) = seal(&key, nonce, &ad, &plaintext);
             let spoilt = flip(&ciphertext, bit.index(ciphertext.len() * 8));
             prop_assert_eq!(open(&key, nonce, &ad, &spoilt, &tag), Err(Corrupt));
-            prop_assert_eq!(open_shared(&key, nonce, &ad, &spoilt, &tag), Err(Corrupt));
+            prop_assert_eq!(open_from(&key, nonce, &ad, &spoilt, &tag), Err(Corrupt));
             let spoilt = flip(&tag, bit.index(TAG_SIZE * 8)).try_into().unwrap();
             prop_assert_eq!(open(&key, nonce, &ad, &ciphertext, &spoilt), Err(Corrupt));
-            prop_assert_eq!(open_shared(&key, nonce, &ad, &ciphertext, &spoilt), Err(Corrupt));
+            prop_assert_eq!(open_from(&key, nonce, &ad, &ciphertext, &spoilt), Err(Corrupt));
             let spoilt = flip(&ad, bit.index(ad.len() * 8));
             prop_assert_eq!(open(&key, nonce, &spoilt, &ciphertext, &tag), Err(Corrupt));
             let spoilt = nonce ^ (1 << bit.index(48));
@@ -169,7 +194,7 @@ fn lengths_are_authenticated() {
         assert_eq!(open(&key, 1, b"ad", &ciphertext[..63], &tag), Err(Corrupt), "{key:?}");
         assert_eq!(open(&key, 1, b"ad\0", &ciphertext, &tag), Err(Corrupt), "{key:?}");
         assert_eq!(open(&key, 1, b"ad", &[], &tag), Err(Corrupt), "{key:?}");
-        assert_eq!(open_shared(&key, 1, b"ad", &[], &tag), Err(Corrupt), "{key:?}");
+        assert_eq!(open_from(&key, 1, b"ad", &[], &tag), Err(Corrupt), "{key:?}");
     }
 }
 
@@ -224,7 +249,7 @@ fn unauthenticated_modes_differ_by_nonce_and_key_and_want_a_zero_tag() {
     assert_eq!(open(&keys.data, 0, b"", &ciphertext[..15], &tag), Err(Corrupt));
     let plain = volume_key().epoch(DataMode::Plain, Suite::Aes256Gcm, &[1; 32]);
     assert_eq!(open(&plain.data, 0, b"", &plaintext, &[1; TAG_SIZE]), Err(Corrupt));
-    assert_eq!(open_shared(&plain.data, 0, b"", &plaintext, &[1; TAG_SIZE]), Err(Corrupt));
+    assert_eq!(open_from(&plain.data, 0, b"", &plaintext, &[1; TAG_SIZE]), Err(Corrupt));
 }
 
 #[test]

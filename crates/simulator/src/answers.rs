@@ -1,6 +1,6 @@
 //! What is answered, against what may be.
 
-use store::{BLOCK_SIZE, Buffer};
+use memory::{BLOCK_SIZE, Buffer};
 use volume::format::protections::Freshness;
 use volume::{Completion, Extent, Kind, Request};
 

@@ -20,9 +20,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::Duration;
 
+use memory::{BLOCK_SIZE, Buffer};
 use seal::{EpochKeys, VolumeKey};
 use store::hostile::Session;
-use store::{BLOCK_SIZE, Buffer, Completion, Operation, Queue, Store};
+use store::{Completion, Operation, Queue, Store};
 use volume::geometry::{Geometry, SUPERBLOCK_SLOTS, SUPERBLOCK_START};
 
 pub(crate) use self::book::Book;

@@ -1,6 +1,6 @@
 //! The owner's header backup: made, and put back when the host has destroyed what stands on the disk.
 
-use store::BLOCK_SIZE;
+use memory::BLOCK_SIZE;
 use store::hostile::{Faults, Image};
 use volume::format::backup::HeaderBackup;
 use volume::format::header::Header;

@@ -1,6 +1,6 @@
 //! What the simulator writes: blocks that say which write they are of.
 
-use store::BLOCK_SIZE;
+use memory::BLOCK_SIZE;
 
 /// What a block that was read turns out to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use anchor::Anchor as _;
+use memory::BLOCK_SIZE;
 use seal::slot::{KeySlots, SlotLimits};
 use seal::{DataMode, Suite};
-use store::BLOCK_SIZE;
 use store::hostile::Image;
 use volume::format::protections::{Freshness, SuiteCode};
 use volume::policy::Policy;

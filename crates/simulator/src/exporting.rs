@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use std::rc::Rc;
 
 use anchor::State;
+use memory::BLOCK_SIZE;
 use seal::slot::{Argon2Params, SlotLimits};
-use store::BLOCK_SIZE;
 use store::hostile::Session;
 use volume::format::stream::StreamHeader;
 use volume::{

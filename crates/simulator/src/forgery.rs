@@ -1,7 +1,7 @@
 //! What the host makes of things that it has no key to, but old copies and others of the same owner's.
 
 use anchor::Stamp;
-use store::BLOCK_SIZE;
+use memory::BLOCK_SIZE;
 use store::hostile::{Faults, HostileStore, Image};
 use volume::format::header::{self, Header};
 use volume::format::protections::{Freshness, Provision};

@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use store::BLOCK_SIZE;
+use memory::BLOCK_SIZE;
 use store::hostile::{Faults, Image, Session};
 use volume::format::header::Header;
 use volume::format::protections::{Freshness, Provision};

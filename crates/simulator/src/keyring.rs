@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use memory::BLOCK_SIZE;
 use seal::SecretBytes;
 use seal::slot::{Argon2Params, Credential, SlotInfo, SlotLimits};
-use store::BLOCK_SIZE;
 use store::hostile::{Image, Session};
 use volume::format::header::{self, Header};
 use volume::{Driven, Error, KeyChange, Kind, change_keys};

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use memory::BLOCK_SIZE;
 use seal::VolumeKey;
 use seal::slot::{KeySlots, SlotLimits};
-use store::BLOCK_SIZE;
 use volume::format::header::{self, Header};
 use volume::format::protections::Freshness;
 use volume::{Kind, RekeyOrder, Rekeyed, ResealReport, begin_rekey};

@@ -1,6 +1,6 @@
 //! Requests, as they are made.
 
-use store::{BLOCK_SIZE, Buffer};
+use memory::{BLOCK_SIZE, Buffer};
 use volume::Request;
 
 use crate::content::stamp;

@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anchor::ScriptedAnchor;
 use fastrand::Rng;
+use memory::Buffer;
 use seal::SecretBytes;
 use seal::slot::Credential;
-use store::Buffer;
 use store::hostile::{Faults, HostileStore, Image, Session};
 use volume::format::backup::HeaderBackup;
 use volume::format::protections::{Freshness, Provision};

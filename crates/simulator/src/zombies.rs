@@ -1,6 +1,6 @@
 //! A guest that is believed dead, and is not.
 
-use store::{BLOCK_SIZE, Buffer};
+use memory::{BLOCK_SIZE, Buffer};
 use volume::Kind;
 use volume::format::protections::Freshness;
 

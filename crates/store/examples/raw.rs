@@ -6,7 +6,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use store::{BLOCK_SIZE, Buffer, Completion, Error, FileStore, MemoryStore, Operation, Options, Store};
+use memory::{BLOCK_SIZE, Buffer};
+use store::{Completion, Error, FileStore, MemoryStore, Operation, Options, Store};
 
 const RUN: Duration = Duration::from_secs(5);
 

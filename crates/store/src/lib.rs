@@ -5,29 +5,22 @@
 //! does I/O opens a [`Queue`] of its own, submits operations that own their buffers, and polls for
 //! completions; no queue is ever shared.
 
-mod arena;
-mod buffer;
 mod error;
 mod file;
 pub mod hostile;
-mod mapping;
-mod memory;
+mod memory_store;
 mod signal;
 mod uring;
 
-pub use arena::Pool;
-pub use buffer::Buffer;
 pub use error::{Error, ErrorKind};
 pub use file::{FileStore, Options};
-pub use memory::MemoryStore;
+pub use memory::{BLOCK_SIZE, Buffer, Pool};
+pub use memory_store::MemoryStore;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
-
-/// Bytes in a block: the unit of every address and length in this workspace.
-pub const BLOCK_SIZE: usize = 4096;
 
 /// What a queue may be asked to do. Addresses are physical blocks; a buffer is a whole number of blocks.
 ///

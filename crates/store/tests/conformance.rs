@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use ::memory::{BLOCK_SIZE, Buffer};
 use store::hostile::{Faults, HostileStore};
-use store::{
-    BLOCK_SIZE, Buffer, Completion, ErrorKind, FileStore, MemoryStore, Operation, Options, Queue, Store,
-};
+use store::{Completion, ErrorKind, FileStore, MemoryStore, Operation, Options, Queue, Store};
 
 /// Size of each store under test.
 const BLOCKS: u64 = 1024;

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use store::{BLOCK_SIZE, Completion, Error, ErrorKind, FileStore, Operation, Options, Queue, Store};
+use memory::BLOCK_SIZE;
+use store::{Completion, Error, ErrorKind, FileStore, Operation, Options, Queue, Store};
 use tempfile::TempDir;
 
 /// In the build directory: the system's temporary one may be a tmpfs.
@@ -275,12 +276,12 @@ fn a_dropped_queue_keeps_its_buffers_until_the_kernel_is_done() {
     for _ in 0..20 {
         let mut queue = store.queue(64).unwrap();
         for n in 0..64 {
-            let buffer = store::Buffer::private_zeroed(16);
+            let buffer = memory::Buffer::private_zeroed(16);
             queue.submit(n, Operation::Read { block: n * 32, buffer });
         }
         queue.poll(&mut Vec::new());
         drop(queue);
-        let mut fresh: Vec<_> = (0..64).map(|_| store::Buffer::private_zeroed(16)).collect();
+        let mut fresh: Vec<_> = (0..64).map(|_| memory::Buffer::private_zeroed(16)).collect();
         std::thread::sleep(Duration::from_millis(1));
         assert!(fresh.iter_mut().all(|b| b.private_mut().unwrap().iter().all(|&byte| byte == 0)));
     }

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
+use memory::{BLOCK_SIZE, Buffer};
 use store::hostile::{Event, Faults, HostileStore, Image, Session};
-use store::{BLOCK_SIZE, Buffer, Completion, ErrorKind, Operation, Queue, Store};
+use store::{Completion, ErrorKind, Operation, Queue, Store};
 
 const BLOCKS: u64 = 16;
 /// Enough that what has a fair chance to happen does.

@@ -14,7 +14,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use store::{BLOCK_SIZE, Buffer, Pool};
+use memory::{BLOCK_SIZE, Buffer, Pool};
 
 use crate::error::{Error, Kind, Result};
 use crate::format::entry::Entry;

@@ -15,7 +15,7 @@ use crate::format::ad::Tree;
 use crate::mutation::{Mutation, mutated};
 
 /// A decrypted node.
-pub(crate) type Page = [u8; store::BLOCK_SIZE];
+pub(crate) type Page = [u8; memory::BLOCK_SIZE];
 
 /// Which node: tree, level (leaf = 0), index in the level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,7 +51,7 @@ pub(crate) struct Cache {
 impl Cache {
     /// A cache for about `bytes` of nodes (at least one per shard).
     pub(crate) fn new(bytes: u64) -> Self {
-        let nodes = usize::try_from(bytes / store::BLOCK_SIZE as u64).unwrap_or(usize::MAX);
+        let nodes = usize::try_from(bytes / memory::BLOCK_SIZE as u64).unwrap_or(usize::MAX);
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             nodes_per_shard: (nodes / SHARDS).max(1),

@@ -9,7 +9,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use futures::future::select;
+use futures::FutureExt;
+use futures::future::{Either, select};
 
 use crate::commit::{Committed, Want};
 use crate::core::Core;
@@ -47,7 +48,8 @@ impl Core {
     /// Runs until the session is stopped and everything is put away, or something fails for good.
     pub(crate) async fn maintain(self: Arc<Self>, io: Io) -> Result<()> {
         let ending = Ending(&self);
-        let result = self.maintenance_loop(&io).await;
+        let loops = select(self.maintenance_loop(&io).boxed_local(), self.anchoring_loop(&io).boxed_local());
+        let (Either::Left((result, _)) | Either::Right((result, _))) = loops.await;
         if let Err(error) = &result {
             self.stop(error);
         }
@@ -80,22 +82,47 @@ impl Core {
             }
             if self.publish_is_wanted() {
                 self.publish_transaction(io).await?;
-            } else if self.checkpoint_is_due() {
+            } else if self.checkpoint_is_due()
+                || ((self.anchor_is_due() || self.journal_is_due()) && self.journal_is_tight())
+            {
                 self.checkpoint(io).await?;
-            } else if self.anchor_is_due() || self.journal_is_due() {
-                // This job's own commits never wait for room in the journal: only this job makes room.
-                if self.journal_is_tight() {
-                    self.checkpoint(io).await?;
-                } else {
-                    let anchor = self.anchor_is_due();
-                    self.commit(io, Want { data: true, anchor, urgent: true, ..Want::default() }).await?;
-                }
+            } else if self.journal_is_due() && !self.anchors_in_background() {
+                self.commit_journal(io, false).await?;
             } else if let Some(ended) = self.space.waits_for_writes(DATA_UNITS) {
                 select(listener, ended).await;
             } else {
                 listener.await;
             }
         }
+    }
+
+    /// Moves the anchor in the background, at level `interval`. Beside the loop above, which may be waiting for an anchor that is away: the
+    /// journal goes on meanwhile.
+    async fn anchoring_loop(&self, io: &Io) -> Result<()> {
+        while self.anchors_in_background() {
+            let listener = self.work.listen();
+            self.check_alive()?;
+            if self.stopping.load(Ordering::SeqCst) {
+                break;
+            }
+            let anchor = self.anchor_is_wanted();
+            if (anchor || self.journal_is_due()) && !self.journal_is_tight() {
+                self.commit_journal(io, anchor).await?;
+            } else {
+                listener.await;
+            }
+        }
+        // The other loop ends the job.
+        std::future::pending().await
+    }
+
+    /// A commit of this job's own never waits for room in the journal: only this job makes room.
+    async fn commit_journal(&self, io: &Io, anchor: bool) -> Result<()> {
+        self.commit(io, Want { data: true, anchor, urgent: true, ..Want::default() }).await.map(drop)
+    }
+
+    fn anchors_in_background(&self) -> bool {
+        self.header.freshness == Freshness::Interval
     }
 
     pub(crate) fn is_transactional(&self) -> bool {
@@ -130,18 +157,31 @@ impl Core {
         !self.is_transactional() && self.overlay.pending() >= self.limits.pending / 2
     }
 
+    /// Whether a limit of the window is reached, so that nothing goes on before the anchor has moved.
     pub(crate) fn anchor_is_due(&self) -> bool {
+        self.window_is_used(4)
+    }
+
+    /// Whether the anchor is to move in the background: three quarters of the window are used, which leaves a slow anchor the rest; or the
+    /// journal will soon need a segment that only the anchor can give.
+    fn anchor_is_wanted(&self) -> bool {
+        self.window_is_used(3) || self.commit.reservation_waits()
+    }
+
+    /// Whether so many quarters of one of the window's limits are used.
+    fn window_is_used(&self, quarters: u64) -> bool {
         if self.header.freshness != Freshness::Interval || mutated(Mutation::WindowIgnored) {
             return false;
         }
         let (age, bytes, commits) = self.commit.unanchored(self.environment.clock.now());
         let waiting = bytes > 0 || commits > 0 || self.overlay.pending() > 0;
-        let pinned = self.space.pinned() >= self.limits.pinned / 2;
+        let part = |limit: u64| (limit / 4).saturating_mul(quarters).max(1);
+        let time = self.window.time / 4 * u32::try_from(quarters).unwrap_or(4);
         waiting
-            && (pinned
-                || age >= self.window.time
-                || bytes >= self.window.bytes
-                || commits >= self.window.commits)
+            && (self.space.pinned() >= self.limits.pinned / 2
+                || age >= time
+                || bytes >= part(self.window.bytes)
+                || commits >= part(self.window.commits))
     }
 
     /// One checkpoint. At level `transaction`, a spill: the new roots stay in memory.

@@ -7,7 +7,10 @@
 //! 3. The order is: records written, store flushed, anchor moved, then pins let go. With data integrity off the store is flushed
 //!    before the records too, since recovery could not tell whether data arrived.
 //!    What reserves something (units, or a segment of the journal) is anchored before that is used, whatever the level.
+//!    At level `interval` the anchor moves beside the commits that follow ([`Core::anchor_beside`]): a slow anchor holds nobody up before a limit
+//!    of the window is reached. What a commit reserved is anchored before it is used there, too.
 //! 4. When anything fails in between, the state on the store is unknown: the session is poisoned and writes no more.
+//! 5. One move of the anchor at a time, and none to an earlier generation than the one before.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +22,6 @@ use event_listener::Event;
 use futures::future::try_join_all;
 
 use crate::admission::Promise;
-use crate::anchoring::{advance, sign_stamp};
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::format::item::Item;
@@ -31,6 +33,8 @@ use crate::io::Io;
 use crate::journal::Journal;
 use crate::mutation::{Mutation, mutated};
 use crate::space::Pin;
+
+mod moves;
 
 /// What a caller wants of a commit.
 #[derive(Clone, Copy, Default)]
@@ -61,10 +65,16 @@ pub(crate) struct Committed {
 
 struct Inner {
     running: bool,
+    /// The anchor is being moved.
+    moving: bool,
     begun: u64,
     /// The last commit that is durable, and the last that is anchored.
     durable: u64,
     anchored: u64,
+    /// Generation and head of the last one that is durable.
+    end: (u64, [u8; 32]),
+    /// The last commit that reserved a segment.
+    reserved: u64,
     poison: Option<Error>,
     /// The last commit has begun.
     released: bool,
@@ -89,9 +99,12 @@ impl Commit {
     pub(crate) fn new(geometry: &Geometry, journal: Journal, stamp: Option<Stamp>, now: Duration) -> Self {
         let inner = Inner {
             running: false,
+            moving: false,
             begun: 0,
             durable: 0,
             anchored: 0,
+            end: (journal.generation, journal.head),
+            reserved: 0,
             poison: None,
             released: false,
             control: Vec::new(),
@@ -191,6 +204,12 @@ impl Commit {
         self.capacity.store(self.journal().capacity(geometry) as u64, Ordering::SeqCst);
     }
 
+    /// Whether a segment was reserved that the anchor does not know.
+    pub(crate) fn reservation_waits(&self) -> bool {
+        let inner = self.lock();
+        inner.reserved > inner.anchored && !inner.moving
+    }
+
     /// How long ago the anchor moved, and how many bytes and commits it does not cover.
     pub(crate) fn unanchored(&self, now: Duration) -> (Duration, u64, u64) {
         let inner = self.lock();
@@ -202,6 +221,10 @@ impl Commit {
     }
 }
 
+fn abandoned() -> Error {
+    Error::new(Kind::Io, "a commit was abandoned half-way; detach the volume and attach it again")
+}
+
 /// Ends a commit that its task gave up: nobody knows what arrived.
 struct Leading<'a> {
     core: &'a Core,
@@ -211,10 +234,7 @@ struct Leading<'a> {
 impl Drop for Leading<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            self.core.stop(&Error::new(
-                Kind::Io,
-                "a commit was abandoned half-way; detach the volume and attach it again",
-            ));
+            self.core.stop(&abandoned());
         }
         self.core.commit.lock().running = false;
         self.core.commit.changed.notify(usize::MAX);
@@ -313,10 +333,17 @@ impl Core {
             self.stop(error);
         }
         drop(leading);
-        result
+        let (committed, beside) = result?;
+        if let Some(number) = beside {
+            self.anchor_beside(number).await?;
+        }
+        Ok(committed)
     }
 
-    async fn perform(&self, io: &Io, want: Want, mut anchor: bool) -> Result<Committed> {
+    /// Writes a commit. With the number of one that is to be anchored beside those that follow.
+    async fn perform(&self, io: &Io, want: Want, mut anchor: bool) -> Result<(Committed, Option<u64>)> {
+        let beside = self.header.freshness == Freshness::Interval && !want.release && want.header.is_none();
+        let mut reserves = false;
         // Again: others may have committed while this one waited.
         anchor |= self.anchor_is_due();
         // What the overlay's cut takes out still needs its room.
@@ -328,7 +355,8 @@ impl Core {
             if !self.header.integrity && !mutated(Mutation::DataNotFlushed) {
                 io.flush().await?;
             }
-            anchor |= self.write_items(io, &items, anchor).await?;
+            reserves = self.write_items(io, &items, anchor).await?;
+            anchor |= reserves && !beside;
             self.commit.note_capacity(&self.geometry);
             self.counters.commits.add(1);
         }
@@ -337,18 +365,28 @@ impl Core {
         {
             let mut inner = self.commit.lock();
             inner.durable = number;
-            inner.unanchored_bytes += items.len() as u64 * store::BLOCK_SIZE as u64;
+            inner.end = (committed.generation, committed.head);
+            inner.unanchored_bytes += items.len() as u64 * memory::BLOCK_SIZE as u64;
+            if reserves {
+                inner.reserved = number;
+            }
+        }
+        if anchor && beside {
+            return Ok((committed, Some(number)));
         }
         if anchor {
             let state = if want.release { State::Released } else { State::Claimed };
-            self.move_anchor_to((committed.generation, committed.head), state, want.header).await?;
-            let mut inner = self.commit.lock();
-            inner.anchored = number;
-            inner.anchored_at = self.environment.clock.now();
-            inner.unanchored_bytes = 0;
+            let reached = self.reached();
+            self.move_alone((committed.generation, committed.head), state, want.header).await?;
+            self.covered(&reached);
+        } else {
+            self.let_go(false, number);
+            if reserves {
+                // The maintenance job anchors it before it is needed.
+                self.work.notify(usize::MAX);
+            }
         }
-        self.let_go(anchor, number);
-        Ok(committed)
+        Ok((committed, None))
     }
 
     /// Writes changes to the journal, durably. Says whether the last of them reserved a segment, and so must be anchored.
@@ -361,6 +399,11 @@ impl Core {
         let whole = !anchored || self.header.freshness == Freshness::Transaction;
         let mut rest = items;
         loop {
+            if !whole && rest.len() > self.commit.journal().rest(&self.geometry) {
+                // The next segment is ours to write when the anchor knows it.
+                let reserved = self.commit.lock().reserved;
+                self.anchor_beside(reserved).await?;
+            }
             let room = if whole { rest.len() } else { self.commit.journal().room(&self.geometry) };
             let (now, later) = rest.split_at(rest.len().min(room));
             rest = later;
@@ -373,7 +416,7 @@ impl Core {
             };
             if (anchor || reserves) && anchored && mutated(Mutation::AnchorBeforeJournal) {
                 let ahead = self.committed(&self.commit.journal());
-                self.move_anchor(&ahead).await?;
+                self.move_anchor_to((ahead.generation, ahead.head), State::Claimed, None).await?;
             }
             let blocks: usize = records.iter().map(|(_, buffer)| buffer.blocks()).sum();
             try_join_all(records.into_iter().map(|(place, buffer)| io.write(place, buffer))).await?;
@@ -385,7 +428,7 @@ impl Core {
                 return Ok(reserves && anchored);
             }
             let here = self.committed(&self.commit.journal());
-            self.move_anchor(&here).await?;
+            self.move_alone((here.generation, here.head), State::Claimed, None).await?;
         }
     }
 
@@ -426,47 +469,5 @@ impl Core {
             self.space.let_go(pins);
         }
         self.progress.notify(usize::MAX);
-    }
-
-    /// Asks the anchor whether this session still has the volume. What is durable before the question is known to whoever claims the volume
-    /// after the answer.
-    pub(crate) async fn confirm_claim(&self) -> Result<()> {
-        let Some(anchor) = &self.environment.anchor else { return Ok(()) };
-        if mutated(Mutation::ClaimNotConfirmed) || mutated(Mutation::AttachWithoutClaim) {
-            return Ok(());
-        }
-        match anchor.read().await? {
-            Some(stamp) if stamp.session == self.session && stamp.claims == self.claims => Ok(()),
-            _ => Err(anchor::Error::Conflict(None).into()),
-        }
-    }
-
-    /// Moves the anchor to a committed state by compare-and-swap.
-    async fn move_anchor(&self, to: &Committed) -> Result<()> {
-        self.move_anchor_to((to.generation, to.head), State::Claimed, None).await
-    }
-
-    async fn move_anchor_to(
-        &self,
-        (generation, head): (u64, [u8; 32]),
-        state: State,
-        header: Option<[u8; 32]>,
-    ) -> Result<()> {
-        let (Some(anchor), Some(old)) = (&self.environment.anchor, self.commit.stamp()) else {
-            return Ok(());
-        };
-        let header_digest = header.unwrap_or(old.header_digest);
-        let same = old.generation == generation && old.head == head && old.state == state;
-        if same && old.header_digest == header_digest {
-            return Ok(());
-        }
-        let new = sign_stamp(
-            &self.stamp_key,
-            Stamp { generation, head, state, header_digest, mac: [0; 32], ..old.clone() },
-        );
-        advance(anchor.as_ref(), Some(&old), &new).await?;
-        self.commit.lock().stamp = Some(new);
-        self.counters.anchor_moves.add(1);
-        Ok(())
     }
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use anchor::{Stamp, State};
 use futures::FutureExt;
+use memory::BLOCK_SIZE;
 use seal::slot::{Argon2Params, Credential, KeySlots};
 use seal::{DataMode, VolumeKey};
-use store::BLOCK_SIZE;
 
 use crate::anchoring::{advance, sign_stamp};
 use crate::core::Environment;

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use futures::FutureExt;
+use memory::BLOCK_SIZE;
 use seal::slot::{Credential, KeySlots, Kind as SlotKind, SlotInfo};
 use serde::{Deserialize, Serialize};
-use store::BLOCK_SIZE;
 
 use crate::attach::{AttachOptions, keyring};
 use crate::core::Environment;

@@ -23,6 +23,8 @@ pub enum Kind {
     Locked,
     /// The disk says something else than the policy.
     Policy,
+    /// This program is wrong: report it. What was flushed before is safe.
+    Defect,
 }
 
 /// A failure: its kind, what happened to what, and what to do now.
@@ -31,6 +33,14 @@ pub struct Error {
     kind: Kind,
     message: String,
     blocks: Vec<u64>,
+    cause: Option<Cause>,
+}
+
+/// What another crate said.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Cause {
+    Store(Box<store::Error>),
+    Anchor(Box<anchor::Error>),
 }
 
 /// Shorthand for this crate.
@@ -39,23 +49,19 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// A failure of this kind. The message says what happened, to what, and what to do.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), blocks: Vec::new() }
+        Self { kind, message: message.into(), blocks: Vec::new(), cause: None }
     }
 
     /// A logical block that did not verify.
     pub(crate) fn corrupt_block(logical: u64) -> Self {
-        Self {
-            kind: Kind::Corrupt,
-            message: format!(
-                "logical block {logical} is not what was written there; restore it from a backup"
-            ),
-            blocks: vec![logical],
-        }
+        let message =
+            format!("logical block {logical} is not what was written there; restore it from a backup");
+        Self::corrupt_blocks(message, vec![logical])
     }
 
     /// Several logical blocks that did not verify.
     pub(crate) fn corrupt_blocks(message: impl Into<String>, blocks: Vec<u64>) -> Self {
-        Self { kind: Kind::Corrupt, message: message.into(), blocks }
+        Self { blocks, ..Self::new(Kind::Corrupt, message) }
     }
 
     /// The same, with the name of the store that it is about.
@@ -68,6 +74,21 @@ impl Error {
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// What the store said, with the operation and its first block, where that is the cause.
+    #[must_use]
+    pub fn store(&self) -> Option<&store::Error> {
+        match &self.cause {
+            Some(Cause::Store(error)) => Some(error),
+            _ => None,
+        }
+    }
+
+    /// The operating system's error number (`EIO`, `ENOSPC`, ...), where there is one.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        self.store().and_then(|error| error.errno)
     }
 
     /// The logical blocks that are damaged, where they are known.
@@ -83,11 +104,20 @@ impl std::fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.cause {
+            Some(Cause::Store(error)) => Some(error.as_ref()),
+            Some(Cause::Anchor(error)) => Some(error.as_ref()),
+            None => None,
+        }
+    }
+}
 
 impl From<store::Error> for Error {
     fn from(error: store::Error) -> Self {
-        Self::new(Kind::Io, error.to_string())
+        let new = Self::new(Kind::Io, error.to_string());
+        Self { cause: Some(Cause::Store(Box::new(error))), ..new }
     }
 }
 
@@ -105,12 +135,34 @@ impl From<crate::format::Malformed> for Error {
 
 impl From<anchor::Error> for Error {
     fn from(error: anchor::Error) -> Self {
-        match error {
+        let new = match &error {
             anchor::Error::Conflict(_) => Self::new(
                 Kind::Fenced,
                 "another session has claimed this volume; this one has stopped writing. Detach it, and attach again only if the other session is gone",
             ),
             other => Self::new(Kind::Anchor, format!("{other}")),
-        }
+        };
+        Self { cause: Some(Cause::Anchor(Box::new(error))), ..new }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn what_others_said_is_kept() {
+        let said = store::Error::from_errno(5, "read", "disk.img").at(7);
+        let error = Error::from(said.clone()).on("ledger");
+        assert_eq!((error.kind(), error.errno(), error.store()), (Kind::Io, Some(5), Some(&said)));
+        assert_eq!(error.store().and_then(|error| error.block), Some(7));
+        assert_eq!(error.source().map(ToString::to_string), Some(said.to_string()));
+
+        let fenced = Error::from(anchor::Error::Conflict(None));
+        assert!(fenced.kind() == Kind::Fenced && fenced.errno().is_none());
+        assert!(fenced.source().is_some_and(|source| source.to_string().contains("never claimed")));
+        assert!(Error::new(Kind::Usage, "no").source().is_none());
     }
 }

@@ -11,8 +11,8 @@
 use std::sync::Arc;
 
 use futures::FutureExt;
+use memory::BLOCK_SIZE;
 use seal::slot::Credential;
-use store::BLOCK_SIZE;
 
 use crate::attach::AttachOptions;
 use crate::core::Environment;

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use anchor::Stamp;
 use futures::FutureExt;
+use memory::BLOCK_SIZE;
 use seal::MacKey;
 use seal::slot::{Credential, SlotInfo};
-use store::BLOCK_SIZE;
 
 use crate::attach::{AttachOptions, keyring};
 use crate::core::Environment;

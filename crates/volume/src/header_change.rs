@@ -8,8 +8,8 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use futures::FutureExt;
+use memory::BLOCK_SIZE;
 use seal::slot::{Credential, KeySlots, SlotInfo, SlotLimits};
-use store::BLOCK_SIZE;
 
 use crate::commit::Want;
 use crate::core::Core;

@@ -11,8 +11,9 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures::future::LocalBoxFuture;
+use memory::Buffer;
 use slab::Slab;
-use store::{Buffer, Completion, Operation, Store};
+use store::{Completion, Operation, Store};
 
 use crate::error::Result;
 
@@ -110,7 +111,7 @@ impl Io {
         ended.result?;
         ended.buffer.ok_or_else(|| {
             crate::error::Error::new(
-                crate::error::Kind::Io,
+                crate::error::Kind::Defect,
                 "the store kept a read's buffer; report this as a defect",
             )
         })

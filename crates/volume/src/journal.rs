@@ -9,7 +9,7 @@
 
 use std::collections::HashSet;
 
-use store::{BLOCK_SIZE, Buffer};
+use memory::{BLOCK_SIZE, Buffer};
 
 use crate::commit::Committed;
 use crate::core::Core;
@@ -136,6 +136,11 @@ impl Journal {
     pub(crate) fn room(&self, geometry: &Geometry) -> usize {
         let next = if self.block == 0 { 0 } else { items_per_record(geometry.segment_blocks) };
         items_per_record(geometry.segment_blocks - self.block) + next
+    }
+
+    /// Items for which this segment has room.
+    pub(crate) fn rest(&self, geometry: &Geometry) -> usize {
+        items_per_record(geometry.segment_blocks - self.block)
     }
 
     /// Items for which there is room before a checkpoint frees segments. To go on in the next one takes a free one, and one stays free.

@@ -74,4 +74,4 @@ pub use reseal::{ResealProgress, ResealReport};
 pub use stream::{Imported, StreamProgress, StreamReader, StreamWriter, Tail};
 pub use survey::{Choice, Found, History, StateName, Survey, survey};
 pub use tour::Sharing;
-pub use volume::{Status, Volume};
+pub use volume::{AnchorAway, Status, Volume};

@@ -153,7 +153,7 @@ impl<'a> Merge<'a> {
             if root.level >= self.core.geometry.levels(tree) {
                 return Ok(());
             }
-            let mut page = Arc::new([0; store::BLOCK_SIZE]);
+            let mut page = Arc::new([0; memory::BLOCK_SIZE]);
             if !mutated(Mutation::RootNotLifted) {
                 put_entry(Arc::make_mut(&mut page).as_mut_slice(), 0, &old);
             }
@@ -206,7 +206,7 @@ impl<'a> Merge<'a> {
             return Ok(page);
         }
         if old.is_absent() {
-            return Ok(Arc::new([0; store::BLOCK_SIZE]));
+            return Ok(Arc::new([0; memory::BLOCK_SIZE]));
         }
         self.core.load(self.io, key, old).await
     }
@@ -337,24 +337,24 @@ impl<'a> Merge<'a> {
                 place
             }
         };
-        let mut sealed = [0; store::BLOCK_SIZE];
+        let mut buffer = self.io.buffer(1);
         let entry = if key.tree == Tree::Salts {
             let mut salt = [0; NODE_SALT];
             core.random.fill(&mut salt);
             let ad = salt_node_ad(&core.header.volume, key.level, key.index);
-            sealed[..NODE_SALT].copy_from_slice(&salt);
+            buffer.copy_from(0, &salt);
             let block_key = core.keys.key.one_time(core.keys.suite, "salt table", &salt);
-            let tag =
-                block_key.seal(0, &ad, &page[..store::BLOCK_SIZE - NODE_SALT], &mut sealed[NODE_SALT..]);
+            let body = &page[..memory::BLOCK_SIZE - NODE_SALT];
+            let target = buffer.target(NODE_SALT..memory::BLOCK_SIZE);
+            let tag = block_key.seal_into(0, &ad, body, target, |_, _| ());
             Entry { physical, epoch: 0, nonce: 0, flags: 0, tag }
         } else {
             let (epoch, nonce) = core.keys.nonces(Use::Node, 1)?;
             let ad = node_ad(&core.header.volume, key.tree, key.level, key.index);
-            let tag = epoch.keys.node.seal(nonce, &ad, page, &mut sealed);
+            let target = buffer.target(0..memory::BLOCK_SIZE);
+            let tag = epoch.keys.node.seal_into(nonce, &ad, page, target, |_, _| ());
             Entry { physical, epoch: epoch.number, nonce, flags: self.flags(key, page)?, tag }
         };
-        let mut buffer = self.io.buffer(1);
-        buffer.copy_from(0, &sealed);
         self.io.write(physical, buffer).await?;
         core.counters.node_writes.add(1);
         Ok(entry)

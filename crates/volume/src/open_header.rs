@@ -1,9 +1,9 @@
 //! Opening the header: from four blocks that the host offers to a volume key, with every field checked on the way.
 
 use anchor::{Anchor, Stamp, State};
+use memory::BLOCK_SIZE;
 use seal::slot::{Credential, KeySlots};
 use seal::{MacKey, Suite, VolumeKey};
-use store::BLOCK_SIZE;
 
 use crate::attach::AttachOptions;
 use crate::core::Environment;

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::future::LocalBoxFuture;
 use futures::stream::FuturesUnordered;
-use store::Buffer;
+use memory::Buffer;
 
 use crate::allocation::Extent;
 use crate::core::Core;

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use futures::FutureExt;
 use futures::future::join_all;
+use memory::{BLOCK_SIZE, Buffer};
 use seal::EpochKeys;
-use store::{BLOCK_SIZE, Buffer};
 
 use crate::cache::NodeKey;
 use crate::core::Core;
@@ -148,23 +148,13 @@ impl Core {
         via: Via,
     ) -> bool {
         let ad = data_ad(&self.header.volume, logical);
-        let mut open = |bytes: &[u8]| {
-            let opened = keys.data.open(entry.nonce, &ad, bytes, &entry.tag, page).is_ok();
-            if opened && via == Via::Cache {
+        let source = sealed.source(at * BLOCK_SIZE..(at + 1) * BLOCK_SIZE);
+        let keep = |bytes: &[u8]| {
+            if via == Via::Cache {
                 self.blocks.keep(entry, bytes);
             }
-            opened
         };
-        let from = at * BLOCK_SIZE;
-        let opened = match sealed.private() {
-            Some(bytes) => open(&bytes[from..from + BLOCK_SIZE]),
-            None => {
-                // The host can write here at any moment: one copy out, and only that copy is believed.
-                let mut staged = [0; BLOCK_SIZE];
-                sealed.copy_to(from, &mut staged);
-                open(&staged)
-            }
-        };
+        let opened = keys.data.open_from(entry.nonce, &ad, source, &entry.tag, page, keep).is_ok();
         if opened || mutated(Mutation::BlockTagUnchecked) {
             return true;
         }

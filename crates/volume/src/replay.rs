@@ -12,7 +12,7 @@
 use std::collections::BTreeSet;
 
 use anchor::Stamp;
-use store::BLOCK_SIZE;
+use memory::BLOCK_SIZE;
 
 use crate::core::Roots;
 use crate::error::{Error, Kind, Result};
@@ -393,9 +393,10 @@ impl Replay<'_> {
         let mut opened = vec![0; BLOCK_SIZE];
         for (logical, entry) in last.into_iter().filter_map(|(logical, entry)| Some((logical, entry?))) {
             let Some(keys) = self.keys.known(entry.epoch) else { return Ok(false) };
-            let sealed = self.read(entry.physical, 1).await?;
+            let buffer = self.io.read(entry.physical, 1).await?;
             let ad = data_ad(&self.header.volume, logical);
-            if keys.data.open(entry.nonce, &ad, &sealed, &entry.tag, &mut opened).is_err() {
+            let sealed = buffer.source(0..BLOCK_SIZE);
+            if keys.data.open_from(entry.nonce, &ad, sealed, &entry.tag, &mut opened, |_| ()).is_err() {
                 return Ok(false);
             }
         }

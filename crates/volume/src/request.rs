@@ -11,7 +11,8 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures::FutureExt;
-use store::{BLOCK_SIZE, Buffer};
+use memory::{BLOCK_SIZE, Buffer};
+use seal::TAG_SIZE;
 
 use crate::allocation::Extent;
 use crate::commit::Want;
@@ -166,15 +167,14 @@ impl Core {
                 let nonce = first_nonce + index as u64;
                 let ad = data_ad(&self.header.volume, logical(index));
                 let page = &plaintext[index * BLOCK_SIZE..(index + 1) * BLOCK_SIZE];
-                let seal = |bytes: &mut [u8]| {
-                    let tag = epoch.keys.data.seal(nonce, &ad, page, bytes);
-                    let entry = Entry { physical, epoch: epoch.number, nonce, flags: 0, tag };
+                let entry = |tag| Entry { physical, epoch: epoch.number, nonce, flags: 0, tag };
+                let keep = |tag: &[u8; TAG_SIZE], bytes: &[u8]| {
                     if via == Via::Cache {
-                        self.blocks.keep(&entry, bytes);
+                        self.blocks.keep(&entry(*tag), bytes);
                     }
-                    entry
                 };
-                entries.push(seal_into(&mut sealed, at, seal));
+                let target = sealed.target(at * BLOCK_SIZE..(at + 1) * BLOCK_SIZE);
+                entries.push(entry(epoch.keys.data.seal_into(nonce, &ad, page, target, keep)));
             }
             transfers.push(io.begin_write(place.start, sealed));
         }
@@ -271,17 +271,4 @@ impl Future for Stored {
         }
         Poll::Ready(std::mem::replace(result, Ok(())))
     }
-}
-
-/// Has `seal` seal a block into block `at` of a store's buffer.
-fn seal_into(buffer: &mut Buffer, at: usize, seal: impl FnOnce(&mut [u8]) -> Entry) -> Entry {
-    let from = at * BLOCK_SIZE;
-    if let Some(bytes) = buffer.private_mut() {
-        return seal(&mut bytes[from..from + BLOCK_SIZE]);
-    }
-    // The host can read and write here at any moment: sealed in private, then copied once.
-    let mut staged = [0; BLOCK_SIZE];
-    let entry = seal(&mut staged);
-    buffer.copy_from(from, &staged);
-    entry
 }

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use store::BLOCK_SIZE;
+use memory::BLOCK_SIZE;
 
 use crate::check::CheckReport;
 use crate::core::Core;

@@ -75,7 +75,7 @@ impl Core {
         for group in units.chunks(8) {
             self.commit.add_control(Item::Reserve(Units::new(group).ok_or_else(|| {
                 Error::new(
-                    Kind::Usage,
+                    Kind::Defect,
                     "a reservation has more units than the format allows; report this as a defect",
                 )
             })?));

@@ -128,7 +128,7 @@ impl Attaching {
         let legs = closed.len() + 1;
         if legs > MAX_LEGS {
             return Err(Error::new(
-                Kind::Usage,
+                Kind::Defect,
                 "too many sessions in a row ended before their first checkpoint; report this as a defect",
             ));
         }

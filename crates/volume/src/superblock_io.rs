@@ -1,7 +1,7 @@
 //! Reading and writing superblocks: self-salted, each in its own slot.
 
+use memory::BLOCK_SIZE;
 use seal::{Suite, VolumeKey};
-use store::BLOCK_SIZE;
 
 use crate::commit::Committed;
 use crate::core::Core;
@@ -86,7 +86,7 @@ pub(crate) async fn read_superblocks(io: &Io, keys: &Keyring, header: &Header) -
 
 /// The slots that can be read, and why others cannot.
 async fn read_slots(io: &Io, header: &Header) -> Result<(Vec<(u8, [u8; BLOCK_SIZE])>, Option<Error>)> {
-    let page = |buffer: &store::Buffer, at: usize| {
+    let page = |buffer: &memory::Buffer, at: usize| {
         let mut page = [0; BLOCK_SIZE];
         buffer.copy_to(at * BLOCK_SIZE, &mut page);
         page

@@ -17,7 +17,7 @@ use event_listener::Event;
 use futures::future::LocalBoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use store::{BLOCK_SIZE, Buffer};
+use memory::{BLOCK_SIZE, Buffer};
 
 use crate::cache::NodeKey;
 use crate::core::Core;

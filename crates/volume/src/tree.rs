@@ -107,23 +107,24 @@ impl Core {
             return Err(damaged());
         }
         let buffer = io.read(entry.physical, 1).await?;
-        let mut sealed = [0; store::BLOCK_SIZE];
-        buffer.copy_to(0, &mut sealed);
-        let mut page = Arc::new([0; store::BLOCK_SIZE]);
+        let mut page = Arc::new([0; memory::BLOCK_SIZE]);
         let out = Arc::get_mut(&mut page).ok_or_else(damaged)?;
         if key.tree.is_self_salted() {
             let old =
                 if key.tree == Tree::OldSalts { Some(self.keys.old().ok_or_else(damaged)?) } else { None };
             let volume_key = old.as_ref().map_or(&self.keys.key, |old| &old.key);
-            let salt: [u8; NODE_SALT] = sealed[..NODE_SALT].try_into().map_err(|_| damaged())?;
+            let mut salt = [0; NODE_SALT];
+            buffer.copy_to(0, &mut salt);
             let ad = salt_node_ad(&self.header.volume, key.level, key.index);
-            let body = &mut out[..store::BLOCK_SIZE - NODE_SALT];
+            let body = &mut out[..memory::BLOCK_SIZE - NODE_SALT];
             let block_key = volume_key.one_time(self.keys.suite, "salt table", &salt);
-            block_key.open(0, &ad, &sealed[NODE_SALT..], &entry.tag, body).map_err(|_| damaged())?;
+            let sealed = buffer.source(NODE_SALT..memory::BLOCK_SIZE);
+            block_key.open_from(0, &ad, sealed, &entry.tag, body, |_| ()).map_err(|_| damaged())?;
         } else {
             let keys = self.epoch_keys(io, entry.epoch).await?;
             let ad = node_ad(&self.header.volume, key.tree, key.level, key.index);
-            let opened = keys.node.open(entry.nonce, &ad, &sealed, &entry.tag, out);
+            let sealed = buffer.source(0..memory::BLOCK_SIZE);
+            let opened = keys.node.open_from(entry.nonce, &ad, sealed, &entry.tag, out, |_| ());
             if opened.is_err() && !mutated(Mutation::ParentTagUnchecked) {
                 return Err(damaged());
             }

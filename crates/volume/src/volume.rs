@@ -1,5 +1,6 @@
 //! An attached volume, as its users see it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -49,6 +50,10 @@ pub struct Status {
     pub store: String,
     /// The anchor's address.
     pub anchor: Option<String>,
+    /// Set while the anchor does not answer.
+    pub anchor_away: Option<AnchorAway>,
+    /// What its kind has to tell beside that, by name.
+    pub anchor_facts: BTreeMap<String, String>,
     /// Number of the last journal record.
     pub generation: u64,
     /// Number of the last anchored journal record.
@@ -121,6 +126,24 @@ pub struct Status {
     pub resealed_blocks: u64,
     /// Why the session stopped writing, if it did.
     pub failure: Option<String>,
+}
+
+/// An anchor that does not answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct AnchorAway {
+    /// For how many seconds.
+    pub seconds: u64,
+    /// Attempts that failed meanwhile.
+    pub attempts: u64,
+    /// How the last one failed.
+    pub error: String,
+}
+
+impl AnchorAway {
+    fn new(away: anchor::Away) -> Self {
+        Self { seconds: away.duration.as_secs(), attempts: away.attempts, error: away.error }
+    }
 }
 
 /// Store operations of the maintenance job in flight. Its queue's buffers stay resident for the whole session, 128 KiB for each; more
@@ -242,6 +265,12 @@ impl Volume {
         self.0.commit.poisoned()
     }
 
+    /// How the anchor is, if it does not answer.
+    #[must_use]
+    pub fn anchor_away(&self) -> Option<AnchorAway> {
+        self.0.environment.anchor.as_ref()?.health().away.map(AnchorAway::new)
+    }
+
     /// What the volume says about itself, now.
     #[must_use]
     pub fn status(&self) -> Status {
@@ -252,7 +281,9 @@ impl Volume {
         let written = counters.written_blocks.get();
         #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
         let amplification = (written > 0).then(|| (written + metadata_blocks) as f64 / written as f64);
-        let block = store::BLOCK_SIZE as u64;
+        let block = memory::BLOCK_SIZE as u64;
+        let anchor = core.environment.anchor.as_ref();
+        let health = anchor.map(|anchor| anchor.health()).unwrap_or_default();
         Status {
             volume: hex::encode(core.header.volume),
             suite: core.header.suite.to_string(),
@@ -265,7 +296,9 @@ impl Volume {
             size: core.geometry.logical_bytes(),
             store_size: core.geometry.physical_blocks * block,
             store: core.environment.store.name(),
-            anchor: core.environment.anchor.as_ref().map(|anchor| anchor.address()),
+            anchor: anchor.map(|anchor| anchor.address()),
+            anchor_away: health.away.map(AnchorAway::new),
+            anchor_facts: health.facts.into_iter().map(|(name, value)| (name.into(), value)).collect(),
             generation: core.commit.position().0,
             anchored_generation: core.commit.stamp().map(|stamp| stamp.generation),
             claims: core.claims,

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use anchor::MemoryAnchor;
 use common::{StillClock, credential, filled, options};
-use store::{Buffer, FileStore, Options};
+use memory::Buffer;
+use store::{FileStore, Options};
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::Shape;
 use volume::{AttachOptions, Environment, Queue, Request, attach, create};

@@ -44,8 +44,9 @@ pub struct KeyAdd {
 
 /// Empty a key slot of a volume
 ///
-/// With the NAME of an attached volume, those who use it go on, and see nothing of it. A removed passphrase opens no slot any more, and an older header cannot be put back unless freshness is off. But who has taken the
-/// volume key itself keeps it: for that, `cvmio volume rekey`.
+/// With the NAME of an attached volume, those who use it go on, and see nothing of it. A removed passphrase opens no slot any more, and an
+/// older header cannot be put back unless freshness is off. But who has taken the volume key itself keeps it: for that, `cvmio volume
+/// rekey`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example:
@@ -145,7 +146,8 @@ Example: the anchor is lost
 pub struct Reanchor {
     #[command(flatten)]
     pub offline: Offline,
-    /// The state: `latest` (what an attach would begin from, if it is there), a generation such as 41, or generation and head such as 41:9f3ac2d17be0a455
+    /// The state: `latest` (what an attach would begin from, if it is there), a generation such as 41, or generation and head such as
+    /// 41:9f3ac2d17be0a455
     #[arg(long, value_name = "STATE", default_value = "latest")]
     pub to: volume::Choice,
     /// Accept the state, named by generation and head as it was shown

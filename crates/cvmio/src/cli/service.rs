@@ -7,7 +7,7 @@ use volume::format::protections::{Freshness, SuiteCode};
 
 use super::anchor::AnchorOptions;
 use super::{FrontEnd, RuntimeArgs};
-use crate::input::{parse_name, parse_size};
+use daemon::input::{parse_name, parse_size};
 
 /// Where the table is.
 pub const TAB: &str = "/etc/cvmiotab";
@@ -39,9 +39,9 @@ pub struct Prepare {
     /// Let the host read the data; it still cannot change it
     #[arg(long)]
     pub no_confidentiality: bool,
-    /// When old data is found out: strict, write, interval or transaction, as with `create`
-    #[arg(long, value_name = "LEVEL", default_value = "strict")]
-    pub freshness: Freshness,
+    /// When old data is found out: strict, write, interval or transaction, as with `create`, and with the same default
+    #[arg(long, value_name = "LEVEL")]
+    pub freshness: Option<Freshness>,
     /// Print the result as JSON
     #[arg(long)]
     pub json: bool,

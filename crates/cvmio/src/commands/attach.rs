@@ -1,38 +1,19 @@
 //! `cvmio volume attach`: starts the daemon, and waits until the device is there.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 
-use seal::slot::Credential;
-use serde::{Deserialize, Serialize};
 use volume::Reading;
 use volume::policy::Policy;
 
 use crate::cli::{Attach, FrontEnd};
-use crate::daemon::front::Show;
-use crate::daemon::front::nbd::{Files, Where};
-use crate::daemon::metrics::Address;
-use crate::daemon::{self, Errors, Order, Ready, tamper};
-use crate::failure::Failure;
-use crate::input::{self, Origin};
-use crate::runtime::{self, Place};
-use crate::{output, system};
-
-/// Most bytes of an order.
-const MAX_ORDER: u64 = 1 << 20;
-/// Most bytes that are told of what a daemon said before it had a log.
-const MAX_LAST_WORDS: u64 = 4096;
-
-/// The daemon's first and only words to who started it.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Word {
-    Ready(Ready),
-    Failed(Failure),
-}
+use daemon::failure::Failure;
+use daemon::front::Show;
+use daemon::front::nbd::{Files, Where};
+use daemon::input::{self, Origin};
+use daemon::metrics::Address;
+use daemon::runtime::Place;
+use daemon::{Errors, Order, Ready, launch, tamper};
+use daemon::{output, system};
 
 pub fn run(args: &Attach) -> Result<(), Failure> {
     let order = order(args)?;
@@ -45,7 +26,7 @@ pub fn run(args: &Attach) -> Result<(), Failure> {
         });
     }
     let spinner = output::spinner(format!("attaching {}", order.store.display()));
-    let ready = start(&order, &credential);
+    let ready = launch::start(&order, &credential);
     drop(spinner);
     report(args, &ready?)
 }
@@ -70,6 +51,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
                 .map_err(|error| Failure::usage(format!("{error}: name it with --name")))?
         }
     };
+    let interval = daemon::wear::interval(args.interval, policy.anchor.as_deref());
     Ok(Order {
         name,
         runtime: args.runtime.directory()?,
@@ -85,12 +67,12 @@ fn order(args: &Attach) -> Result<Order, Failure> {
             (true, false) => Some(Reading::Pinned),
             (true, true) => Some(Reading::PinnedBesideWriter),
         },
-        interval: args.interval,
+        interval,
         anchor_timeout: args.anchor_timeout,
         buffered: args.buffered,
         metrics: args.metrics.as_ref().map(from_here).transpose()?,
         for_root: args.for_root,
-        tamper: tamper::Orders::new(args.on_tamper, args.tamper_hook.as_deref())?,
+        tamper: tamper::Orders::new(args.on_tamper.into(), args.tamper_hook.as_deref())?,
     })
 }
 
@@ -114,7 +96,7 @@ fn show(args: &Attach, policy: &Policy) -> Result<Show, Failure> {
         FrontEnd::Ublk => Ok(ublk),
         FrontEnd::Auto => {
             let (show, why) = Show::block_device(args.queues, policy.volume);
-            warn_of_loop(why.as_ref());
+            daemon::front::warn_of_loop(why.as_ref());
             Ok(show)
         }
         FrontEnd::Nbd => {
@@ -128,13 +110,6 @@ fn show(args: &Attach, policy: &Policy) -> Result<Show, Failure> {
             };
             Ok(Show::Nbd(Where { listen: nbd.listen, tls }))
         }
-    }
-}
-
-/// Whoever left the choice to us should know what he has, and why.
-pub fn warn_of_loop(why: Option<&Failure>) {
-    if let Some(failure) = why {
-        output::warning(&format!("a loop device on a file, and no ublk device: {failure}"));
     }
 }
 
@@ -171,130 +146,4 @@ fn report(args: &Attach, ready: &Ready) -> Result<(), Failure> {
     }
     output::print(&text);
     Ok(())
-}
-
-/// Starts the daemon and waits for its word.
-pub fn start(order: &Order, credential: &Credential) -> Result<Ready, Failure> {
-    let fail = |error: std::io::Error| Failure::io(format!("the daemon cannot be started: {error}"));
-    let place = Place::new(&order.runtime, &order.name);
-    // This very program, also if another was installed in its place meanwhile.
-    let mut child = Command::new("/proc/self/exe")
-        // The sign by which systemd knows whom the root file system needs (https://systemd.io/ROOT_STORAGE_DAEMONS).
-        .arg0(if order.for_root { "@cvmio" } else { "cvmio" })
-        .args(["volume", "serve", &order.name])
-        .current_dir("/")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .spawn()
-        .map_err(fail)?;
-    let word = brief(&mut child, order, credential).and_then(|()| hear(&mut child));
-    match word.map_err(fail)? {
-        Some(Word::Ready(ready)) => Ok(ready),
-        Some(Word::Failed(failure)) => {
-            let _ = child.wait();
-            Err(explain(failure, order))
-        }
-        None => {
-            let end = child.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
-            Err(Failure::internal(format!(
-                "the daemon ended before the volume was there ({end}): {}; see also {}",
-                last_words(&mut child),
-                place.log().display()
-            )))
-        }
-    }
-}
-
-/// The secret goes through a pipe: what is on a command line, everybody can see.
-fn brief(child: &mut Child, order: &Order, credential: &Credential) -> std::io::Result<()> {
-    let Some(mut pipe) = child.stdin.take() else { return Ok(()) };
-    let mut line = serde_json::to_vec(order)?;
-    line.push(b'\n');
-    pipe.write_all(&line)?;
-    input::to_pipe(credential, &mut pipe)
-}
-
-fn hear(child: &mut Child) -> std::io::Result<Option<Word>> {
-    let Some(pipe) = child.stdout.take() else { return Ok(None) };
-    let mut line = String::new();
-    BufReader::new(pipe.take(MAX_ORDER)).read_line(&mut line)?;
-    Ok(serde_json::from_str(&line).ok())
-}
-
-/// What a daemon said that ended before it had a log.
-fn last_words(child: &mut Child) -> String {
-    let mut text = String::new();
-    if let Some(pipe) = child.stderr.take() {
-        // What is no text is not worth another error.
-        let _ = pipe.take(MAX_LAST_WORDS).read_to_string(&mut text);
-    }
-    text.trim().into()
-}
-
-/// Says who has the store, if it is one of ours.
-fn explain(failure: Failure, order: &Order) -> Failure {
-    if !failure.is_in_use() {
-        return failure;
-    }
-    let store = order.store.to_string_lossy();
-    let holder = runtime::running(&order.runtime).into_iter().find_map(|(name, status)| {
-        let status = status.ok()?;
-        let report = status.get("report")?;
-        let held = report.get("volume")?.get("store")?.as_str()?;
-        (held == store).then(|| format!("it is attached as {name}, by process {}", report["process"]))
-    });
-    match holder {
-        Some(holder) => failure.with(holder),
-        None => failure,
-    }
-}
-
-/// The daemon's side.
-pub fn serve() -> Result<(), Failure> {
-    let (order, credential) = match receive() {
-        Ok(received) => received,
-        Err(error) => {
-            return Err(Failure::usage(format!("this is started by `cvmio volume attach` only ({error})")));
-        }
-    };
-    // A session of its own: the terminal's hang-up is none of its business.
-    let _ = rustix::process::setsid();
-    let mut told = false;
-    let result = daemon::run(&order, credential, Errors::ToLog, |ready| {
-        told = true;
-        say(&Word::Ready(ready.clone()))
-    });
-    if let (Err(failure), false) = (&result, told) {
-        let _ = say(&Word::Failed(failure.clone()));
-    }
-    result
-}
-
-fn say(word: &Word) -> std::io::Result<()> {
-    let mut line = serde_json::to_vec(word)?;
-    line.push(b'\n');
-    let mut out = std::io::stdout().lock();
-    out.write_all(&line)?;
-    out.flush()
-}
-
-/// Reads the order byte by byte: a buffer would keep a copy of the secret that follows it.
-fn receive() -> std::io::Result<(Order, Credential)> {
-    system::protect().map_err(|failure| std::io::Error::other(failure.to_string()))?;
-    let mut pipe = File::from(rustix::io::dup(std::io::stdin())?);
-    let mut line = Vec::new();
-    let mut byte = [0];
-    loop {
-        pipe.read_exact(&mut byte)?;
-        if byte[0] == b'\n' {
-            break;
-        }
-        if line.len() as u64 == MAX_ORDER {
-            return Err(std::io::ErrorKind::FileTooLarge.into());
-        }
-        line.push(byte[0]);
-    }
-    Ok((serde_json::from_slice(&line)?, input::from_pipe(&mut pipe)?))
 }

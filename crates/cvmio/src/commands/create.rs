@@ -14,9 +14,9 @@ use volume::policy::Policy;
 use volume::{CreateOptions, Environment, SavePolicy};
 
 use crate::cli::{Create, NewVolume};
-use crate::failure::Failure;
-use crate::input::{self, Origin};
-use crate::{output, system};
+use daemon::failure::Failure;
+use daemon::input::{self, Origin};
+use daemon::{output, system};
 
 /// A volume to be made.
 #[derive(Clone, Copy)]
@@ -86,7 +86,7 @@ pub(super) fn options(wanted: Wanted<'_>) -> Result<CreateOptions, Failure> {
         suite: new.suite.unwrap_or(suite),
         confidentiality: !new.no_confidentiality,
         integrity: !new.no_integrity,
-        freshness: new.freshness,
+        freshness: new.level(),
         provision: new.provision,
         logical_blocks,
         force: new.force,
@@ -111,7 +111,7 @@ fn hint(field: &str) -> &'static str {
 
 /// Before anything is made.
 pub(super) fn check_anchor(new: &NewVolume) -> Result<(), Failure> {
-    match (&new.anchor, new.freshness) {
+    match (&new.anchor, new.level()) {
         (None, Freshness::Off) => Ok(()),
         (None, level) => Err(Failure::usage(format!(
             "freshness `{level}` needs an anchor, outside the reach of the store's host; name one with --anchor, such as file:/PATH, or give up freshness with --freshness off"

@@ -5,13 +5,13 @@ use volume::{AttachOptions, Growth};
 use super::offline;
 use crate::cli::Offline;
 use crate::cli::grow::Grow;
-use crate::daemon::control::Request;
-use crate::daemon::front::Shown;
-use crate::daemon::growth::Room;
-use crate::failure::Failure;
-use crate::input::{self, Origin};
-use crate::runtime::Place;
-use crate::{output, system};
+use daemon::control::Request;
+use daemon::failure::Failure;
+use daemon::front::Shown;
+use daemon::growth::Room;
+use daemon::input::{self, Origin};
+use daemon::runtime::Place;
+use daemon::{output, system};
 
 pub fn run(args: &Grow) -> Result<(), Failure> {
     let logical_blocks = args.size.map(input::whole_blocks).transpose()?;

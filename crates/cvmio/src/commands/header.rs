@@ -10,8 +10,8 @@ use volume::{AttachOptions, BackedUp, HeaderInfo, Restored};
 
 use super::offline::{self, Opened};
 use crate::cli::header::{Header, HeaderBackup, HeaderRestore};
-use crate::failure::Failure;
-use crate::{input, output};
+use daemon::failure::Failure;
+use daemon::{input, output};
 
 pub fn run(args: &Header) -> Result<(), Failure> {
     match args {

@@ -7,11 +7,11 @@ use volume::{AttachOptions, Environment, KeyChange};
 use super::offline::{self, Opened, slot_line};
 use crate::cli::header::{Key, KeyAdd, KeyList, KeyRemove};
 use crate::cli::{CredentialArgs, Offline};
-use crate::daemon::control::Request;
-use crate::failure::Failure;
-use crate::input::{self, Origin};
-use crate::runtime::Place;
-use crate::{output, system};
+use daemon::control::Request;
+use daemon::failure::Failure;
+use daemon::input::{self, Origin};
+use daemon::runtime::Place;
+use daemon::{output, system};
 
 pub fn run(args: &Key) -> Result<(), Failure> {
     match args {

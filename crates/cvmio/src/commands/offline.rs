@@ -8,10 +8,10 @@ use volume::policy::Policy;
 use volume::{AttachOptions, Environment};
 
 use crate::cli::{self, Offline, RuntimeArgs};
-use crate::failure::Failure;
-use crate::input::{self, Origin};
-use crate::runtime::Place;
-use crate::{output, system};
+use daemon::failure::Failure;
+use daemon::input::{self, Origin};
+use daemon::runtime::Place;
+use daemon::{output, system};
 
 /// What an offline command stands on.
 pub struct Opened {

@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use volume::policy::Policy;
 use volume::{AttachOptions, Environment, Kind, StateName, Survey, Volume};
 
-use super::check::{self, Report};
 use super::create::new_anchor;
 use crate::cli::header::Reanchor;
-use crate::failure::Failure;
-use crate::input::{self, Origin};
-use crate::{output, system};
+use daemon::check::{self, Report};
+use daemon::failure::Failure;
+use daemon::input::{self, Origin};
+use daemon::{output, system};
 
 pub fn run(args: &Reanchor) -> Result<(), Failure> {
     let offline = &args.offline;

@@ -11,15 +11,15 @@ use volume::{AttachOptions, Kind, RekeyOrder, ResealProgress, ResealReport, Volu
 use super::offline::{self, Opened};
 use crate::cli::rekey::Rekey;
 use crate::cli::{CredentialArgs, Offline};
-use crate::daemon::control::Request;
-use crate::daemon::rekey::{Begun, Slot, damaged, drive};
-use crate::failure::Failure;
-use crate::input::{self, Origin};
-use crate::interrupt::Interrupt;
-use crate::output;
-use crate::runtime::Place;
-use crate::session::Session;
-use crate::system;
+use daemon::control::Request;
+use daemon::failure::Failure;
+use daemon::input::{self, Origin};
+use daemon::interrupt::Interrupt;
+use daemon::output;
+use daemon::rekey::{Begun, Slot, damaged, drive};
+use daemon::runtime::Place;
+use daemon::session::Session;
+use daemon::system;
 
 /// How often a daemon is asked how far it is.
 const LOOK: Duration = Duration::from_millis(500);

@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 use crate::cli::{List, Named, Scrub};
-use crate::daemon::{self, control::Request};
-use crate::failure::Failure;
-use crate::output;
-use crate::runtime::{self, Claim, Place};
+use daemon::control::Request;
+use daemon::failure::Failure;
+use daemon::output;
+use daemon::runtime::{self, Place};
 
 fn ask(args: &Named, request: &Request) -> Result<Value, Failure> {
     Place::new(&args.runtime.directory()?, &args.name).ask(request)
@@ -22,36 +22,13 @@ fn done(args: &Named, what: &str) -> Result<(), Failure> {
 
 pub fn detach(args: &Named) -> Result<(), Failure> {
     let place = Place::new(&args.runtime.directory()?, &args.name);
-    if clear_left(&place)? {
+    if daemon::launch::clear_left(&place)? {
         return done(args, "cleared away what a killed daemon left of");
     }
     let spinner = output::spinner(format!("detaching {}", args.name));
     place.detach()?;
     drop(spinner);
     done(args, "detached")
-}
-
-/// Clears away what a daemon of this name left that was killed, and with which nobody has gone on. Says whether there was one.
-///
-/// # Errors
-/// When a device is still in use; it stays, then.
-pub fn clear_left(place: &Place) -> Result<bool, Failure> {
-    let Some(claim) = place.claim_left() else { return Ok(false) };
-    let clear = |claim: &Claim| -> Result<(), Failure> {
-        daemon::clear_left(claim)?;
-        let ublk = claim.place().ublk();
-        if ublk.exists() {
-            export::ublk::remove_left(&ublk)?;
-        }
-        Ok(())
-    };
-    match clear(&claim) {
-        Ok(()) => Ok(true),
-        Err(failure) => {
-            claim.keep();
-            Err(failure)
-        }
-    }
 }
 
 pub fn commit(args: &Named) -> Result<(), Failure> {

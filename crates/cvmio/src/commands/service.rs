@@ -12,28 +12,29 @@ use volume::policy::{Policy, VERSION};
 
 use super::create::{new_anchor, shown};
 use crate::cli::service::{Activate, Deactivate, Prepare, TAB, Units};
-use crate::failure::Failure;
-use crate::service::tab::{self, Line};
-use crate::service::{self, MAX_CONFIG, Target};
-use crate::{input, output};
+use daemon::failure::Failure;
+use daemon::{input, output};
+use service::tab::{self, Line};
+use service::{MAX_CONFIG, Target};
 
 pub fn prepare(args: &Prepare) -> Result<(), Failure> {
     input::whole_blocks(args.size)?;
     let mut id = [0; 16];
     seal::SystemRandom.fill(&mut id);
+    let freshness = daemon::wear::level(args.freshness, Some(&args.anchor));
     let policy = Policy {
         version: VERSION,
         volume: id,
         suite: args.suite,
         confidentiality: !args.no_confidentiality,
         integrity: true,
-        freshness: args.freshness,
+        freshness,
         size: args.size,
         anchor: Some(args.anchor.clone()),
         format_if_blank: true,
         anchor_options: input::anchor_options(&args.anchor_options.anchor_options)?,
     };
-    if args.freshness == volume::format::protections::Freshness::Off {
+    if freshness == volume::format::protections::Freshness::Off {
         return Err(Failure::usage(
             "without freshness nothing can tell a first use from a store that was blanked; create the volume by hand",
         ));
@@ -80,7 +81,7 @@ pub fn activate(args: &Activate) -> Result<(), Failure> {
         (None, None) => return Err(Failure::internal("nothing was named")),
     };
     let target = match args.front_end {
-        Some(front_end) => target.shown_as(front_end)?,
+        Some(front_end) => target.shown_as(front_end.into())?,
         None => target,
     };
     output::print_json(&service::activate(&target, &runtime)?)

@@ -9,12 +9,12 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::cli::top::Top;
-use crate::daemon::control::Request;
-use crate::daemon::latency::{Kind, Times};
-use crate::daemon::status::{duration, journal_fill};
-use crate::failure::Failure;
-use crate::output::{self, bytes, count, percent};
-use crate::runtime::{self, Place};
+use daemon::control::Request;
+use daemon::failure::Failure;
+use daemon::latency::{Kind, Times};
+use daemon::output::{self, bytes, count, percent};
+use daemon::runtime::{self, Place};
+use daemon::status::{duration, journal_fill};
 
 pub fn run(args: &Top) -> Result<(), Failure> {
     let runtime = args.runtime.directory()?;

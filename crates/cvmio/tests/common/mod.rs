@@ -6,6 +6,7 @@ pub mod derived;
 pub mod fio;
 pub mod machine;
 pub mod memory;
+pub mod programs;
 pub mod records;
 pub mod session;
 
@@ -48,7 +49,7 @@ impl Desk {
 
     /// The program, ready to run here.
     pub fn command(&self, arguments: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_cvmio"));
+        let mut command = Command::new(programs::cvmio());
         command.args(arguments.split_whitespace()).current_dir(self.directory.path());
         command
             .env("CVMIO_RUNTIME_DIR", self.path("run"))
@@ -102,6 +103,21 @@ impl Desk {
         let credential = if more.contains("passphrase") { "" } else { "--key-file key" };
         self.done(&format!("volume create disk.img --size 16M {anchor} {credential} {more}"));
     }
+}
+
+/// Whether a command of `cvmio` is done by a program that is not beside it here. It is told so, and which package has it.
+pub fn is_elsewhere(desk: &Desk, word: &str) -> bool {
+    let program = format!("cvmio-{word}");
+    if !["scm", "owner"].contains(&word) || programs::cvmio().with_file_name(&program).exists() {
+        return false;
+    }
+    let said = desk.run(word);
+    assert!(
+        said.code == 2 && said.error.contains(&format!("install the package {program}")),
+        "{}",
+        said.error
+    );
+    true
 }
 
 /// Compares with the file `name` in `tests/snapshots`; with `UPDATE_SNAPSHOTS=1` in the environment, writes it.

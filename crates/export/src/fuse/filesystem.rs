@@ -35,6 +35,7 @@ pub(super) struct Disk {
     share: Arc<Share>,
     name: OsString,
     read_only: bool,
+    mapped: bool,
     max_background: u16,
     owner: (u32, u32),
 }
@@ -46,6 +47,7 @@ impl Disk {
             share: Budget::of_one(IN_FLIGHT),
             name,
             read_only: options.read_only,
+            mapped: options.mapped,
             max_background: options.max_background.max(1),
             owner: (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()),
         }
@@ -192,9 +194,12 @@ impl Filesystem for Disk {
         if self.read_only && flags.acc_mode() != OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
-        let flags = FopenFlags::FOPEN_DIRECT_IO
-            | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES
-            | FopenFlags::FOPEN_NOFLUSH;
+        let flags = if self.mapped {
+            // What another opener has cached is what the device has: nobody else changes it.
+            FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH
+        } else {
+            FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES | FopenFlags::FOPEN_NOFLUSH
+        };
         reply.opened(FileHandle(0), flags);
     }
 

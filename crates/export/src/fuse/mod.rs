@@ -1,7 +1,7 @@
 //! A device as one regular file under a FUSE mount.
 //!
-//! The file is always opened for direct I/O: the page cache above a loop device, or of the program that opens the
-//! file, is enough. Requests of up to 1 MiB come in parallel from as many threads as [`Options::threads`] says, and
+//! The file is opened for direct I/O unless [`Options::mapped`] says otherwise: the page cache above a loop device, or of the program that
+//! opens the file, is enough. Requests of up to 1 MiB come in parallel from as many threads as [`Options::threads`] says, and
 //! are answered by whatever thread the device completes them on. `fsync` is a flush, punching a hole discards,
 //! zeroing a range zeroes.
 
@@ -33,6 +33,9 @@ pub struct Options {
     pub allow_other: bool,
     /// Threads that take requests from the kernel, each on a channel of its own. At least 1.
     pub threads: usize,
+    /// Let programs map the file and share the mapping, through the page cache. Without it the file is for direct I/O only, and cannot be
+    /// mapped so.
+    pub mapped: bool,
     /// Asynchronous requests that the kernel may have in flight; beyond that it makes callers wait. At least 1.
     pub max_background: u16,
 }
@@ -40,7 +43,13 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Options {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Options { read_only: false, allow_other: false, threads: processors.min(4), max_background: 256 }
+        Options {
+            read_only: false,
+            allow_other: false,
+            threads: processors.min(4),
+            mapped: false,
+            max_background: 256,
+        }
     }
 }
 

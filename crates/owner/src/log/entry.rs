@@ -9,7 +9,7 @@
 //! | 25 | 1 | event 1 and 15: 1 if the service has an anchor of its own; event 14: the reason; event 16: 1 if retired; else zero |
 //! | 26 | 2 | zero |
 //! | 28 | 4 | event 13 and 14: how many refusals before this one were left out |
-//! | 32 | 32 | the client: SHA-256 of its public key; event 1 and 15: the database's identity (16 bytes); event 19: how many entries (8 bytes); else zeros |
+//! | 32 | 32 | the client: SHA-256 of its public key; event 1 and 15: the database (16 bytes); event 19: how many (8 bytes); else zeros |
 //! | 64 | 64 | name of the volume, zero-padded, where the event has one; else zeros |
 //! | 128 | 192 | the stamp, where the event has one; else zeros |
 //! | 320 | 32 | hash of the entry before; of the first entry: zeros |

@@ -4,7 +4,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::page::{Block, Page, SIZE};
+use memory::{Buffer, FileMapping};
+
+use crate::page::{self, Block, SIZE, content, private};
 use crate::subject::{Subject, Work, plaintext};
 
 /// As long as a busy machine may take to let host and guest meet.
@@ -26,28 +28,26 @@ pub struct Tally {
 /// # Panics
 /// If anything else than ciphertext is left in the page, or a result is wrong in a way that is no forgery.
 pub fn race(subject: &dyn Subject, work: Work, enough: impl Fn(&Tally) -> bool) -> Tally {
-    let file = Page::file();
-    let (guest, host) = (Page::map(&file), Page::map(&file));
+    let file = page::file();
+    let (guest, host) = (page::shared(&file), page::mapping(&file));
     let mut tally = Tally::default();
     match work {
-        Work::Seal => race_seals(subject, &guest, &host, &mut tally, enough),
-        Work::Open => race_opens(subject, &guest, &host, &mut tally, enough),
+        Work::Seal => race_seals(subject, guest, &host, &mut tally, enough),
+        Work::Open => race_opens(subject, guest, &host, &mut tally, enough),
     }
     tally
 }
 
 fn seal(subject: &dyn Subject) -> (Block, [u8; 16]) {
-    let mut ciphertext = [0; SIZE];
-    // SAFETY: a private block, whose reference is not used meanwhile.
-    let tag = unsafe { subject.seal(&plaintext(), ciphertext.as_mut_ptr()) };
-    (ciphertext, tag)
+    let mut ciphertext = Buffer::private_zeroed(1);
+    let tag = subject.seal(&plaintext(), &mut ciphertext);
+    (content(&ciphertext), tag)
 }
 
 /// What a private block opens to.
 fn open(subject: &dyn Subject, ciphertext: &Block, tag: &[u8; 16]) -> (bool, Block) {
     let mut out = [0; SIZE];
-    // SAFETY: a private block, which nobody writes.
-    let opened = unsafe { subject.open(ciphertext.as_ptr(), tag, &mut out) };
+    let opened = subject.open(&private(ciphertext), tag, &mut out);
     (opened, out)
 }
 
@@ -59,8 +59,8 @@ fn with_byte(block: &Block, offset: usize, value: u8) -> Block {
 
 fn race_seals(
     subject: &dyn Subject,
-    guest: &Page,
-    host: &Page,
+    mut guest: Buffer,
+    host: &FileMapping,
     tally: &mut Tally,
     enough: impl Fn(&Tally) -> bool,
 ) {
@@ -69,9 +69,8 @@ fn race_seals(
     let offset = 1500;
     let values = [!ciphertext[offset], !plaintext[offset]];
     against_host(host, offset, values, || {
-        // SAFETY: the page has SIZE bytes, no reference covers it, and only the host writes it.
-        let found = unsafe { subject.seal(&plaintext, guest.start()) };
-        let left = guest.read();
+        let found = subject.seal(&plaintext, &mut guest);
+        let left = content(&guest);
         tally.operations += 1;
         tally.met += u64::from(left[offset] != ciphertext[offset]);
         assert!(
@@ -89,13 +88,13 @@ fn race_seals(
 
 fn race_opens(
     subject: &dyn Subject,
-    guest: &Page,
-    host: &Page,
+    mut guest: Buffer,
+    host: &FileMapping,
     tally: &mut Tally,
     enough: impl Fn(&Tally) -> bool,
 ) {
     let (ciphertext, tag) = seal(subject);
-    guest.write(&ciphertext);
+    guest.copy_from(0, &ciphertext);
     // The last line: what is checked first is fetched a second time last.
     let offset = SIZE - 60;
     let values = [ciphertext[offset] ^ 1, ciphertext[offset]];
@@ -105,8 +104,7 @@ fn race_opens(
     let mut out = [0; SIZE];
     against_host(host, offset, values, || {
         out.fill(0xEE);
-        // SAFETY: the page has SIZE bytes, no reference covers it, and only the host writes it.
-        let opened = unsafe { subject.open(guest.start(), &tag, &mut out) };
+        let opened = subject.open(&guest, &tag, &mut out);
         tally.operations += 1;
         let like = |(may_open, to): &(bool, Block)| opened == *may_open && (!opened || out == *to);
         match (like(&whole), like(&changed)) {
@@ -119,7 +117,7 @@ fn race_opens(
 }
 
 /// Runs `guest` until it has had enough, while the host writes `values`, in turn, to the byte at `offset`.
-fn against_host(host: &Page, offset: usize, values: [u8; 2], mut guest: impl FnMut() -> bool) {
+fn against_host(host: &FileMapping, offset: usize, values: [u8; 2], mut guest: impl FnMut() -> bool) {
     /// Stops the host also when the guest's assertions fail.
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
@@ -133,7 +131,7 @@ fn against_host(host: &Page, offset: usize, values: [u8; 2], mut guest: impl FnM
     let stop = AtomicBool::new(false);
     assert!(offset < SIZE);
     // SAFETY: the offset is inside the mapping.
-    let byte = HostByte(unsafe { host.start().add(offset) });
+    let byte = HostByte(unsafe { host.as_ptr().add(offset) });
     std::thread::scope(|scope| {
         let stop = &stop;
         let _stop = Stop(stop);

@@ -3,6 +3,8 @@
 use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
 
+use memory::Buffer;
+
 use crate::subject::Subject;
 
 /// Bytes that [`MASKED`] reads a second time, as bits.
@@ -53,8 +55,10 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 }
 
 impl Subject for Again {
-    unsafe fn seal(&self, plaintext: &[u8], out: *mut u8) -> [u8; 16] {
-        // SAFETY: the caller's promise.
+    fn seal(&self, plaintext: &[u8], out: &mut Buffer) -> [u8; 16] {
+        assert!(plaintext.len() <= out.len());
+        let out = out.as_mut_ptr();
+        // SAFETY: both have as many bytes, and `read_again` is asked for no more than there are.
         unsafe {
             copy(plaintext.as_ptr(), out, plaintext.len());
             self.read_again(out);
@@ -62,8 +66,10 @@ impl Subject for Again {
         [0; 16]
     }
 
-    unsafe fn open(&self, source: *const u8, _tag: &[u8; 16], out: &mut [u8]) -> bool {
-        // SAFETY: the caller's promise.
+    fn open(&self, source: &Buffer, _tag: &[u8; 16], out: &mut [u8]) -> bool {
+        assert!(out.len() <= source.len());
+        let source = source.as_ptr();
+        // SAFETY: as above.
         unsafe {
             copy(source, out.as_mut_ptr(), out.len());
             self.read_again(source);
@@ -86,8 +92,10 @@ unsafe fn masked_load(memory: *const u8) {
 }
 
 impl Subject for Masked {
-    unsafe fn seal(&self, plaintext: &[u8], out: *mut u8) -> [u8; 16] {
-        // SAFETY: the caller's promise; subjects that the CPU cannot run are not run.
+    fn seal(&self, plaintext: &[u8], out: &mut Buffer) -> [u8; 16] {
+        assert!(plaintext.len() <= out.len());
+        let out = out.as_mut_ptr();
+        // SAFETY: both have as many bytes, at least 64; subjects that the CPU cannot run are not run.
         unsafe {
             copy(plaintext.as_ptr(), out, plaintext.len());
             masked_load(out);
@@ -95,7 +103,9 @@ impl Subject for Masked {
         [0; 16]
     }
 
-    unsafe fn open(&self, source: *const u8, _tag: &[u8; 16], out: &mut [u8]) -> bool {
+    fn open(&self, source: &Buffer, _tag: &[u8; 16], out: &mut [u8]) -> bool {
+        assert!(out.len() <= source.len());
+        let source = source.as_ptr();
         // SAFETY: as above.
         unsafe {
             copy(source, out.as_mut_ptr(), out.len());
@@ -109,8 +119,10 @@ impl Subject for Masked {
 struct InPlace;
 
 impl Subject for InPlace {
-    unsafe fn seal(&self, plaintext: &[u8], out: *mut u8) -> [u8; 16] {
-        // SAFETY: the caller's promise; i is below the length.
+    fn seal(&self, plaintext: &[u8], out: &mut Buffer) -> [u8; 16] {
+        assert!(plaintext.len() <= out.len());
+        let out = out.as_mut_ptr();
+        // SAFETY: both have as many bytes; i is below their number.
         unsafe {
             copy(plaintext.as_ptr(), out, plaintext.len());
             for i in 0..plaintext.len() {
@@ -120,8 +132,10 @@ impl Subject for InPlace {
         [0; 16]
     }
 
-    unsafe fn open(&self, source: *const u8, _tag: &[u8; 16], out: &mut [u8]) -> bool {
-        // SAFETY: the caller's promise.
+    fn open(&self, source: &Buffer, _tag: &[u8; 16], out: &mut [u8]) -> bool {
+        assert!(out.len() <= source.len());
+        let source = source.as_ptr();
+        // SAFETY: both have as many bytes.
         unsafe { copy(source, out.as_mut_ptr(), out.len()) };
         out.iter_mut().for_each(|byte| *byte ^= 0x55);
         true

@@ -7,9 +7,10 @@ use iced_x86::{
     UsedMemory,
 };
 use libc::user_regs_struct as Registers;
+use memory::FileMapping;
 
 use crate::cpu::Cpu;
-use crate::page::{Block, Page, SIZE};
+use crate::page::{self, Block, SIZE};
 use crate::subject::{Work, plaintext, subject};
 use crate::tracer::{Refused, Tracee};
 
@@ -57,12 +58,11 @@ impl Round {
 /// Lets a subject seal or open, as often as `cpu` wants it, and watches.
 pub fn step_through(name: &str, work: Work, cpu: &Cpu) -> Result<Vec<Round>, Refused> {
     let subject = subject(name).map_err(Refused)?;
-    let file = Page::file();
-    let page = Page::map(&file);
-    page.write(&BEFORE);
-    // SAFETY: the page has more bytes, no reference covers it, and nobody else has it yet.
-    let tag = unsafe { subject.seal(&plaintext()[..cpu.size], page.start()) };
-    let ciphertext = page.read();
+    let file = page::file();
+    let page = page::mapping(&file);
+    page.copy_from(0, &BEFORE);
+    let tag = subject.seal(&plaintext()[..cpu.size], &mut page::shared(&file));
+    let ciphertext = read(&page);
     let mut tracee = Tracee::start(name, work, cpu, &file, tag)?;
     let mut code = HashMap::new();
     let mut rounds = Vec::new();
@@ -70,9 +70,9 @@ pub fn step_through(name: &str, work: Work, cpu: &Cpu) -> Result<Vec<Round>, Ref
     step_round(&mut tracee, &mut code, cpu, &page);
     assert_eq!(tracee.go_on(), None, "{name}: ended before the first round");
     loop {
-        page.write(if work == Work::Seal { &BEFORE } else { &ciphertext });
+        page.copy_from(0, if work == Work::Seal { &BEFORE } else { &ciphertext });
         rounds.push(step_round(&mut tracee, &mut code, cpu, &page));
-        assert!(page.read() == ciphertext, "{name}: sealed to something else");
+        assert!(read(&page) == ciphertext, "{name}: sealed to something else");
         if let Some(said) = tracee.go_on() {
             assert_eq!(said, tag, "{name}: another tag");
             assert_eq!(rounds.len(), cpu.rounds());
@@ -81,7 +81,20 @@ pub fn step_through(name: &str, work: Work, cpu: &Cpu) -> Result<Vec<Round>, Ref
     }
 }
 
-fn step_round(tracee: &mut Tracee, code: &mut HashMap<u64, Op>, cpu: &Cpu, page: &Page) -> Round {
+/// What the page holds now.
+fn read(page: &FileMapping) -> Block {
+    let mut block = [0; SIZE];
+    page.copy_to(0, &mut block);
+    block
+}
+
+fn byte(page: &FileMapping, at: usize) -> u8 {
+    let mut byte = [0];
+    page.copy_to(at, &mut byte);
+    byte[0]
+}
+
+fn step_round(tracee: &mut Tracee, code: &mut HashMap<u64, Op>, cpu: &Cpu, page: &FileMapping) -> Round {
     let mut registers = tracee.registers();
     let start = registers.rdi;
     let mut round =
@@ -92,14 +105,14 @@ fn step_round(tracee: &mut Tracee, code: &mut HashMap<u64, Op>, cpu: &Cpu, page:
             .or_insert_with(|| Op::decode(&tracee.code(registers.rip), registers.rip));
         if op.marker {
             tracee.step();
-            round.end = page.read();
+            round.end = read(page);
             return round;
         }
         assert!(!op.features.iter().any(|feature| cpu.hides(*feature)), "{}: {}", cpu.name, op.text());
         let stored = op.accesses(&registers, start, tracee, &mut round);
         tracee.step();
         round.steps += 1;
-        round.left.extend(stored.map(|at| (at, page.byte(at))));
+        round.left.extend(stored.map(|at| (at, byte(page, at))));
         let before = std::mem::replace(&mut registers, tracee.registers());
         if op.instruction.mnemonic() == Mnemonic::Cpuid {
             cpu.hide(before.rax, before.rcx, &mut registers);

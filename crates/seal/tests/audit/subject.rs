@@ -1,5 +1,6 @@
 //! What is audited: ways to seal a block into memory that the host can write, and to open one from there.
 
+use memory::Buffer;
 use seal::{BlockKey, DataMode, Suite, VolumeKey};
 
 use crate::openssl::OpenSsl;
@@ -15,18 +16,13 @@ pub enum Work {
     Open,
 }
 
-/// One way to seal and open. The memory that the host can write is given as a pointer.
+/// One way to seal and open, to and from the beginning of a block of memory that the host can write.
 pub trait Subject {
-    /// # Safety
-    /// `out` is valid for reads and writes of as many bytes as there are of plaintext, and no reference covers
-    /// them.
-    unsafe fn seal(&self, plaintext: &[u8], out: *mut u8) -> [u8; 16];
+    /// Seals to the beginning of `out`.
+    fn seal(&self, plaintext: &[u8], out: &mut Buffer) -> [u8; 16];
 
-    /// Whether it opened.
-    ///
-    /// # Safety
-    /// `source` is valid for reads of `out.len()` bytes, and no reference covers them.
-    unsafe fn open(&self, source: *const u8, tag: &[u8; 16], out: &mut [u8]) -> bool;
+    /// Opens as many bytes as `out` has from the beginning of `source`. Whether it opened.
+    fn open(&self, source: &Buffer, tag: &[u8; 16], out: &mut [u8]) -> bool;
 }
 
 /// A suite and the mode that is audited with it; each gives a cipher of its own.
@@ -70,18 +66,22 @@ pub fn plaintext() -> Block {
     std::array::from_fn(|i| u8::try_from(i % 251).expect("below 251"))
 }
 
-/// What volumes do.
+/// The functions by which a volume seals into its store's buffers and opens from them (`volume/src/request.rs`, `read.rs`), with a cache
+/// that takes the sealed block.
 struct Staged(BlockKey);
 
+/// Stands for the volume's cache of sealed blocks.
+fn keep(sealed: &[u8]) {
+    std::hint::black_box(sealed.to_vec());
+}
+
 impl Subject for Staged {
-    unsafe fn seal(&self, plaintext: &[u8], out: *mut u8) -> [u8; 16] {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.seal_shared(1, &AD, plaintext, out) }
+    fn seal(&self, plaintext: &[u8], out: &mut Buffer) -> [u8; 16] {
+        self.0.seal_into(1, &AD, plaintext, out.target(0..plaintext.len()), |_, sealed| keep(sealed))
     }
 
-    unsafe fn open(&self, source: *const u8, tag: &[u8; 16], out: &mut [u8]) -> bool {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.open_shared(1, &AD, source, tag, out) }.is_ok()
+    fn open(&self, source: &Buffer, tag: &[u8; 16], out: &mut [u8]) -> bool {
+        self.0.open_from(1, &AD, source.source(0..out.len()), tag, out, keep).is_ok()
     }
 }
 
@@ -89,25 +89,33 @@ impl Subject for Staged {
 struct Unstaged(BlockKey);
 
 impl Subject for Unstaged {
-    unsafe fn seal(&self, plaintext: &[u8], out: *mut u8) -> [u8; 16] {
-        // SAFETY: valid (the caller's promise), and nobody else writes it (see above).
-        self.0.seal(1, &AD, plaintext, unsafe { std::slice::from_raw_parts_mut(out, plaintext.len()) })
+    fn seal(&self, plaintext: &[u8], out: &mut Buffer) -> [u8; 16] {
+        assert!(plaintext.len() <= out.len());
+        // SAFETY: inside the buffer, which is ours alone and which nobody else writes (see above).
+        self.0.seal(1, &AD, plaintext, unsafe {
+            std::slice::from_raw_parts_mut(out.as_mut_ptr(), plaintext.len())
+        })
     }
 
-    unsafe fn open(&self, source: *const u8, tag: &[u8; 16], out: &mut [u8]) -> bool {
+    fn open(&self, source: &Buffer, tag: &[u8; 16], out: &mut [u8]) -> bool {
+        assert!(out.len() <= source.len());
         // SAFETY: as above.
-        self.0.open(1, &AD, unsafe { std::slice::from_raw_parts(source, out.len()) }, tag, out).is_ok()
+        self.0
+            .open(1, &AD, unsafe { std::slice::from_raw_parts(source.as_ptr(), out.len()) }, tag, out)
+            .is_ok()
     }
 }
 
 impl Subject for OpenSsl {
-    unsafe fn seal(&self, plaintext: &[u8], out: *mut u8) -> [u8; 16] {
-        // SAFETY: the caller's promise.
-        unsafe { OpenSsl::seal(self, plaintext, out) }
+    fn seal(&self, plaintext: &[u8], out: &mut Buffer) -> [u8; 16] {
+        assert!(plaintext.len() <= out.len());
+        // SAFETY: as many bytes are valid, and no reference covers them if they are shared.
+        unsafe { OpenSsl::seal(self, plaintext, out.as_mut_ptr()) }
     }
 
-    unsafe fn open(&self, source: *const u8, tag: &[u8; 16], out: &mut [u8]) -> bool {
-        // SAFETY: the caller's promise.
-        unsafe { OpenSsl::open(self, source, tag, out) }
+    fn open(&self, source: &Buffer, tag: &[u8; 16], out: &mut [u8]) -> bool {
+        assert!(out.len() <= source.len());
+        // SAFETY: as above.
+        unsafe { OpenSsl::open(self, source.as_ptr(), tag, out) }
     }
 }

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::os::fd::{AsFd as _, BorrowedFd, RawFd};
 use std::process::ExitCode;
 
-use crate::page::Page;
+use crate::page;
 use crate::subject::{Work, plaintext, subject};
 
 /// The first argument that makes this program the tracee. Behind it come subject, work, bytes, number of
@@ -61,7 +61,7 @@ pub fn be(arguments: &[String]) -> ExitCode {
     let rounds: usize = rounds.parse().expect("a number of rounds");
     let file: RawFd = file.parse().expect("a file number");
     // SAFETY: the tracer has opened it for us, and it stays open.
-    let page = Page::map(&unsafe { BorrowedFd::borrow_raw(file) }.as_fd());
+    let mut page = page::shared(&unsafe { BorrowedFd::borrow_raw(file) }.as_fd());
     let digits = |i: usize| u8::from_str_radix(&tag[2 * i..2 * i + 2], 16).expect("hexadecimal digits");
     let mut tag: [u8; 16] = std::array::from_fn(digits);
     let subject = subject(name).expect("the tracer has looked");
@@ -70,14 +70,11 @@ pub fn be(arguments: &[String]) -> ExitCode {
     for _ in 0..rounds {
         let mut out = plaintext.to_vec();
         let mut opened = true;
-        // SAFETY: the page has as many bytes, no reference covers it, and nobody else writes it.
-        between_markers(page.start().addr(), || unsafe {
-            match work {
-                Work::Seal => tag = subject.seal(plaintext, page.start()),
-                Work::Open => {
-                    out.fill(0);
-                    opened = subject.open(page.start(), &tag, &mut out);
-                }
+        between_markers(page.as_ptr().addr(), || match work {
+            Work::Seal => tag = subject.seal(plaintext, &mut page),
+            Work::Open => {
+                out.fill(0);
+                opened = subject.open(&page, &tag, &mut out);
             }
         });
         if !opened || out != plaintext {

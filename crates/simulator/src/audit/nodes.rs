@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use memory::BLOCK_SIZE;
 use seal::EpochKeys;
-use store::BLOCK_SIZE;
 use volume::format::ad::Tree;
 use volume::format::entry::{Entry, entry_at};
 use volume::geometry::Geometry;

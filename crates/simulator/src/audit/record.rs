@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use memory::BLOCK_SIZE;
 use seal::EpochKeys;
-use store::BLOCK_SIZE;
 use volume::format::entry::Entry;
 use volume::format::item::{Item, items};
 use volume::format::record::{RECORD_HEADER, RecordHeader};

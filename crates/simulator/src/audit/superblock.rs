@@ -1,6 +1,6 @@
 //! Superblocks, as they are written.
 
-use store::BLOCK_SIZE;
+use memory::BLOCK_SIZE;
 use volume::format::ad::Tree;
 use volume::format::superblock::{PAYLOAD, Superblock};
 
@@ -9,8 +9,8 @@ use super::nodes::Roots;
 use super::record::Sealed;
 
 impl Inner {
-    /// Checks a superblock that is being written to a slot: that it stands on a chain that was written, under a key of its own, and leaves out no unit that its guest
-    /// is writing to.
+    /// Checks a superblock that is being written to a slot: that it stands on a chain that was written, under a key of its own, and leaves
+    /// out no unit that its guest is writing to.
     pub(super) fn superblock(&mut self, desk: usize, slot: u64, bytes: &[u8]) -> Result<(), String> {
         let Some(book) = &self.book else { return Ok(()) };
         let geometry = book.geometry;

@@ -1,6 +1,5 @@
 //! A guest's queue on the hostile disk.
 
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
@@ -22,20 +21,11 @@ impl HostileQueue {
     }
 }
 
-/// Memory that is said to be shared, so that whoever uses it must treat it so.
-fn shared(mut memory: Buffer) -> Buffer {
-    let length = memory.len();
-    let pointer = NonNull::new(memory.as_mut_ptr()).expect("a buffer is somewhere");
-    // SAFETY: the memory is valid and initialised for `length` bytes until `memory` is dropped, which the new
-    // buffer alone has from here on.
-    unsafe { Buffer::from_raw(pointer, length, true, Box::new(memory)) }
-}
-
 impl Queue for HostileQueue {
     /// Always of the global allocator: a simulation has thousands of queues, and no use for pools.
     fn buffer(&mut self, blocks: usize) -> Buffer {
         let private = Buffer::private_zeroed(blocks);
-        if lock(&self.disk).shared_buffers { shared(private) } else { private }
+        if lock(&self.disk).shared_buffers { private.into_shared() } else { private }
     }
 
     fn submit(&mut self, token: u64, operation: Operation) {

@@ -9,12 +9,12 @@ use std::task::Waker;
 use std::time::Duration;
 
 use io_uring::{IoUring, opcode, squeue, types};
+use memory::Arena;
 use rustix::event::PollFlags;
 use slab::Slab;
 
 use super::ring::{Doorbell, set_up};
 use super::transfer::{Direction, Outcome, Part, Transfer, merge};
-use crate::arena::Arena;
 use crate::file::Inner;
 use crate::{Buffer, Completion, Error, ErrorKind, Operation, Queue};
 

@@ -10,7 +10,7 @@ fn key(index: u64) -> NodeKey {
 }
 
 fn page(fill: u8) -> Arc<Page> {
-    Arc::new([fill; store::BLOCK_SIZE])
+    Arc::new([fill; memory::BLOCK_SIZE])
 }
 
 #[test]

@@ -4,8 +4,8 @@
 //! and must be there to say so.
 
 use futures::FutureExt;
+use memory::BLOCK_SIZE;
 use seal::slot::{Argon2Params, Credential};
-use store::BLOCK_SIZE;
 
 use super::{CreateOptions, Creating};
 use crate::core::Environment;

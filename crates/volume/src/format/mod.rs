@@ -21,7 +21,7 @@ pub mod stream;
 pub mod superblock;
 
 /// Bytes in a block.
-pub const BLOCK_SIZE: usize = store::BLOCK_SIZE;
+pub const BLOCK_SIZE: usize = memory::BLOCK_SIZE;
 /// Epochs are numbered from 1 and below this.
 pub const EPOCH_END: u32 = 1 << 24;
 /// Nonces count from 0 and stay below this.

@@ -1,8 +1,8 @@
 //! What makes a stream's chunks one stream: keys, numbers, and the links between legs.
 
+use memory::BLOCK_SIZE;
 use seal::slot::KeySlots;
 use seal::{BlockKey, Corrupt, TAG_SIZE, VolumeKey};
-use store::BLOCK_SIZE;
 
 use crate::format::header;
 use crate::format::stream::{Frame, SALT_SIZE, START, StreamHeader};

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use futures::future::try_join_all;
 use futures::stream::unfold;
 use futures::{FutureExt, Stream, TryStreamExt};
-use store::{BLOCK_SIZE, Buffer};
+use memory::{BLOCK_SIZE, Buffer};
 
 use super::write::StreamWriter;
 use super::{CHUNKS_AT_ONCE, StreamProgress, Tail, WINDOW};

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures::future::join_all;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
-use store::{BLOCK_SIZE, Buffer};
+use memory::{BLOCK_SIZE, Buffer};
 
 use super::read::{Opened, StreamReader};
 use super::{CHUNKS_AT_ONCE, StreamProgress, WINDOW};

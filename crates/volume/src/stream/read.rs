@@ -2,9 +2,9 @@
 
 use std::io::{self, Read};
 
+use memory::BLOCK_SIZE;
 use seal::slot::{Credential, KeySlots, SlotError, SlotLimits};
 use seal::{TAG_SIZE, VolumeKey};
-use store::BLOCK_SIZE;
 
 use super::chain::{Chain, holds};
 use crate::error::{Error, Kind, Result};

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use store::{BLOCK_SIZE, Buffer, Completion, Error, ErrorKind, Operation, Queue, Store};
+use memory::{BLOCK_SIZE, Buffer};
+use store::{Completion, Error, ErrorKind, Operation, Queue, Store};
 
 /// A whole store, block by block.
 pub type Image = Vec<Vec<u8>>;

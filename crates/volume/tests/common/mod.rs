@@ -17,9 +17,10 @@ use std::time::Duration;
 
 use anchor::{Anchor, MemoryAnchor};
 use bytes::Bytes;
+use memory::{BLOCK_SIZE, Buffer};
 use seal::slot::{Argon2Params, Credential};
 use seal::{Random, SecretBytes};
-use store::{BLOCK_SIZE, Buffer, MemoryStore};
+use store::MemoryStore;
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 use volume::geometry::Shape;
 use volume::policy::Policy;

@@ -1,9 +1,9 @@
 //! What a volume key opens of what is on a store, in words of its own, from `docs/disk-format.md`.
 
 use anchor::Stamp;
+use memory::BLOCK_SIZE;
 use seal::slot::{Credential, KeySlots, SlotLimits};
 use seal::{BlockKey, DataMode, EpochKeys, VolumeKey};
-use store::BLOCK_SIZE;
 use volume::format::ad::{Tree, data_ad, node_ad, salt_node_ad, superblock_ad};
 use volume::format::entry::{Entry, entry_at};
 use volume::format::header::{self, Header};

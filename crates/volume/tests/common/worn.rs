@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::Duration;
 
-use store::{Buffer, Completion, Error, ErrorKind, Operation, Queue, Store};
+use memory::Buffer;
+use store::{Completion, Error, ErrorKind, Operation, Queue, Store};
 
 use super::Bench;
 

@@ -17,9 +17,9 @@ use volume::{AttachOptions, Kind, Reading, StreamProgress, StreamReader, StreamW
 use super::drive;
 use crate::cli::stream::Export;
 use crate::commands::offline::{self, Opened};
-use crate::failure::Failure;
-use crate::input::{self, Origin};
-use crate::output;
+use daemon::failure::Failure;
+use daemon::input::{self, Origin};
+use daemon::output;
 
 pub fn run(args: &Export) -> Result<(), Failure> {
     check(args)?;

@@ -20,10 +20,10 @@ use volume::{AttachOptions, CreateOptions, Imported, Kind, Reading, StreamProgre
 use super::{check, drive, source};
 use crate::cli::stream::Import;
 use crate::commands::create::{self, Wanted};
-use crate::failure::Failure;
-use crate::input::{self, Origin};
-use crate::session::Session;
-use crate::{output, system};
+use daemon::failure::Failure;
+use daemon::input::{self, Origin};
+use daemon::session::Session;
+use daemon::{output, system};
 
 pub fn run(args: &Import) -> Result<(), Failure> {
     if args.check {
@@ -186,7 +186,7 @@ impl<'a> Target<'a> {
         create::make(self.wanted, self.options.clone(), |environment, options| {
             let _spinner = output::spinner(format!("creating {}", self.wanted.store.display()));
             if let (false, Some(anchor)) = (self.begun, &environment.anchor) {
-                crate::service::refuse_claimed(anchor.as_ref())?;
+                service::refuse_claimed(anchor.as_ref())?;
             }
             let credential = input::copy(&self.credential);
             volume::create_as(environment, options, self.policy.volume, credential)?.block()?;

@@ -10,9 +10,9 @@ use volume::{Kind, StreamReader};
 
 use crate::cli::CredentialArgs;
 use crate::cli::stream::Import;
-use crate::failure::Failure;
-use crate::input::{self, Origin};
-use crate::{output, system};
+use daemon::failure::Failure;
+use daemon::input::{self, Origin};
+use daemon::{output, system};
 
 /// The stream, opened and of the state that is expected; and its length, if that is known.
 pub(super) fn open(args: &Import) -> Result<(StreamReader<File>, Option<u64>), Failure> {

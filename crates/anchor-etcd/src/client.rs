@@ -1,0 +1,206 @@
+//! The anchor: which endpoint is asked, and what its answer means.
+
+use std::io::{self, ErrorKind};
+use std::time::Duration;
+
+use anchor::{Access, Address, BlockingAnchor, Error, Failure, Stamp};
+
+use crate::address::{Endpoint, Place};
+use crate::http::{Connection, Response};
+use crate::memory::Memory;
+use crate::message::{self, Answer, Content, Unexpected};
+use crate::tls::Tls;
+
+const RANGE: &str = "/v3/kv/range";
+const TXN: &str = "/v3/kv/txn";
+
+/// Status codes of gRPC that a person has to do something about: bad argument, no permission, not authenticated.
+const FOR_PEOPLE: [u32; 3] = [3, 7, 16];
+
+/// How to read an answer's body, given the key that was asked for.
+type Reader = fn(&[u8], &str) -> Result<Answer, Unexpected>;
+
+/// A key in an etcd cluster.
+pub(crate) struct Etcd {
+    pub(crate) address: Address,
+    pub(crate) place: Place,
+    pub(crate) tls: Option<Tls>,
+    pub(crate) access: Access,
+    /// For a request as a whole, connecting included.
+    pub(crate) timeout: Duration,
+    pub(crate) connection: Option<Connection>,
+    /// The endpoint that is asked first: the last one that answered.
+    pub(crate) current: usize,
+    pub(crate) memory: Memory,
+    pub(crate) moves: u64,
+}
+
+/// One endpoint's failure.
+enum Trouble {
+    /// Nothing was sent.
+    Unsent(Failure),
+    /// Something was; perhaps it counts.
+    Sent(Failure),
+}
+
+impl Trouble {
+    fn into_failure(self) -> Failure {
+        match self {
+            Trouble::Unsent(failure) | Trouble::Sent(failure) => failure,
+        }
+    }
+}
+
+impl Etcd {
+    /// Asks one endpoint after the other. What may change something goes to one only: as soon as it was sent, the caller has to read.
+    fn ask(&mut self, path: &str, body: &str, read: Reader, repeatable: bool) -> Result<Answer, Failure> {
+        let count = self.place.endpoints.len();
+        let mut failures = Vec::new();
+        for turn in 0..count {
+            let index = (self.current + turn) % count;
+            match self.ask_one(index, path, body, read) {
+                Ok(answer) => {
+                    self.current = index;
+                    return self.memory.check(&self.address, answer.header).map(|()| answer);
+                }
+                Err(Trouble::Sent(Failure::Refused(error)) | Trouble::Unsent(Failure::Refused(error))) => {
+                    return Err(Failure::Refused(error));
+                }
+                Err(Trouble::Sent(failure)) if !repeatable => {
+                    self.current = (index + 1) % count;
+                    failures.push((index, failure));
+                    break;
+                }
+                Err(trouble) => failures.push((index, trouble.into_failure())),
+            }
+        }
+        self.connection = None;
+        Err(self.summary(failures))
+    }
+
+    /// All endpoints' failures in one: a person has to act only if all say so.
+    fn summary(&self, failures: Vec<(usize, Failure)>) -> Failure {
+        let for_people = failures.iter().all(|(_, failure)| matches!(failure, Failure::Setup(_)));
+        let said: Vec<String> = failures
+            .iter()
+            .map(|(index, failure)| {
+                let why = match failure {
+                    Failure::Away(why) | Failure::Setup(why) => why.clone(),
+                    Failure::Refused(error) => error.to_string(),
+                };
+                format!("{}: {why}", self.place.endpoints[*index])
+            })
+            .collect();
+        let said = format!("etcd: {}", said.join("; "));
+        if for_people { Failure::Setup(said) } else { Failure::Away(said) }
+    }
+
+    fn ask_one(&mut self, index: usize, path: &str, body: &str, read: Reader) -> Result<Answer, Trouble> {
+        let mut connection = self.connect(index).map_err(Trouble::Unsent)?;
+        let response =
+            connection.post(path, body, self.timeout).map_err(|error| Trouble::Sent(failure_of(&error)))?;
+        if response.keeps {
+            self.connection = Some(connection);
+        }
+        self.understand(&response, read).map_err(Trouble::Sent)
+    }
+
+    /// The connection that is there, if it is to this endpoint and was left open, or a new one.
+    fn connect(&mut self, index: usize) -> Result<Connection, Failure> {
+        let kept = self.connection.take().filter(|_| index == self.current);
+        if let Some(mut connection) = kept
+            && connection.is_fresh()
+        {
+            return Ok(connection);
+        }
+        let config = self.tls.as_ref().map(Tls::load).transpose().map_err(Failure::Setup)?;
+        let endpoint: &Endpoint = &self.place.endpoints[index];
+        Connection::open(endpoint, config, self.timeout).map_err(|error| failure_of(&error))
+    }
+
+    fn understand(&self, response: &Response, read: Reader) -> Result<Answer, Failure> {
+        let foreign = |why: &str| {
+            Failure::Setup(format!("what answers there is no etcd with a JSON gateway of version 3 ({why})"))
+        };
+        if response.status != 200 {
+            return Err(match message::read_refusal(&response.body) {
+                Ok(refusal) if FOR_PEOPLE.contains(&refusal.code) => Failure::Setup(refusal.message),
+                Ok(refusal) => Failure::Away(refusal.message),
+                // A proxy in front of a member that is away says so in its own words.
+                Err(_) if response.status >= 500 => Failure::Away(format!("HTTP status {}", response.status)),
+                Err(_) => foreign(&format!("HTTP status {}", response.status)),
+            });
+        }
+        read(&response.body, &self.place.key).map_err(|unexpected| match unexpected {
+            Unexpected::Foreign(why) => foreign(&why),
+            Unexpected::NotAStamp(why) => Failure::Refused(self.address.unusable(format_args!(
+                "the key {} holds something that is no stamp: {why}. Name another key",
+                self.place.key
+            ))),
+        })
+    }
+
+    fn held(&mut self, content: Content) -> Result<Option<Stamp>, Failure> {
+        let Content::Holds(held) = content else {
+            return Err(Failure::Away("etcd answered to another question".into()));
+        };
+        if let Some(held) = &held {
+            self.memory.check_key(&self.address, held.modified)?;
+        }
+        Ok(held.map(|held| held.stamp))
+    }
+}
+
+/// What an error of a connection means. Whatever TLS refuses, a person has to mend: a certificate, or the address.
+fn failure_of(error: &io::Error) -> Failure {
+    let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match tls {
+        Some(rustls::Error::InvalidCertificate(why)) => {
+            Failure::Setup(format!("its certificate is not accepted: {why:?}"))
+        }
+        Some(rustls::Error::AlertReceived(alert)) => {
+            Failure::Setup(format!("it does not accept our certificate, or our kind of TLS: {alert:?}"))
+        }
+        Some(why) => Failure::Setup(format!("it does not speak TLS as it should: {why}")),
+        None if error.kind() == ErrorKind::InvalidData => Failure::Setup(error.to_string()),
+        None => Failure::Away(error.to_string()),
+    }
+}
+
+impl BlockingAnchor for Etcd {
+    fn read(&mut self) -> Result<Option<Stamp>, Failure> {
+        let question = message::range(&self.place.key);
+        let answer = self.ask(RANGE, &question, message::read_range, true)?;
+        self.held(answer.content)
+    }
+
+    fn advance(&mut self, expected: Option<&Stamp>, new: &Stamp) -> Result<(), Failure> {
+        if self.access == Access::ReadOnly {
+            let why = "it was opened for reading only";
+            return Err(Failure::Refused(self.address.unusable(why)));
+        }
+        let question = message::swap(&self.place.key, expected, new);
+        let answer = self.ask(TXN, &question, message::read_swap, false)?;
+        if answer.content == Content::Swapped {
+            self.moves += 1;
+            self.memory.note_key(answer.header.revision);
+            return Ok(());
+        }
+        let held = self.held(answer.content)?;
+        Err(Failure::Refused(Error::Conflict(held.map(Box::new))))
+    }
+
+    fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        let mut facts = vec![("endpoint", self.place.endpoints[self.current].to_string())];
+        if let Some((cluster, revision)) = self.memory.seen() {
+            facts.push(("cluster", format!("{cluster:x}")));
+            facts.push(("revision", revision.to_string()));
+        }
+        facts.push(("moves", self.moves.to_string()));
+        facts
+    }
+}

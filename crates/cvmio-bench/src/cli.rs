@@ -1,0 +1,63 @@
+//! What can be typed: the commands of `cvmio` that this program carries out.
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+/// Benchmarks and a demonstration of protected volumes.
+#[derive(Parser, Debug)]
+#[command(name = "cvmio", bin_name = "cvmio", version, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Measure what protection costs on this machine
+    #[command(subcommand, after_help = "Example:\n  cvmio bench volume --dir /srv --size 4096")]
+    Bench(Box<bench::BenchCommand>),
+    Demo(demo::DemoArgs),
+    /// Prints the grammar of these commands in JSON, for the completions of `cvmio`
+    #[command(hide = true)]
+    Grammar,
+    /// Writes the manual pages of these commands; started by `cvmio man`
+    #[command(hide = true)]
+    Man {
+        directory: PathBuf,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+    use programs::grammar::Grammar;
+    use programs::manual;
+
+    #[test]
+    fn the_grammar_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn completions_of_the_grammar_as_data_are_those_of_the_grammar() {
+        for shell in [clap_complete::Shell::Bash, clap_complete::Shell::Zsh, clap_complete::Shell::Fish] {
+            let bench =
+                |grammar: clap::Command| grammar.find_subcommand("bench").cloned().expect("it is there");
+            let ours = manual::completed(bench(Cli::command()), shell);
+            let line = serde_json::to_string(&Grammar::of(&Cli::command())).unwrap();
+            let theirs: Grammar = serde_json::from_str(&line).unwrap();
+            let theirs = manual::completed(bench(theirs.command()), shell);
+            assert!(ours.contains("fsync-every"), "{ours}");
+            assert_eq!(ours, theirs);
+        }
+    }
+
+    #[test]
+    fn who_asked_for_json_is_answered_so() {
+        let words = ["cvmio-bench", "bench", "upkeep", "--json"].map(Into::into);
+        let asked = programs::answer::parse::<Cli>(Cli::command(), &words);
+        assert!(asked.map_err(|unclear| unclear.error).unwrap().json);
+    }
+}

@@ -1,0 +1,30 @@
+//! `cvmio-bench`: what `cvmio bench` and `cvmio demo` start. A program of its own, so that the one that holds keys has no more than it needs.
+
+mod cli;
+
+use std::process::ExitCode;
+
+use clap::CommandFactory;
+use daemon::failure::Failure;
+use daemon::output;
+use programs::grammar::Grammar;
+use programs::manual;
+
+use cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    let words: Vec<_> = std::env::args_os().collect();
+    programs::run(Cli::command(), &words, run)
+}
+
+fn run(cli: Cli) -> Result<(), Failure> {
+    match cli.command {
+        Command::Bench(command) => bench::run(&command),
+        Command::Demo(args) => demo::run(&args),
+        Command::Grammar => output::print_json(&Grammar::of(&Cli::command())),
+        Command::Man { directory } => {
+            let root = Cli::command().get_name().to_string();
+            manual::write(Cli::command(), &directory, |command| command.get_name() != root)
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! What can be asked for.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use seal::Suite;
+
+/// Encrypted regions of storage-class memory: each page is encrypted on the medium, and decrypted for the VMM that touches it.
+#[derive(Debug, Parser)]
+#[command(name = "cvmio-scm", bin_name = "cvmio scm", version)]
+pub struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a region: a new file whose pages are all zeros, encrypted
+    Create(Create),
+    /// Serve a region to a VMM until a signal (SIGTERM, SIGINT) or an unmount; then encrypt all pages
+    Serve(Serve),
+    /// Count pages: of a server by its socket, or of a region at rest, as it claims
+    Status(Status),
+    /// Bring a region in order after a crash: finish what was under way, encrypt what was open
+    Recover(Recover),
+    /// Open every page of a region at rest, and change nothing
+    Check(Check),
+    /// Print the arguments with which QEMU uses a region as virtio-pmem
+    QemuArgs(QemuArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct Create {
+    /// The region's file, which must not exist; on tmpfs, hugetlbfs or a DAX file system, or for `--mode fuse` on any
+    pub region: PathBuf,
+    /// Bytes of data, with k, m, g or t for powers of 1024
+    #[arg(long, value_parser = size)]
+    pub size: u64,
+    /// A file of 32 or more random bytes that opens the region (make one: head -c 64 /dev/urandom > KEY)
+    #[arg(long)]
+    pub key_file: PathBuf,
+    /// Bytes of a page: 4k, or 2m for huge pages
+    #[arg(long, default_value = "4k", value_parser = size)]
+    pub page_size: u64,
+    /// Pages that can be under way at a time, 1 to 8
+    #[arg(long, default_value_t = 4)]
+    pub workers: u32,
+    /// aes-256-gcm, aegis-128x2 or aegis-256x2
+    #[arg(long, default_value = "aes-256-gcm")]
+    pub suite: Suite,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mode {
+    /// A file under a FUSE mount; the medium holds ciphertext only
+    Fuse,
+    /// Pages are decrypted in place at the VMM's first touch
+    Userfaultfd,
+}
+
+#[derive(Debug, Args)]
+pub struct Serve {
+    /// The region's file
+    pub region: PathBuf,
+    /// The key file
+    #[arg(long)]
+    pub key_file: PathBuf,
+    /// How a VMM gets at it
+    #[arg(long, value_enum)]
+    pub mode: Mode,
+    /// With `--mode fuse`: the directory to mount on; the region is the file `pmem` in it
+    #[arg(long, required_if_eq("mode", "fuse"))]
+    pub mountpoint: Option<PathBuf>,
+    /// A unix socket for `status`; with `--mode userfaultfd` VMMs register there
+    #[arg(long, required_if_eq("mode", "userfaultfd"))]
+    pub socket: Option<PathBuf>,
+    /// With `--mode userfaultfd`: most bytes that are open, in plaintext, at a time
+    #[arg(long, default_value = "256m", value_parser = size)]
+    pub open_limit: u64,
+    /// With `--mode userfaultfd`: encrypt pages that were not touched for so many milliseconds
+    #[arg(long, default_value_t = 1000)]
+    pub idle_ms: u64,
+    /// Threads that take requests from the kernel
+    #[arg(long, default_value_t = 2)]
+    pub threads: usize,
+}
+
+#[derive(Debug, Args)]
+pub struct Status {
+    /// The region's file, of a region that is not served
+    #[arg(required_unless_present = "socket", conflicts_with = "socket")]
+    pub region: Option<PathBuf>,
+    /// The socket of a server
+    #[arg(long)]
+    pub socket: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Print what Prometheus reads
+    #[arg(long, requires = "socket", conflicts_with = "json")]
+    pub metrics: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Recover {
+    /// The region's file
+    pub region: PathBuf,
+    /// The key file
+    #[arg(long)]
+    pub key_file: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Check {
+    /// The region's file
+    pub region: PathBuf,
+    /// The key file
+    #[arg(long)]
+    pub key_file: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct QemuArgs {
+    /// The region's file
+    pub region: PathBuf,
+    /// The directory that `serve --mode fuse` mounts on; without it the arguments are for `--mode userfaultfd`
+    #[arg(long)]
+    pub mountpoint: Option<PathBuf>,
+}
+
+/// A number of bytes: `4096`, `4k`, `2m`, `1g`.
+fn size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" => 0,
+        "k" | "kib" => 10,
+        "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        other => return Err(format!("`{other}` is no unit: use k, m, g or t")),
+    };
+    let number: u64 = digits.parse().map_err(|_| format!("`{digits}` is no number"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is too large"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent_and_sizes_are_read() {
+        Arguments::command().debug_assert();
+        assert_eq!(size("4096"), Ok(4096));
+        assert_eq!(size("2M"), Ok(2 << 20));
+        assert_eq!(size("1g"), Ok(1 << 30));
+        for bad in ["", "k", "4x", "-1", "99999999999999999999", "99999999t"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+}

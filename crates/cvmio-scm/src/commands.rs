@@ -1,0 +1,250 @@
+//! The commands.
+
+mod serve;
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use scm::geometry::PAGE_SIZES;
+use scm::{Access, Engine, Geometry, Mapping, Medium, Report, claimed_header};
+use seal::slot::Credential;
+use seal::{Random, SecretBytes, SystemRandom};
+
+use crate::arguments::{Check, Create, QemuArgs, Recover, Status};
+use crate::control;
+use crate::failure::Failure;
+use crate::progress::Bar;
+
+pub use serve::serve;
+
+/// More than any key file has.
+const KEY_FILE_LIMIT: usize = 64 << 10;
+
+/// How long a VMM may take to notice that its server is gone.
+const VMM_PATIENCE: Duration = Duration::from_secs(5);
+
+fn credential(path: &Path) -> Result<Credential, Failure> {
+    let unread = |error| Failure::usage(format!("the key file {}: {error}", path.display()));
+    let mut file = File::open(path).map_err(unread)?;
+    Ok(Credential::KeyFile(SecretBytes::read_from(&mut file, KEY_FILE_LIMIT).map_err(unread)?))
+}
+
+/// Keeps keys out of core dumps, and says so where they may be swapped out.
+fn protect() -> Result<(), Failure> {
+    match seal::hygiene::protect_process().map_err(Failure::io)? {
+        seal::hygiene::Locking::All => {}
+        some @ seal::hygiene::Locking::Some { .. } => eprintln!("warning: {some}"),
+    }
+    Ok(())
+}
+
+fn random() -> Arc<dyn Random> {
+    Arc::new(SystemRandom)
+}
+
+pub fn create(args: &Create) -> Result<(), Failure> {
+    protect()?;
+    let credential = credential(&args.key_file)?;
+    if !PAGE_SIZES.contains(&args.page_size) {
+        return Err(Failure::usage(format!(
+            "pages of {} bytes are not possible: use 4k or 2m",
+            args.page_size
+        )));
+    }
+    if args.size == 0 || !args.size.is_multiple_of(args.page_size) {
+        return Err(Failure::usage(format!(
+            "a region of {} bytes is no whole number of pages of {} bytes",
+            args.size, args.page_size
+        )));
+    }
+    let directory = match args.region.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    // Whatever the page size, a region that may move to hugetlbfs one day, and what QEMU maps, has whole huge pages.
+    let granule = Mapping::granule(directory)?.max(args.page_size);
+    let geometry = Geometry::new(args.page_size, args.size / args.page_size, args.workers, granule)?;
+    let mapping = Mapping::create(&args.region, geometry.file_len())?;
+    let bar = Bar::new("encrypting");
+    let made =
+        scm::create(&mapping, &geometry, args.suite, credential, &random(), &|done, all| bar.show(done, all));
+    if let Err(error) = made {
+        drop(mapping);
+        // It has no header yet.
+        let _ = std::fs::remove_file(&args.region);
+        return Err(error.into());
+    }
+    drop(bar);
+    println!(
+        "{}: {} pages of {} bytes, {} bytes in all",
+        args.region.display(),
+        geometry.pages(),
+        geometry.page_size(),
+        geometry.file_len()
+    );
+    Ok(())
+}
+
+/// Maps a region, opens it, and says what recovery did.
+fn open(region: &Path, key_file: &Path) -> Result<(Engine, Arc<Mapping>, Report), Failure> {
+    protect()?;
+    let credential = credential(key_file)?;
+    let mapping = Arc::new(Mapping::open(region, Access::Exclusive)?);
+    // The VMM of a server that was killed: it lets go as soon as it notices.
+    scm::serve::Server::wait_for_vmm(&mapping, VMM_PATIENCE)?;
+    let medium: Arc<dyn Medium> = Arc::clone(&mapping) as Arc<dyn Medium>;
+    let bar = Bar::new("looking at");
+    let (engine, report) = Engine::open(medium, &credential, random(), &|done, all| bar.show(done, all))
+        .map_err(|error| told(region, error))?;
+    Ok((engine, mapping, report))
+}
+
+fn told(region: &Path, error: scm::Error) -> Failure {
+    let failure = Failure::from(error);
+    let message = format!("{}: {failure}", region.display());
+    failure.with_message(message)
+}
+
+fn say(report: &Report) {
+    if !report.is_clean() {
+        println!(
+            "recovered: {} pages finished, {} undone, {} were open and are encrypted now, {} corrupt",
+            report.finished, report.undone, report.open, report.corrupt
+        );
+    }
+    if report.unverified > 0 {
+        println!(
+            "{} pages are unverified: they were open at a crash, so they are whole but nothing vouches for their content; check it (fsck) \
+             and write them anew",
+            report.unverified
+        );
+    }
+}
+
+pub fn recover(args: &Recover) -> Result<(), Failure> {
+    let (engine, _mapping, report) = open(&args.region, &args.key_file)?;
+    let status = engine.status();
+    if report.is_clean() {
+        println!("{}: it was stopped cleanly", args.region.display());
+    }
+    say(&report);
+    println!("{} of {} pages are encrypted", status.encrypted, status.pages);
+    if report.corrupt > 0 {
+        return Err(Failure::corrupt(format!("{} pages are corrupt", report.corrupt)));
+    }
+    Ok(())
+}
+
+pub fn check(args: &Check) -> Result<(), Failure> {
+    protect()?;
+    let credential = credential(&args.key_file)?;
+    let mapping = Mapping::open(&args.region, Access::ReadOnly)?;
+    let bar = Bar::new("opening");
+    let checked = scm::check::check(&mapping, &credential, random(), &|done, all| bar.show(done, all))
+        .map_err(|error| told(&args.region, error))?;
+    drop(bar);
+    let report = checked.report;
+    let under_way = report.finished + report.undone;
+    if report.open + under_way > 0 {
+        println!(
+            "{} pages are open and {under_way} were under way at a crash: run `cvmio scm recover`",
+            report.open
+        );
+    }
+    if checked.corrupt_pages > 0 {
+        let named: Vec<String> = checked.corrupt.iter().map(u64::to_string).collect();
+        let more = checked.corrupt_pages - checked.corrupt.len() as u64;
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        return Err(Failure::corrupt(format!(
+            "{}: corrupt pages: {}{more}: they were changed or replayed on the medium; restore them from a backup",
+            args.region.display(),
+            named.join(", ")
+        )));
+    }
+    println!("{}: every encrypted page opens; {} are unverified", args.region.display(), report.unverified);
+    Ok(())
+}
+
+pub fn status(args: &Status) -> Result<(), Failure> {
+    if let Some(socket) = &args.socket {
+        let status = control::ask(socket)?;
+        if args.metrics {
+            print!("{}", status.metrics());
+        } else if args.json {
+            println!("{}", serde_json::to_string(&status).map_err(Failure::io)?);
+        } else {
+            println!(
+                "{} pages of {} bytes: {} encrypted, {} open, {} unverified, {} corrupt",
+                status.pages,
+                status.page_size,
+                status.encrypted,
+                status.open,
+                status.unverified,
+                status.corrupt
+            );
+            println!(
+                "since the start: {} opened, {} encrypted, {} written, {} read, {} batches, {} ms of processor time",
+                status.opened, status.closed, status.rewritten, status.read, status.batches, status.cpu_ms
+            );
+            println!(
+                "{} faults: median {} ns, 99 % {} ns, 99.9 % {} ns",
+                status.faults, status.fault_p50_ns, status.fault_p99_ns, status.fault_p999_ns
+            );
+            if status.stopped {
+                println!("the medium has failed: serving has stopped");
+            }
+        }
+        return Ok(());
+    }
+    let region = args.region.as_deref().unwrap_or(Path::new(""));
+    let mapping = Mapping::open(region, Access::Peek)?;
+    let header = claimed_header(&mapping).map_err(|error| told(region, error))?;
+    let claimed = scm::check::claimed(&mapping, &header)?;
+    let geometry = header.geometry;
+    if args.json {
+        println!(
+            "{}",
+            serde_json::json!({
+                "proven": false,
+                "page_size": geometry.page_size(),
+                "pages": geometry.pages(),
+                "open": claimed.open,
+                "encrypted": geometry.pages() - claimed.open,
+                "unverified": claimed.unverified,
+                "under_way": claimed.under_way,
+                "suite": header.suite.name(),
+            })
+        );
+    } else {
+        println!(
+            "{} pages of {} bytes, {}: {} encrypted, {} open, {} unverified, {} under way (as the region claims; `check` proves it)",
+            geometry.pages(),
+            geometry.page_size(),
+            header.suite,
+            geometry.pages() - claimed.open,
+            claimed.open,
+            claimed.unverified,
+            claimed.under_way
+        );
+    }
+    Ok(())
+}
+
+pub fn qemu_args(args: &QemuArgs) -> Result<(), Failure> {
+    let mapping = Mapping::open(&args.region, Access::Peek)?;
+    let header = claimed_header(&mapping).map_err(|error| told(&args.region, error))?;
+    let size = header.geometry.data_len();
+    let path = match &args.mountpoint {
+        Some(mountpoint) => mountpoint.join(crate::fuse::FILE),
+        None => args.region.clone(),
+    };
+    let path = std::path::absolute(&path).map_err(Failure::io)?;
+    // A comma in a path is written twice.
+    let path = path.display().to_string().replace(',', ",,");
+    println!(
+        "-object memory-backend-file,id=scm0,share=on,mem-path={path},size={size} -device virtio-pmem-pci,memdev=scm0,id=pmem0"
+    );
+    Ok(())
+}

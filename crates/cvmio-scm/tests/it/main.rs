@@ -1,0 +1,7 @@
+//! `cvmio-scm` as programs use it.
+
+mod commands;
+mod fuse;
+mod kill;
+mod preload;
+mod support;

@@ -1,0 +1,206 @@
+//! `libcvmio_scm.so` in a program that knows nothing of it: Python, which maps the region as a VMM does.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use crate::support::{PAGE, Place, Server, holds};
+
+const SERVE: &str = "serve region --key-file key --mode userfaultfd --socket socket --idle-ms 100";
+const CREATE: &str = "create region --size 256k --key-file key";
+const PLANTED: &str = "planted, and not to be seen outside";
+
+/// Does what each line of its input says.
+const SCRIPT: &str = "
+import mmap, os, sys
+memory = mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 262144)
+print('mapped', flush=True)
+for line in sys.stdin:
+    verb, page, text = line.rstrip('\\n').split(' ', 2)
+    at = int(page) * 4096
+    if verb == 'put':
+        memory[at:at + len(text)] = text.encode()
+        print('done', flush=True)
+    else:
+        print(memory[at:at + int(text)].decode(), flush=True)
+";
+
+/// Builds the library beside the program: nothing depends on it, so cargo does not by itself.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let debug = Path::new(env!("CARGO_BIN_EXE_cvmio-scm")).parent().unwrap();
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut build = Command::new(cargo);
+        build.current_dir(env!("CARGO_MANIFEST_DIR"));
+        build.args(["build", "--quiet", "--locked", "-p", "cvmio-scm", "-p", "scm-preload", "--target-dir"]);
+        let built = build.arg(debug.parent().unwrap()).output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        debug.join("libcvmio_scm.so")
+    })
+}
+
+struct Vmm {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+/// As another user, who may not use userfaultfd.
+const NOBODY: &[&str] = &["setpriv", "--reuid", "65534", "--clear-groups"];
+
+/// Debian's own: others may lie where only their user gets.
+const PYTHON: &str = "/usr/bin/python3";
+
+fn python(place: &Place, user: &[&str]) -> Command {
+    let mut words = user.iter().chain([&PYTHON]);
+    let mut command = Command::new(words.next().unwrap());
+    command.args(words);
+    command.args(["-u", "-c", SCRIPT]).arg(place.at("region"));
+    command.env("LD_PRELOAD", library());
+    command.env("CVMIO_SCM_REGION", place.at("region")).env("CVMIO_SCM_SOCKET", place.at("socket"));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+impl Vmm {
+    fn start(place: &Place) -> Vmm {
+        let mut child = python(place, &[]).spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let mut vmm = Vmm { child, input, output: BufReader::new(output) };
+        assert_eq!(vmm.line(), "mapped");
+        vmm
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim_end_matches('\n').into()
+    }
+
+    fn put(&mut self, page: u32, text: &str) {
+        writeln!(self.input, "put {page} {text}").unwrap();
+        assert_eq!(self.line(), "done");
+    }
+
+    fn get(&mut self, page: u32, len: usize) -> String {
+        writeln!(self.input, "get {page} {len}").unwrap();
+        self.line()
+    }
+
+    fn end(mut self) -> ExitStatus {
+        drop(self.input);
+        self.child.wait().unwrap()
+    }
+}
+
+fn wait_until(place: &Place, about: &str) {
+    let begun = Instant::now();
+    while !place.succeed("status --socket socket").contains(about) {
+        assert!(begun.elapsed() < Duration::from_secs(20), "{}", place.succeed("status --socket socket"));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn served() -> (Place, Server) {
+    let place = Place::new();
+    place.succeed(CREATE);
+    let server = place.serve(SERVE);
+    (place, server)
+}
+
+#[test]
+fn a_program_that_knows_nothing_has_its_mapping_served() {
+    let (place, server) = served();
+    let mut vmm = Vmm::start(&place);
+    vmm.put(9, PLANTED);
+    assert_eq!(vmm.get(9, PLANTED.len()), PLANTED);
+    wait_until(&place, "64 encrypted, 0 open");
+    assert!(!holds(&place.at("region"), PLANTED.as_bytes()), "plaintext stays behind");
+    assert_eq!(vmm.get(9, PLANTED.len()), PLANTED);
+    assert!(vmm.end().success());
+    assert!(server.stop().contains("every page is encrypted"));
+    assert!(!holds(&place.at("region"), PLANTED.as_bytes()));
+    place.succeed("check region --key-file key");
+}
+
+#[test]
+fn a_vmm_that_is_killed_leaves_no_page_open() {
+    let (place, server) = served();
+    let mut vmm = Vmm::start(&place);
+    vmm.put(1, PLANTED);
+    vmm.child.kill().unwrap();
+    vmm.child.wait().unwrap();
+    wait_until(&place, "64 encrypted, 0 open, 0 unverified");
+    let mut vmm = Vmm::start(&place);
+    assert_eq!(vmm.get(1, PLANTED.len()), PLANTED);
+    vmm.end();
+    server.stop();
+}
+
+#[test]
+fn a_vmm_outlives_its_server() {
+    let place = Place::new();
+    place.succeed(CREATE);
+    // Nothing is taken back by itself: the page is open at the kill.
+    let serve = SERVE.replace("100", "100000");
+    let server = place.serve(&serve);
+    let mut vmm = Vmm::start(&place);
+    vmm.put(4, PLANTED);
+    assert!(place.succeed("status --socket socket").contains("1 open"));
+    assert!(holds(&place.at("region"), PLANTED.as_bytes()));
+    server.kill();
+    let server = place.serve(&serve);
+    assert!(place.succeed("status --socket socket").contains("1 unverified"));
+    assert_eq!(vmm.get(4, PLANTED.len()), PLANTED);
+    vmm.put(5, "more");
+    assert!(vmm.end().success());
+    server.stop();
+    assert!(!holds(&place.at("region"), PLANTED.as_bytes()));
+}
+
+#[test]
+fn a_touch_of_a_corrupt_page_is_a_memory_error() {
+    let place = Place::new();
+    place.succeed(CREATE);
+    let mut bytes = std::fs::read(place.at("region")).unwrap();
+    bytes[7 * PAGE] ^= 1;
+    std::fs::write(place.at("region"), &bytes).unwrap();
+    let server = place.serve(SERVE);
+    let mut vmm = Vmm::start(&place);
+    assert_eq!(vmm.get(6, 0), "");
+    vmm.put(6, "good");
+    writeln!(vmm.input, "get 7 4").unwrap();
+    let ended = vmm.child.wait().unwrap();
+    assert_eq!(ended.signal(), Some(libc::SIGBUS), "{ended}");
+    wait_until(&place, "1 corrupt");
+    server.stop();
+    place.fail("check region --key-file key", 4, "corrupt pages: 7:");
+}
+
+#[test]
+fn who_cannot_be_served_does_not_get_the_mapping() {
+    let place = Place::new();
+    place.succeed(CREATE);
+    let refused = |user: &[&str], about: &str| {
+        let output = python(&place, user).spawn().unwrap().wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(about), "{said}");
+        assert!(output.stdout.is_empty());
+    };
+    refused(&[], "socket");
+    let server = place.serve(SERVE);
+    // Nobody may use userfaultfd: neither the device nor the sysctl lets others in.
+    for (path, mode) in [("region", 0o666), ("", 0o755)] {
+        std::fs::set_permissions(place.at(path), std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let sysctl = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap();
+    if sysctl.trim() == "0" {
+        refused(NOBODY, "vm.unprivileged_userfaultfd");
+    }
+    server.stop();
+}

@@ -1,0 +1,208 @@
+//! Volumes that live by a real anchor outside of this machine's files.
+
+#[path = "../../anchor-etcd/tests/it/cluster.rs"]
+#[allow(dead_code, reason = "the anchor's own tests use the rest")]
+mod cluster;
+mod common;
+#[path = "anchors/owner.rs"]
+mod owner;
+#[path = "anchors/tpm.rs"]
+mod tpm;
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use cluster::Cluster;
+use common::Desk;
+use common::machine::wait_for;
+use common::records::Records;
+use common::session::Session;
+use serde_json::Value;
+
+/// As the command line says them.
+fn options(cluster: &Cluster) -> String {
+    let options =
+        cluster.options().into_iter().map(|(name, value)| format!("--anchor-option {name}={value}"));
+    options.collect::<Vec<_>>().join(" ")
+}
+
+fn json(desk: &Desk, arguments: &str) -> Value {
+    serde_json::from_str(&desk.done(arguments)).unwrap()
+}
+
+/// A volume in `disk.img` of a new desk, by an anchor in the cluster.
+fn desk_on(cluster: &Cluster) -> Rc<Desk> {
+    let desk = Rc::new(Desk::new());
+    let (address, options) = (cluster.address("cvmio/ledger"), options(cluster));
+    desk.done(&format!("volume create disk.img --size 16M --key-file key --anchor {address} {options}"));
+    desk
+}
+
+fn anchor_is_away(desk: &Desk) -> bool {
+    !json(desk, "volume status disk --json")["volume"]["anchor-away"].is_null()
+}
+
+#[test]
+fn acknowledged_flushes_survive_a_cluster_that_loses_its_members() {
+    let cluster = Cluster::start();
+    let desk = desk_on(&cluster);
+    let mut records = Records::new(1, 256);
+    Session::attach_with(&desk, "").detach();
+    fs::copy(desk.path("disk.img"), desk.path("old.img")).unwrap();
+
+    let session = Session::attach_with(&desk, "");
+    let stop = AtomicBool::new(false);
+    let (trouble, file) = (&cluster, &session.file);
+    let acknowledged = std::thread::scope(|scope| {
+        let stop = &stop;
+        let trouble = scope.spawn(move || {
+            let rest = || std::thread::sleep(Duration::from_millis(300));
+            rest();
+            trouble.kill(0);
+            rest();
+            trouble.replace(0);
+            trouble.wait();
+            let leader = trouble.leader();
+            trouble.freeze(leader, true);
+            std::thread::sleep(Duration::from_secs(2));
+            trouble.freeze(leader, false);
+            trouble.wait();
+            // No quorum: flushes wait, reads go on.
+            trouble.kill(1);
+            trouble.kill(2);
+            std::thread::sleep(Duration::from_secs(2));
+            File::open(file).unwrap().read_exact_at(&mut [0; 4096], 8 << 20).unwrap();
+            trouble.restart(1);
+            trouble.wait();
+            trouble.replace(2);
+            trouble.wait();
+            rest();
+            stop.store(true, Ordering::Relaxed);
+        });
+        let acknowledged = records.write(file, 4, false, 7, stop);
+        trouble.join().unwrap();
+        acknowledged
+    });
+    assert!(acknowledged > 0, "nothing was acknowledged");
+    let status = json(&desk, "volume status disk --json");
+    assert_eq!(status["failed-requests"], 0, "{status}");
+    assert_eq!(status["volume"]["failure"], Value::Null, "{status}");
+
+    // The machine crashes; the host puts an old disk back.
+    session.kill();
+    fs::rename(desk.path("disk.img"), desk.path("new.img")).unwrap();
+    fs::copy(desk.path("old.img"), desk.path("disk.img")).unwrap();
+    let refused = desk.run("volume attach disk.img --key-file key");
+    assert_eq!(refused.code, 5, "{}", refused.error);
+    fs::rename(desk.path("new.img"), desk.path("disk.img")).unwrap();
+    let session = Session::attach_with(&desk, "");
+    assert!(records.check(&session.file) > 0);
+    session.detach();
+}
+
+#[test]
+fn a_session_waits_for_its_anchor_and_says_so_or_ends_when_it_is_told() {
+    let cluster = Cluster::start();
+    let desk = desk_on(&cluster);
+    let session = Session::attach_with(&desk, "");
+    cluster.kill(0);
+    cluster.kill(1);
+    let file = File::options().write(true).open(&session.file).unwrap();
+    file.write_all_at(&[7; 4096], 0).unwrap();
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| file.sync_data());
+        wait_for("the status says that the anchor is away", || anchor_is_away(&desk));
+        let status = desk.done("volume status disk");
+        assert!(status.contains("ANCHOR AWAY"), "{status}");
+        assert!(!flush.is_finished());
+        cluster.restart(0);
+        flush.join().unwrap().unwrap();
+    });
+    wait_for("the anchor is back", || !anchor_is_away(&desk));
+    drop(file);
+    session.detach();
+
+    let session = Session::attach_with(&desk, "--anchor-timeout 500ms");
+    let file = File::options().write(true).open(&session.file).unwrap();
+    cluster.kill(0);
+    cluster.kill(2);
+    file.write_all_at(&[8; 4096], 0).unwrap();
+    assert!(file.sync_data().is_err(), "it has waited for long enough");
+    let status = json(&desk, "volume status disk --json");
+    let failure = status["volume"]["failure"].as_str().expect("it failed").to_owned();
+    assert!(failure.contains("it has been away for"), "{failure}");
+    drop(file);
+    session.kill();
+    common::session::clean_up(&desk);
+    let refused = desk.run("volume attach disk.img --key-file key");
+    assert_eq!(refused.code, 8, "{}", refused.error);
+    cluster.restart(0);
+    cluster.restart(2);
+    cluster.wait();
+    // Nothing acknowledged is missing; what was not may be there.
+    let session = Session::attach_with(&desk, "");
+    let mut block = [0; 4096];
+    File::open(&session.file).unwrap().read_exact_at(&mut block, 0).unwrap();
+    assert!(block == [7; 4096] || block == [8; 4096]);
+    session.detach();
+}
+
+#[test]
+fn a_second_guest_fences_the_first_and_a_volume_moves_to_another_anchor() {
+    let cluster = Cluster::start();
+    let desk = desk_on(&cluster);
+    let session = Session::attach_with(&desk, "");
+    let file = File::options().write(true).open(&session.file).unwrap();
+    file.write_all_at(&[7; 4096], 0).unwrap();
+    file.sync_data().unwrap();
+    // Another machine, which the host gives a copy of the disk.
+    let other = Rc::new(Desk::new());
+    for name in ["disk.img", "disk.img.policy.toml"] {
+        fs::copy(desk.path(name), other.path(name)).unwrap();
+    }
+    let successor = Session::attach_with(&other, "");
+    file.write_all_at(&[8; 4096], 4096).unwrap();
+    assert!(file.sync_data().is_err(), "the first session is fenced");
+    let status = desk.run("volume commit disk");
+    assert_eq!(status.code, 7, "{}", status.error);
+    drop(file);
+    session.kill();
+    common::session::clean_up(&desk);
+    let mut block = [0; 4096];
+    File::open(&successor.file).unwrap().read_exact_at(&mut block, 0).unwrap();
+    assert_eq!(block, [7; 4096]);
+    successor.detach();
+
+    let address = cluster.address("cvmio/ledger");
+    let (policy, options) = ("--policy disk.img.policy.toml", options(&cluster));
+    let shown = json(&other, &format!("anchor show {policy} --json"));
+    assert_eq!((&shown["stamp"]["state"], &shown["stamp"]["claims"]), (&"released".into(), &2.into()));
+    assert!(shown["facts"]["cluster"].is_string(), "{shown}");
+    other.done(&format!("anchor verify disk.img {policy} --key-file key"));
+    let free = cluster.address("cvmio/free");
+    let made = other.run(&format!("anchor init {free} {options}"));
+    assert!(made.code == 0 && made.error.contains("docs/freshness.md"), "{made:?}");
+    let taken = other.run(&format!("anchor init {address} {options}"));
+    assert!(taken.error.contains("belongs to a volume already"), "{}", taken.error);
+
+    // To a file, and back to another name in the cluster.
+    let file = format!("file:{}", other.path("anchor").display());
+    other.done(&format!("anchor migrate disk.img {policy} --key-file key --to {file}"));
+    let text = String::from_utf8(other.read("disk.img.policy.toml")).unwrap();
+    assert!(text.contains(&file) && !text.contains("anchor-options"), "{text}");
+    let old = json(&other, &format!("anchor show {address} {options} --json"));
+    assert_eq!(old["stamp"]["state"], "moved");
+    // Whoever has the old policy attaches nothing any more.
+    fs::copy(other.path("disk.img"), desk.path("disk.img")).unwrap();
+    assert_ne!(desk.run("volume attach disk.img --key-file key").code, 0);
+    Session::attach_with(&other, "").detach();
+    other.done(&format!("anchor migrate disk.img {policy} --key-file key --to {free} {options}"));
+    let session = Session::attach_with(&other, "");
+    File::open(&session.file).unwrap().read_exact_at(&mut block, 0).unwrap();
+    assert_eq!(block, [7; 4096]);
+    session.detach();
+    other.done(&format!("anchor verify disk.img {policy} --key-file key"));
+}

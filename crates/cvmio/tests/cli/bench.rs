@@ -1,0 +1,218 @@
+//! `cvmio bench volume` in all its cases; `cvmio bench nbd` with the real servers and clients, and what it leaves behind;
+//! `cvmio bench upkeep`; `cvmio bench attach`.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+
+use crate::common::Desk;
+use crate::common::machine::{has, sh, tell_skipped, wait_for};
+use serde_json::Value;
+
+/// What this machine lacks, if it lacks anything.
+fn missing() -> Option<&'static str> {
+    let program = ["fio", "nbdkit", "qemu-nbd", "qemu-img"].into_iter().find(|program| !has(program));
+    program.or_else(|| (!sh("fio --enghelp").contains("nbd")).then_some("NBD engine in fio"))
+}
+
+/// Processes that work in a benchmark's directory below `here`, or name it, and have this word on their command line.
+fn at_work(here: &str, word: &str) -> usize {
+    let place = format!("{here}cvmio-bench-");
+    let is_one = |process: &fs::DirEntry| {
+        let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line).into_owned();
+        let works = fs::read_link(process.path().join("cwd"));
+        let there = works.is_ok_and(|works| works.display().to_string().starts_with(&place));
+        (there || line.contains(&place)) && line.contains(word)
+    };
+    fs::read_dir("/proc").unwrap().flatten().filter(is_one).count()
+}
+
+#[test]
+fn every_peer_takes_its_turns_and_nothing_is_left() {
+    if let Some(missing) = missing() {
+        return tell_skipped(&format!("there is no {missing}"));
+    }
+    let desk = Desk::new();
+    let command =
+        "bench nbd --dir . --size 16 --turns 2 --seconds 0.2 --cases randread-4k-q8,seqwrite-64k-q4 --json";
+    let said = desk.done(command);
+    let rows: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let subjects: Vec<_> =
+        rows.iter().map(|row| (row["case"].as_str().unwrap(), row["peer"].as_str().unwrap())).collect();
+    let peers = ["nbdkit-file", "nbdkit-luks", "qemu-raw", "qemu-luks"];
+    let expected: Vec<_> = ["randread-4k-q8", "seqwrite-64k-q4"]
+        .into_iter()
+        .flat_map(|case| peers.map(|peer| (case, peer)))
+        .collect();
+    assert_eq!(subjects, expected);
+    for row in &rows {
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+        assert!(number("peer-speed") > 0.0 && number("cvmio-speed") > 0.0, "{row}");
+        assert!(
+            number("peer-p50") <= number("peer-p99") && number("cvmio-p50") <= number("cvmio-p99"),
+            "{row}"
+        );
+        assert!(number("ratio-low") <= number("ratio") && number("ratio") <= number("ratio-high"), "{row}");
+    }
+    let here = desk.path("").display().to_string();
+    assert_eq!(at_work(&here, ""), 0, "no server is left");
+    assert!(!sh(&format!("ls -a {here}")).contains("cvmio-bench-"), "its files are gone");
+}
+
+/// Ends with the test, also when that fails.
+struct Killed(Option<Child>);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            sh(&format!("kill -TERM {}", child.id()));
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn an_interrupt_puts_everything_away_at_once() {
+    if let Some(missing) = missing() {
+        return tell_skipped(&format!("there is no {missing}"));
+    }
+    let desk = Desk::new();
+    let here = desk.path("").display().to_string();
+    let bench = Command::new(crate::common::programs::cvmio())
+        .args(["bench", "nbd", "--peers=nbdkit-file,qemu-luks", "--size=16", "--seconds=600", "--dir", &here])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut bench = Killed(Some(bench));
+    wait_for("the first turn", || at_work(&here, "--time_based") > 0);
+    let at = |word| at_work(&here, word);
+    assert_eq!((at("attach"), at("nbdkit"), at("qemu-nbd")), (1, 1, 1), "they run");
+    let child = bench.0.as_mut().unwrap();
+    sh(&format!("kill -INT {}", child.id()));
+    wait_for("its end", || child.try_wait().unwrap().is_some());
+    let output = bench.0.take().unwrap().wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("everything was put away"));
+    assert_eq!(at_work(&here, ""), 0, "no server is left");
+    assert!(!sh(&format!("ls -a {here}")).contains("cvmio-bench-"), "its files are gone");
+}
+
+#[test]
+fn the_long_jobs_are_measured_alone_and_beside_users() {
+    let desk = Desk::new();
+    let command = "bench upkeep --dir . --size 64 --turns 2 --seconds 0.1 --json";
+    let said = desk.done(command);
+    let rows: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let subjects: Vec<_> =
+        rows.iter().map(|row| (row["job"].as_str(), row["case"].as_str(), row["beside"].as_str())).collect();
+    let beside = |case, job| (None, Some(case), Some(job));
+    let expected = [
+        (Some("scrub"), None, None),
+        (Some("rekey"), None, None),
+        beside("randread-4k-q1", "scrub"),
+        beside("randread-4k-q1", "rekey"),
+        beside("randwrite-4k-q1", "scrub"),
+        beside("randwrite-4k-q1", "rekey"),
+    ];
+    assert_eq!(subjects, expected);
+    for row in &rows {
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+        assert!(number("ratio-low") <= number("ratio") && number("ratio") <= number("ratio-high"), "{row}");
+        if row["case"].is_null() {
+            assert!(number("limit") > 0.0 && number("speed") > 0.0, "{row}");
+        } else {
+            assert!(number("alone-p50") <= number("alone-p99"), "{row}");
+            assert!(number("beside-p50") <= number("beside-p99") && number("job-speed") > 0.0, "{row}");
+        }
+    }
+    let here = desk.path("").display().to_string();
+    assert!(!sh(&format!("ls -a {here}")).contains("cvmio-bench-"), "its files are gone");
+}
+
+#[test]
+fn an_attach_is_measured_after_a_detach_and_after_a_kill() {
+    let desk = Desk::new();
+    let fuse = fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
+    let ways: &[&str] = if fuse { &["nbd", "fuse"] } else { &["nbd"] };
+    let said = desk.done("bench attach --dir . --size 256 --written 1 --turns 3 --json");
+    let rows: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let subjects: Vec<_> =
+        rows.iter().map(|row| (row["front-end"].as_str().unwrap(), row["after"].as_str().unwrap())).collect();
+    let expected: Vec<_> =
+        ways.iter().flat_map(|way| ["detach", "crash"].map(|after| (*way, after))).collect();
+    assert_eq!(subjects, expected);
+    for row in &rows {
+        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+        assert!((row["unit"] == "ms" && row["turns"] == 3) && number("min") > 1.0, "{row}");
+        let ranks = ["min", "median", "p95", "max"].map(number);
+        assert!(ranks.is_sorted(), "{row}");
+        // Blocks at random, of which some are the same.
+        let changes = if row["after"] == "crash" { 200.0..=256.0 } else { 0.0..=0.0 };
+        assert!(changes.contains(&number("changes")), "{row}");
+    }
+    let here = desk.path("").display().to_string();
+    assert!(!sh(&format!("ls -a {here}")).contains("cvmio-bench-"), "its files are gone");
+    assert_eq!(at_work(&here, ""), 0, "no daemon is left");
+    assert!(!sh("cat /proc/mounts").contains(&here), "no mount is left");
+    let text = desk.done("bench attach --dir . --size 16 --written 1 --turns 1 --as nbd");
+    assert!(text.contains("nbd       crash") && !text.contains("fuse"), "{text}");
+    assert_eq!(desk.run("bench attach --dir . --size 16 --written 17").code, 2);
+    assert_eq!(desk.run("bench attach --dir nowhere").code, 2);
+}
+
+/// How fast a change of key is, nobody knows beforehand.
+#[test]
+fn a_change_of_key_that_is_done_before_the_time_ends_the_turn_of_the_load() {
+    let desk = Desk::new();
+    let said =
+        desk.done("bench upkeep --dir . --size 16 --turns 1 --seconds 2 --cases randread-4k-q1 --json");
+    let row: Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+    assert_eq!((row["case"].as_str(), row["beside"].as_str()), (Some("randread-4k-q1"), Some("rekey")));
+    let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+    assert!(number("beside-p50") > 0.0 && number("beside-p50") <= number("beside-p99"), "{row}");
+    assert!(number("job-speed") > 0.0, "{row}");
+}
+
+/// The names are promised to whoever reads them with a program.
+#[test]
+fn a_volume_beside_its_store_gives_a_row_for_each_case() {
+    let desk = Desk::new();
+    let cases = [
+        "seqread-128k-q128",
+        "seqwrite-128k-q128",
+        "randread-4k-q32",
+        "randwrite-4k-q32",
+        "randrw-4k-q32",
+        "randread-4k-q1",
+        "randwrite-4k-q1",
+        "write-fsync-4k-q1",
+    ];
+    let options = [("file", 50, "--dir . --threads 2 --fsync-every 4"), ("memory", 80, "--fill 80 --aged")];
+    for (medium, fill, more) in options {
+        let said = desk.done(&format!(
+            "bench volume --medium {medium} {more} --size 32 --turns 2 --seconds 0.05 --json"
+        ));
+        let rows: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let found: Vec<_> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
+        assert_eq!(found, cases);
+        for row in &rows {
+            assert!(row["medium"] == medium && row["fill"] == fill, "{row}");
+            let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
+            let sequential = row["case"].as_str().unwrap().starts_with("seq");
+            let by_time = row["case"].as_str().unwrap().ends_with("q1");
+            let unit = row["unit"].as_str().unwrap();
+            assert_eq!(unit, if sequential { "MiB/s" } else { unit }, "{row}");
+            assert!(by_time || ["MiB/s", "iops"].contains(&unit), "{row}");
+            assert!(number("raw") > 0.0 && number("protected") > 0.0, "{row}");
+            assert!(
+                number("ratio-low") <= number("ratio") && number("ratio") <= number("ratio-high"),
+                "{row}"
+            );
+        }
+    }
+    assert!(
+        !sh(&format!("ls -a {}", desk.path("").display())).contains("cvmio-bench-"),
+        "its files are gone"
+    );
+}

@@ -1,0 +1,18 @@
+//! Volumes that are attached: their whole life, beside users, and under a host that attacks.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod at_once;
+mod detach;
+mod grow;
+mod key;
+mod left;
+mod life;
+mod metrics;
+mod nbd;
+mod read_only;
+mod rekey;
+mod tamper;
+mod top;
+mod unprivileged;

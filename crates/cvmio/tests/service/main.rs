@@ -1,0 +1,8 @@
+//! Volumes as a service, and what is installed for it.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod install;
+mod service;
+mod units;

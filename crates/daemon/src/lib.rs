@@ -1,0 +1,358 @@
+//! The process that serves one volume: from the order to attach to the last checkpoint.
+
+mod beside;
+pub mod check;
+pub mod control;
+mod disk;
+pub mod events;
+pub mod failure;
+pub mod front;
+mod ground;
+pub mod growth;
+pub mod holders;
+pub mod input;
+pub mod interrupt;
+pub mod latency;
+pub mod launch;
+pub mod metrics;
+pub mod output;
+pub mod rekey;
+pub mod runtime;
+pub mod scrub;
+mod service;
+pub mod session;
+pub mod sign;
+mod slots;
+pub mod status;
+pub mod system;
+pub mod tamper;
+#[cfg(test)]
+mod testing;
+mod upkeep;
+pub mod wear;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use seal::slot::Credential;
+use serde::{Deserialize, Serialize};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use volume::policy::Policy;
+use volume::{Reading, Volume};
+
+use control::{Reply, Request};
+use failure::Failure;
+pub use front::fuse::clear_left;
+use front::{Front, Show, Shown};
+use ground::{Ground, Rekeying};
+use runtime::{Claim, Place, being_put_away};
+use service::Service;
+use tamper::Tamper;
+
+/// What to attach, and how.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Order {
+    /// The name that the volume runs under.
+    pub name: String,
+    /// The directory of the running volumes.
+    pub runtime: PathBuf,
+    /// File or block device.
+    pub store: PathBuf,
+    /// The attach policy.
+    pub policy: Policy,
+    /// Where that is kept; a volume that grows needs another.
+    pub policy_file: PathBuf,
+    /// Bytes for changes and for the map's cache.
+    pub memory: u64,
+    /// Bytes in addition for blocks that were read or written; 0 for none.
+    pub block_cache: u64,
+    /// Threads that seal and open blocks.
+    pub queues: u8,
+    /// The front end.
+    pub show: Show,
+    /// Only for reading, and how.
+    pub reading: Option<Reading>,
+    /// With freshness `interval`: how far the anchor may lag behind.
+    pub interval: Duration,
+    /// How long the session waits for an anchor that is away; `None` is for ever.
+    pub anchor_timeout: Option<Duration>,
+    /// Through the page cache, where the store cannot do direct I/O.
+    pub buffered: bool,
+    /// What to do when the host is caught.
+    pub tamper: tamper::Orders,
+    /// Where metrics are served.
+    pub metrics: Option<metrics::Address>,
+    /// The root file system will be on it.
+    pub for_root: bool,
+}
+
+/// Where the volume is, when it is there.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Ready {
+    /// The name that the volume runs under.
+    pub name: String,
+    /// The daemon's process id.
+    pub process: u32,
+    #[serde(flatten)]
+    /// The front end, and where the device is.
+    pub shown: Shown,
+    /// Bytes of the device.
+    pub size: u64,
+    /// What the user should know though it is no failure.
+    pub warnings: Vec<String>,
+}
+
+/// Where standard error goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Errors {
+    /// To the volume's log.
+    ToLog,
+    /// Where it is: somebody reads it.
+    AsTheyAre,
+}
+
+/// What the daemon's main thread waits for.
+enum Event {
+    Signal,
+    Detach(Asker),
+    /// The volume has grown, and its front end is to show it.
+    Grown(Sender<Result<(), Failure>>),
+    /// The maintenance job ended by itself, so the session has failed.
+    Failed(Failure),
+}
+
+/// Somebody who waits for the end.
+struct Asker {
+    result: Sender<Result<(), Failure>>,
+    /// Told when the result has been passed on: the process must not end before.
+    heard: Receiver<()>,
+}
+
+/// How long a signal leaves those who use the device to let go of it.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Attaches and serves until told to stop. `announce` is called when the device is usable; if it fails, nobody waits for the
+/// volume any more.
+///
+/// # Errors
+/// What kept the volume from being attached, or from being put away cleanly.
+pub fn run(
+    order: &Order,
+    credential: Credential,
+    errors: Errors,
+    announce: impl FnOnce(&Ready) -> std::io::Result<()>,
+) -> Result<(), Failure> {
+    order.show.prepare()?;
+    let mut warnings = Vec::from_iter(system::protect()?);
+    events::begin(&order.name, order.policy.volume);
+    let claim = Place::new(&order.runtime, &order.name).claim()?;
+    if errors == Errors::ToLog {
+        claim.take_log()?;
+    }
+    let listener = claim.listen()?;
+    let metrics = order.metrics.as_ref().map(metrics::Listener::open).transpose()?;
+    if export::set_io_flusher().is_err() {
+        warnings.push("without CAP_SYS_RESOURCE this process can lock up when memory runs out".into());
+    }
+    let (sender, events) = channel();
+    warnings.extend(order.show.warning());
+    watch_signals(sender.clone())?;
+    let tamper = Arc::new(Tamper::new(&order.tamper, &order.name, &order.store.to_string_lossy())?);
+    let (volume, ground) = attach(order, credential).inspect_err(|failure| {
+        events::failed("the volume cannot be attached", failure);
+        tamper.refused(failure);
+        tamper.finish();
+    })?;
+    let service = Service::start(volume, ground, order.queues, sender.clone(), Arc::clone(&tamper))?;
+    warnings.extend(clear_left(&claim).err().map(|failure| failure.to_string()));
+    let front = match order.show.show(&claim, service.disk(), order.reading.is_some()) {
+        Ok(front) => front,
+        Err(failure) => {
+            // The reason counts; that the volume could not be put away either would only hide it.
+            let _ = service.stop();
+            return Err(failure);
+        }
+    };
+    let ready = Ready {
+        name: order.name.clone(),
+        process: std::process::id(),
+        shown: front.shown(),
+        size: service.size(),
+        warnings,
+    };
+    let service = Arc::new(service);
+    let _metrics = metrics.map(|metrics| measure(metrics, &service, &ready)).transpose()?;
+    answer(listener, &service, &ready, sender)?;
+    let told = announce(&ready);
+    service.settle(told.is_ok());
+    if let Err(error) = &told {
+        events::tell(&format!("nobody waits for this volume any more ({error}); putting it away"));
+    }
+    let ended = stay(&service, front, claim, &events, told.is_ok());
+    tamper.finish();
+    ended
+}
+
+/// Starts answering to who measures. What is returned takes the socket away when it is dropped.
+fn measure(
+    metrics: metrics::Listener,
+    service: &Arc<Service>,
+    ready: &Ready,
+) -> Result<Option<metrics::Remove>, Failure> {
+    let (service, ready) = (Arc::clone(service), ready.clone());
+    metrics.serve(move || {
+        let (report, times) = (service.report(&ready)?, service.times());
+        Ok(metrics::Snapshot { report, times, tampering: events::seen() })
+    })
+}
+
+fn attach(order: &Order, credential: Credential) -> Result<(Volume, Ground), Failure> {
+    let ground = Ground::new(order)?;
+    Ok((ground.attach(credential, None)?, ground))
+}
+
+fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
+    let fail = |error| Failure::io(format!("signals cannot be watched: {error}"));
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(fail)?;
+    let watch = move || signals.forever().take_while(|_| events.send(Event::Signal).is_ok()).for_each(drop);
+    std::thread::Builder::new().name("signals".into()).spawn(watch).map_err(fail)?;
+    Ok(())
+}
+
+/// Starts answering on the control socket.
+fn answer(
+    listener: std::os::unix::net::UnixListener,
+    service: &Arc<Service>,
+    ready: &Ready,
+    events: Sender<Event>,
+) -> Result<(), Failure> {
+    let (service, ready) = (Arc::clone(service), ready.clone());
+    let events = std::sync::Mutex::new(events);
+    let answer = move |request, credentials, send: &mut dyn FnMut(Reply)| match request {
+        Request::Status => send(reply(service.report(&ready).and_then(|report| {
+            let text = report.text();
+            let json = serde_json::to_value(report).map_err(|error| Failure::internal(error.to_string()))?;
+            Ok(serde_json::json!({ "text": text, "report": json }))
+        }))),
+        Request::Times => send(reply(
+            serde_json::to_value(service.times()).map_err(|error| Failure::internal(error.to_string())),
+        )),
+        Request::Commit => send(reply(service.commit().map(|()| serde_json::Value::Null))),
+        Request::Check => send(reply(service.check().and_then(|report| {
+            serde_json::to_value(report).map_err(|error| Failure::internal(error.to_string()))
+        }))),
+        Request::Scrub { rate } => send(reply(service.scrub(rate).map(|()| serde_json::Value::Null))),
+        Request::StopScrub => send(reply(service.stop_scrub().map(|()| serde_json::Value::Null))),
+        Request::Rekey => send(reply(service.rekey().map(|()| serde_json::Value::Null))),
+        Request::BeginRekey { remove_others, .. } => {
+            send(reply(begin_rekey(&service, credentials, remove_others)))
+        }
+        Request::Grow { logical_blocks } => {
+            let told = || tell_front(&events);
+            send(reply(growth::grow(&service, &ready.shown, credentials, logical_blocks, told)));
+        }
+        Request::Slots => send(reply(slots::list(&service))),
+        Request::AddSlot { label } => send(reply(slots::add(&service, credentials, label))),
+        Request::RemoveSlot { slot } => send(reply(slots::remove(&service, credentials, slot))),
+        Request::Detach => {
+            let (result, ended) = channel();
+            let (said, heard) = channel();
+            let asked = events.lock().map(|events| events.send(Event::Detach(Asker { result, heard })));
+            let ended = asked.ok().and_then(|_| ended.recv().ok());
+            let ended = ended.unwrap_or_else(|| Err(being_put_away()));
+            send(reply(ended.map(|()| serde_json::Value::Null)));
+            let _ = said.send(());
+        }
+    };
+    let serve = move || control::serve(&listener, Arc::new(answer));
+    let thread = std::thread::Builder::new().name("socket".into()).spawn(serve);
+    thread.map(drop).map_err(|error| Failure::io(format!("no thread can be started: {error}")))
+}
+
+fn begin_rekey(
+    service: &Service,
+    credentials: Vec<Credential>,
+    remove_others: bool,
+) -> Result<serde_json::Value, Failure> {
+    let mut credentials = credentials.into_iter();
+    let credential =
+        credentials.next().ok_or_else(|| Failure::usage("nothing was given that opens the volume"))?;
+    let begun = service.begin_rekey(&Rekeying { credential, keep: credentials.collect(), remove_others })?;
+    serde_json::to_value(rekey::Begun::from(begun)).map_err(|error| Failure::internal(error.to_string()))
+}
+
+/// Has the main thread tell the front end, which is its own.
+fn tell_front(events: &std::sync::Mutex<Sender<Event>>) -> Result<(), Failure> {
+    let (told, done) = channel();
+    let asked = events.lock().map(|events| events.send(Event::Grown(told)));
+    let done = asked.ok().and_then(|_| done.recv().ok());
+    done.unwrap_or_else(|| Err(Failure::usage("the volume is being put away")))
+}
+
+fn reply(result: Result<serde_json::Value, Failure>) -> Reply {
+    match result {
+        Ok(value) => Reply::Ok(value),
+        Err(failure) => Reply::Error(failure),
+    }
+}
+
+/// Serves until somebody says stop, and puts everything away.
+fn stay(
+    service: &Service,
+    front: Box<dyn Front>,
+    claim: Claim,
+    events: &Receiver<Event>,
+    wanted: bool,
+) -> Result<(), Failure> {
+    let asker = if wanted { until_told(front.as_ref(), events) } else { None };
+    service.settle(false);
+    if asker.is_none() {
+        front.hide_within(GRACE);
+    }
+    let ended = service.stop();
+    // The front end goes last: until then requests are answered, with errors.
+    drop(front);
+    drop(claim);
+    // Whoever asked after the first one hears it now, and not that nobody answers.
+    for event in events.try_iter() {
+        if let Event::Detach(asker) = event {
+            let _ = asker.result.send(Err(being_put_away()));
+        }
+    }
+    if let Some(asker) = asker {
+        let _ = asker.result.send(ended.clone());
+        let _ = asker.heard.recv_timeout(GRACE);
+    }
+    ended
+}
+
+/// Waits for a signal, or for somebody who may put the volume away.
+fn until_told(front: &dyn Front, events: &Receiver<Event>) -> Option<Asker> {
+    loop {
+        match events.recv() {
+            Err(_) | Ok(Event::Signal) => return None,
+            // Reads may still work, and whoever has mounted it must see errors, not a device that is gone.
+            Ok(Event::Failed(failure)) => events::failed("the session has failed", &failure),
+            Ok(Event::Grown(told)) => drop(told.send(front.resized())),
+            Ok(Event::Detach(asker)) => match front.hide() {
+                Ok(()) => return Some(asker),
+                Err(failure) => drop(asker.result.send(Err(failure))),
+            },
+        }
+    }
+}
+
+/// The errors of requests that the daemon makes itself.
+fn by_errno(errno: Errno) -> Failure {
+    match errno {
+        Errno::NOSPC => {
+            Failure::from(volume::Error::new(volume::Kind::NoSpace, "no space is left on the volume"))
+        }
+        Errno::SHUTDOWN => Failure::usage("the volume is being put away"),
+        other => Failure::io(format!("the volume failed: {other}; see its status")),
+    }
+}

@@ -1,0 +1,317 @@
+//! The threads that keep an attached volume going.
+
+mod sessions;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use seal::slot::{Credential, SlotInfo, SlotLimits};
+use volume::{CheckProgress, Clock, KeyChange, Kind, Volume};
+
+use super::disk::{Disk, Threads};
+use super::ground::Ground;
+use super::latency::{Latency, Times};
+use super::rekey::Rekey;
+use super::scrub::Scrub;
+use super::status::{Checking, Report};
+use super::tamper::Tamper;
+use super::upkeep::Upkeep;
+use super::{Event, Ready, by_errno, events};
+use crate::check;
+use crate::failure::Failure;
+use crate::system::SystemClock;
+
+/// Most threads of a check beside users.
+const CHECK_THREADS: usize = 4;
+/// How often it is looked whether a check has ended.
+const GLANCE: Duration = Duration::from_millis(5);
+
+/// An attached volume with its threads.
+pub struct Service {
+    /// Gone when it was put away: as long as it is there, nobody else can have the store.
+    volume: Mutex<Option<Volume>>,
+    disk: Disk,
+    clock: SystemClock,
+    events: Sender<Event>,
+    tamper: Arc<Tamper>,
+    /// The last check that was asked for, while it is under way.
+    checking: Mutex<Weak<CheckProgress>>,
+    /// The last one, under way or ended.
+    scrub: Mutex<Option<Scrub>>,
+    /// The last re-sealing, under way or ended.
+    rekey: Mutex<Option<Rekey>>,
+    /// Whether somebody knows that the volume is there, and nobody has put it away yet.
+    settled: AtomicBool,
+    /// Whether one session ends and the next begins, so that nothing may begin that needs one of them. Set with `checking` and `scrub` held.
+    changing: AtomicBool,
+    /// Why there is no session any more, when the next one could not be had.
+    failed: Mutex<Option<Failure>>,
+    threads: Mutex<Option<Running>>,
+}
+
+struct Running {
+    queues: Threads,
+    /// A volume that is attached for reading has none, nor one without a session.
+    upkeep: Option<Upkeep>,
+    ground: Ground,
+}
+
+impl Service {
+    /// Starts the threads. `events` hears of a session that fails.
+    ///
+    /// # Errors
+    /// When the store or the system refuses a queue or a thread; the volume is put away then.
+    pub fn start(
+        volume: Volume,
+        ground: Ground,
+        queues: u8,
+        events: Sender<Event>,
+        tamper: Arc<Tamper>,
+    ) -> Result<Self, Failure> {
+        let clock = SystemClock::new();
+        let writes = !volume.status().read_only;
+        let upkeep = writes.then(|| Upkeep::start(&volume, &events, &tamper)).transpose()?;
+        let (disk, queues) = match Disk::start(&volume, queues, clock, &tamper) {
+            Ok(started) => started,
+            Err(failure) => {
+                let _ = upkeep.map(Upkeep::end);
+                return Err(failure);
+            }
+        };
+        let goes_on = volume.is_rekeying() && writes;
+        let service = Self {
+            volume: Mutex::new(Some(volume)),
+            disk,
+            clock,
+            events,
+            tamper,
+            checking: Mutex::default(),
+            scrub: Mutex::new(None),
+            rekey: Mutex::new(None),
+            settled: AtomicBool::new(false),
+            changing: AtomicBool::new(false),
+            failed: Mutex::new(None),
+            threads: Mutex::new(Some(Running { queues, upkeep, ground })),
+        };
+        if goes_on && let Err(failure) = service.rekey() {
+            let _ = service.stop();
+            return Err(failure);
+        }
+        Ok(service)
+    }
+
+    /// The volume as a device.
+    pub fn disk(&self) -> Disk {
+        self.disk.clone()
+    }
+
+    /// Bytes of the device.
+    pub fn size(&self) -> u64 {
+        export::Device::size(&self.disk)
+    }
+
+    /// Notes whether the volume stays, or is on its way out.
+    pub fn settle(&self, settled: bool) {
+        self.settled.store(settled, Ordering::SeqCst);
+    }
+
+    /// Makes everything that was written durable and fresh.
+    ///
+    /// # Errors
+    /// Why the session failed, or the volume's own.
+    pub fn commit(&self) -> Result<(), Failure> {
+        if self.volume()?.status().read_only {
+            return Err(Failure::usage(
+                "the volume is attached for reading only, so there is nothing to commit",
+            ));
+        }
+        let (sender, done) = channel();
+        self.disk.commit(Box::new(move |result| drop(sender.send(result))));
+        match done.recv() {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(errno)) => Err(self.volume()?.failure().map_or_else(|| by_errno(errno), Failure::from)),
+            Err(_) => Err(Failure::internal("a commit ended without a result")),
+        }
+    }
+
+    /// Reads and verifies everything, beside those who use it.
+    ///
+    /// # Errors
+    /// When the store fails, when somebody else waits for one, or the volume is being put away.
+    pub fn check(&self) -> Result<check::Report, Failure> {
+        let progress = Arc::default();
+        let volume = {
+            let mut checking = self.checking.lock().unwrap_or_else(PoisonError::into_inner);
+            if checking.strong_count() > 0 {
+                return Err(Failure::usage("a check is under way already; wait for its end"));
+            }
+            self.check_no_change()?;
+            *checking = Arc::downgrade(&progress);
+            self.volume()?
+        };
+        let report = check::check(&volume, &progress, CHECK_THREADS, |_| ())?;
+        if report.damaged_blocks > 0 {
+            events::damage_found(report.damaged_blocks, report.damaged.first().map(|(block, _)| *block));
+            let message = format!("{} blocks are not what was written there", report.damaged_blocks);
+            self.tamper.note("check", &volume::Error::new(Kind::Corrupt, message));
+        }
+        if report.unreadable_blocks > 0 {
+            let first = report.unreadable.first().map(|(block, _)| *block);
+            events::unreadable_found(report.unreadable_blocks, first);
+        }
+        Ok(report)
+    }
+
+    /// How far a check has come that somebody waits for.
+    fn checking(&self, of: u64) -> Option<Checking> {
+        let progress = self.checking.lock().unwrap_or_else(PoisonError::into_inner).upgrade()?;
+        Some(Checking { blocks: progress.blocks.load(Ordering::Relaxed).min(of), of })
+    }
+
+    /// Begins to read and verify everything in the background.
+    ///
+    /// # Errors
+    /// When one is under way, or the system refuses a thread.
+    pub fn scrub(&self, rate: u64) -> Result<(), Failure> {
+        let mut scrub = self.scrub.lock().unwrap_or_else(PoisonError::into_inner);
+        if scrub.as_ref().is_some_and(Scrub::is_running) {
+            return Err(Failure::usage("a scrub is under way; wait for its end, or stop it with --stop"));
+        }
+        self.check_no_change()?;
+        // Asked for under the lock: a volume that is being put away stops the scrub after it is taken away.
+        *scrub = Some(Scrub::start(self.volume()?, rate, Arc::clone(&self.tamper))?);
+        Ok(())
+    }
+
+    /// Ends that; what it found stays in the status.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn stop_scrub(&self) -> Result<(), Failure> {
+        let mut scrub = self.scrub.lock().unwrap_or_else(PoisonError::into_inner);
+        match scrub.as_mut().filter(|scrub| scrub.is_running()) {
+            Some(scrub) => {
+                scrub.stop();
+                Ok(())
+            }
+            None => Err(Failure::usage("no scrub is under way")),
+        }
+    }
+
+    /// Goes on with a change of key, unless it does already.
+    ///
+    /// # Errors
+    /// When none is under way, or the system refuses a thread.
+    pub fn rekey(&self) -> Result<(), Failure> {
+        let mut rekey = self.rekey.lock().unwrap_or_else(PoisonError::into_inner);
+        // Asked for under the lock: a volume that is being put away is stopped after it is taken away.
+        let volume = self.volume()?;
+        let known = rekey.as_ref().is_some_and(|rekey| rekey.is_running() || !volume.is_rekeying());
+        if known {
+            return Ok(());
+        }
+        if !volume.is_rekeying() || volume.status().read_only {
+            return Err(Failure::usage("no change of key is under way here"));
+        }
+        *rekey = Some(Rekey::start(volume, Arc::clone(&self.tamper))?);
+        Ok(())
+    }
+
+    /// Changes what opens the volume, beside those who use it.
+    ///
+    /// # Errors
+    /// The volume's own, and when it is being put away.
+    pub fn change_slots(&self, credential: Credential, change: KeyChange) -> Result<Vec<SlotInfo>, Failure> {
+        // Held to the end: nobody puts the volume away meanwhile, or changes its session.
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        if threads.is_none() {
+            return Err(by_errno(rustix::io::Errno::SHUTDOWN));
+        }
+        Ok(self.volume()?.change_keys(credential, change, SlotLimits::default())?.block()?)
+    }
+
+    /// What opens the volume.
+    ///
+    /// # Errors
+    /// When it is attached for reading only, or being put away.
+    pub fn slots(&self) -> Result<Vec<SlotInfo>, Failure> {
+        Ok(self.volume()?.key_slots()?)
+    }
+
+    fn volume(&self) -> Result<Volume, Failure> {
+        self.failure().map_or_else(|| self.last_volume(), Err)
+    }
+
+    /// The volume, also when its session has ended and there is no other.
+    fn last_volume(&self) -> Result<Volume, Failure> {
+        let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        volume.ok_or_else(|| by_errno(rustix::io::Errno::SHUTDOWN))
+    }
+
+    /// Why there is no session any more.
+    fn failure(&self) -> Option<Failure> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Everything there is to say.
+    ///
+    /// # Errors
+    /// When the volume is being put away.
+    pub fn report(&self, ready: &Ready) -> Result<Report, Failure> {
+        let mut volume = self.last_volume()?.status();
+        volume.failure = self.failure().map(|failure| failure.to_string()).or(volume.failure);
+        Ok(Report {
+            name: ready.name.clone(),
+            process: ready.process,
+            seconds: self.clock.now().as_secs(),
+            shown: ready.shown.clone(),
+            warnings: ready.warnings.clone(),
+            leaving: !self.settled.load(Ordering::SeqCst),
+            failed_requests: self.disk.failed(),
+            tamper: self.tamper.standing(),
+            check: self.checking(volume.mapped_blocks),
+            scrub: self.scrub.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Scrub::standing),
+            rekey: self.rekey.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Rekey::standing),
+            volume,
+            latency: Latency::merged(self.disk.latencies()),
+            queues: self.disk.latencies().map(Latency::percentiles).collect(),
+        })
+    }
+
+    /// How long requests took.
+    pub fn times(&self) -> Vec<Times> {
+        Latency::times(self.disk.latencies())
+    }
+
+    /// Lets requests in flight end, makes the last checkpoint, releases the anchor.
+    ///
+    /// # Errors
+    /// When that failed: what was flushed is safe, but the next attach has to recover.
+    pub fn stop(&self) -> Result<(), Failure> {
+        let running = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(Running { queues, upkeep, ground }) = running else { return Ok(()) };
+        self.disk.close();
+        let served = queues.join();
+        let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(self.scrub.lock().unwrap_or_else(PoisonError::into_inner).take());
+        volume.iter().for_each(Volume::stop);
+        // It ends by itself then, and the maintenance job may wait for what it has under way.
+        drop(self.rekey.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let maintained = upkeep.map_or(Ok(()), Upkeep::end);
+        self.await_checks();
+        // Of a session that failed when the key was to be changed, nobody else says it.
+        let failed = self.failure().or(volume.as_ref().and_then(Volume::failure).map(Failure::from));
+        drop((volume, ground));
+        maintained.and(served).and(failed.map_or(Ok(()), Err))
+    }
+
+    /// A check ends by itself once the volume is stopped. Until then it has the store open, and the kernel would keep the ring of one that is cut
+    /// off, and with it the store, for a moment after the end of this process.
+    fn await_checks(&self) {
+        while self.checking.lock().unwrap_or_else(PoisonError::into_inner).strong_count() > 0 {
+            std::thread::sleep(GLANCE);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! A volume that this process works on itself, without a daemon.
+
+use std::sync::mpsc::{self, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use volume::{Error, Kind, Result, Volume};
+
+/// An attached volume with the threads that keep it going.
+pub struct Session {
+    /// The volume itself.
+    pub volume: Volume,
+    maintenance: Option<JoinHandle<Result<()>>>,
+    ticker: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+const TICK: Duration = Duration::from_millis(100);
+
+impl Session {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// When the system refuses a thread, or the store a queue.
+    pub fn begin(volume: Volume) -> Result<Self> {
+        let kept = volume.clone();
+        let (sender, begun) = mpsc::channel();
+        let maintenance = thread::Builder::new()
+            .name("maintenance".into())
+            .spawn(move || {
+                let job = kept.maintenance();
+                let _ = sender.send(job.as_ref().err().cloned());
+                job?.block()
+            })
+            .map_err(|error| Error::new(Kind::Io, format!("a thread cannot be started: {error}")))?;
+        // Whoever works on the volume would wait for ever for a maintenance that never began.
+        if let Ok(Some(error)) = begun.recv() {
+            let _ = maintenance.join();
+            return Err(error);
+        }
+        let ticked = volume.clone();
+        let (stop, stopped) = mpsc::channel();
+        let ticker = thread::spawn(move || {
+            while stopped.recv_timeout(TICK) == Err(mpsc::RecvTimeoutError::Timeout) {
+                ticked.tick();
+            }
+        });
+        Ok(Self { volume, maintenance: Some(maintenance), ticker: Some((stop, ticker)) })
+    }
+
+    /// Detaches, and says whether everything went well to the end.
+    pub fn end(mut self) -> Result<()> {
+        self.stop()
+    }
+
+    fn stop(&mut self) -> Result<()> {
+        self.volume.stop();
+        let defect = |_| Error::new(Kind::Defect, "a thread of the volume died; report this as a defect");
+        let result = self.maintenance.take().map_or(Ok(()), |thread| thread.join().map_err(defect)?);
+        if let Some((stop, ticker)) = self.ticker.take() {
+            drop(stop);
+            ticker.join().map_err(defect)?;
+        }
+        result
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Reached after another failure, which is the one to tell.
+        let _ = self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::testing::Bench;
+
+    #[test]
+    fn a_session_that_cannot_begin_says_why_and_leaves_no_thread() {
+        let bench = Bench::new();
+        let volume = bench.attach();
+        bench.trouble.queues.store(0, Ordering::SeqCst);
+        // Whoever waits for ever for a maintenance that never began must not hang this test.
+        let (sender, ended) = mpsc::channel();
+        let kept = volume.clone();
+        thread::spawn(move || sender.send(Session::begin(kept).map(drop)));
+        let refused =
+            ended.recv_timeout(Duration::from_secs(20)).expect("it does not come back").unwrap_err();
+        assert!(refused.kind() == Kind::Io && refused.to_string().contains("queue"), "{refused}");
+        let threads = || {
+            let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+            let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+            names.filter(|name| name.trim() == "maintenance").count()
+        };
+        assert_eq!(threads(), 0);
+
+        // The volume is as it was: it can be begun when there is room again.
+        bench.trouble.queues.store(u64::MAX, Ordering::SeqCst);
+        Session::begin(volume).unwrap().end().unwrap();
+    }
+}

@@ -1,0 +1,113 @@
+//! The operating system's clock, randomness and files, as the volume wants them: the one place where they are reached for.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anchor::Anchor;
+use store::{FileStore, Options, Store};
+use volume::format::protections::Provision;
+use volume::{Clock, Environment, Kind};
+
+use crate::failure::Failure;
+
+/// How long a command waits for an anchor that is away. A session waits longer: `attach --anchor-timeout`.
+pub const ANCHOR_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The monotonic clock.
+#[derive(Debug, Clone, Copy)]
+pub struct SystemClock(Instant);
+
+impl SystemClock {
+    /// A clock that starts now.
+    pub fn new() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for SystemClock {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+/// What a volume stands on.
+pub fn environment(store: FileStore, anchor: Option<Arc<dyn Anchor>>) -> Environment {
+    Environment {
+        store: Arc::new(store),
+        anchor,
+        random: Arc::new(seal::SystemRandom),
+        clock: Arc::new(SystemClock::new()),
+    }
+}
+
+/// Opens a store that exists.
+pub fn open_store(path: &Path, buffered: bool) -> Result<FileStore, store::Error> {
+    FileStore::open(path, Options { direct: !buffered, ..Options::default() })
+}
+
+/// Opens a store for reading only.
+pub fn open_store_read_only(path: &Path, buffered: bool) -> Result<FileStore, store::Error> {
+    FileStore::open(path, Options { direct: !buffered, read_only: true, ..Options::default() })
+}
+
+/// The anchor that a policy names.
+pub fn open_anchor(policy: &volume::policy::Policy) -> Result<Option<Arc<dyn Anchor>>, Failure> {
+    let open =
+        |address: &String| anchor::open_address(address, &policy.anchor_options, Some(ANCHOR_PATIENCE));
+    Ok(policy.anchor.as_ref().map(open).transpose()?)
+}
+
+/// The same for reading only: one that cannot be written to will do.
+pub fn open_anchor_read_only(policy: &volume::policy::Policy) -> Result<Option<Arc<dyn Anchor>>, Failure> {
+    let open = |address: &String| {
+        anchor::open_address_read_only(address, &policy.anchor_options, Some(ANCHOR_PATIENCE))
+    };
+    Ok(policy.anchor.as_ref().map(open).transpose()?)
+}
+
+/// Makes a file longer. For a volume with full provisioning its space is taken at once, as when it was created.
+pub fn enlarge(store: FileStore) -> volume::Enlarge {
+    Box::new(move |blocks, provision| {
+        store.extend(blocks)?;
+        match provision {
+            Provision::Full => {
+                store.allocate().map_err(|error| volume::Error::new(Kind::Usage, error.to_string()))
+            }
+            Provision::Thin => Ok(()),
+        }
+    })
+}
+
+/// Refuses a cache that this machine can never hold: the system would give its memory piece by piece, and end the process at some time.
+///
+/// # Errors
+/// When it is more than all memory there is.
+pub fn check_block_cache(wanted: u64) -> Result<(), Failure> {
+    let system = rustix::system::sysinfo();
+    let all = system.totalram.saturating_mul(u64::from(system.mem_unit.max(1)));
+    if wanted <= all {
+        return Ok(());
+    }
+    let wanted = crate::output::bytes(wanted);
+    Err(Failure::usage(format!(
+        "a block cache of {wanted} is more than all memory of this machine; allow less, with --block-cache or block-cache="
+    )))
+}
+
+/// Keeps secrets inside this process, and gives the warning that there may be.
+pub fn protect() -> Result<Option<String>, Failure> {
+    match seal::hygiene::protect_process() {
+        Ok(seal::hygiene::Locking::All) => Ok(None),
+        Ok(locking) => Ok(Some(locking.to_string())),
+        Err(error) => {
+            Err(Failure::io(format!("this process cannot be kept from being dumped and traced: {error}")))
+        }
+    }
+}

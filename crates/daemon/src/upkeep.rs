@@ -1,0 +1,130 @@
+//! What a session needs that writes: its maintenance job, and somebody who looks at the clock for it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use volume::Volume;
+
+use super::tamper::Tamper;
+use super::{Event, events};
+use crate::failure::Failure;
+
+/// How often the volume may look at the clock.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Attempts that fail before an anchor counts as away.
+const ATTEMPTS: u64 = 3;
+
+/// The threads of one session.
+pub struct Upkeep {
+    volume: Volume,
+    stopping: Arc<AtomicBool>,
+    maintenance: JoinHandle<Result<(), Failure>>,
+    ticker: Option<JoinHandle<()>>,
+}
+
+impl Upkeep {
+    /// Starts them. `events` hears of a session that fails.
+    ///
+    /// # Errors
+    /// When the store refuses a queue or the system a thread; the volume is put away then.
+    pub fn start(volume: &Volume, events: &Sender<Event>, tamper: &Arc<Tamper>) -> Result<Self, Failure> {
+        let stopping = Arc::new(AtomicBool::new(false));
+        let maintenance =
+            maintain(volume.clone(), events.clone(), Arc::clone(&stopping), Arc::clone(tamper))?;
+        let mut upkeep =
+            Self { volume: volume.clone(), stopping: Arc::clone(&stopping), maintenance, ticker: None };
+        match tick(volume.clone(), stopping) {
+            Ok(ticker) => upkeep.ticker = Some(ticker),
+            Err(failure) => {
+                // The reason counts; that the volume could not be put away either would only hide it.
+                let _ = upkeep.end();
+                return Err(failure);
+            }
+        }
+        Ok(upkeep)
+    }
+
+    /// Ends the session: the last checkpoint is made, and the anchor released. Nobody has anything under way any more.
+    ///
+    /// # Errors
+    /// When that failed: what was flushed is safe, but the next session has to recover.
+    pub fn end(self) -> Result<(), Failure> {
+        self.stopping.store(true, Ordering::SeqCst);
+        self.volume.stop();
+        let maintained = self.maintenance.join().unwrap_or_else(|_| {
+            Err(Failure::internal("the maintenance thread ended by a defect; see the log, and report it"))
+        });
+        let _ = self.ticker.map(JoinHandle::join);
+        maintained
+    }
+}
+
+fn maintain(
+    volume: Volume,
+    events: Sender<Event>,
+    stopping: Arc<AtomicBool>,
+    tamper: Arc<Tamper>,
+) -> Result<JoinHandle<Result<(), Failure>>, Failure> {
+    let (sender, started) = channel();
+    let job = move || {
+        let driven = match volume.maintenance() {
+            Ok(driven) => driven,
+            Err(error) => {
+                let failure = Failure::from(error);
+                let _ = sender.send(Err(failure.clone()));
+                return Err(failure);
+            }
+        };
+        let _ = sender.send(Ok(()));
+        let result = driven.block().map_err(|error| {
+            tamper.note("maintenance", &error);
+            Failure::from(error)
+        });
+        if let (Err(failure), false) = (&result, stopping.load(Ordering::SeqCst)) {
+            let _ = events.send(Event::Failed(failure.clone()));
+        }
+        result
+    };
+    let thread = spawn("maintenance", job)?;
+    started.recv().map_err(|_| Failure::internal("the maintenance thread ended before it began"))??;
+    Ok(thread)
+}
+
+fn tick(volume: Volume, stopping: Arc<AtomicBool>) -> Result<JoinHandle<()>, Failure> {
+    spawn("ticker", move || {
+        let mut away = false;
+        while !stopping.load(Ordering::SeqCst) {
+            std::thread::sleep(TICK);
+            volume.tick();
+            away = tell_of_anchor(&volume, away);
+        }
+    })
+}
+
+/// Tells whoever watches when the anchor goes away, and when it is back.
+fn tell_of_anchor(volume: &Volume, was_away: bool) -> bool {
+    let away = volume.anchor_away();
+    match &away {
+        // One attempt that failed is no news yet: the next one mostly finds another server.
+        Some(now) if !was_away && now.attempts < ATTEMPTS => return false,
+        Some(now) if !was_away => events::tell(&format!(
+            "the anchor is away, and what needs it waits until it is back: {}",
+            now.error
+        )),
+        None if was_away => events::tell("the anchor is back"),
+        _ => {}
+    }
+    away.is_some()
+}
+
+fn spawn<T: Send + 'static>(
+    name: &str,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, Failure> {
+    let thread = std::thread::Builder::new().name(name.into()).spawn(job);
+    thread.map_err(|error| Failure::io(format!("no thread can be started: {error}")))
+}

@@ -1,0 +1,69 @@
+//! Packing and unpacking a real tree.
+
+use std::fs;
+use std::path::Path;
+
+use super::{Place, command};
+use crate::error::{Context, Result};
+use crate::program::output;
+use crate::session::Measured;
+
+/// Copies the tree onto the target.
+fn copy(place: &Place<'_>, to: &Path) -> Result<()> {
+    fs::create_dir(to).doing(to.display())?;
+    let mut copy = command("cp");
+    copy.args(["-r", "--no-preserve=all"]).arg(&place.sizes.tree).arg(to);
+    output(&mut copy, place.interrupt).map(drop)
+}
+
+/// Packs it. Source: in-memory paper, section 5.2.
+pub fn tar_compress(place: &Place<'_>) -> Result<Measured> {
+    let tree = place.path("tree");
+    copy(place, &tree)?;
+    place.forget(&tree)?;
+    place.timed(|| tar(place, "-czf", &tree))
+}
+
+fn tar(place: &Place<'_>, how: &str, tree: &Path) -> Result<()> {
+    let mut tar = command("tar");
+    tar.arg(how).arg(place.path("a.tar")).arg("-C").arg(tree).arg(".");
+    output(&mut tar, place.interrupt).map(drop)
+}
+
+/// Unpacks it.
+pub fn tar_extract(place: &Place<'_>) -> Result<Measured> {
+    let parent = place.sizes.tree.clone();
+    tar(place, "-czf", &parent)?;
+    let archive = place.path("a.tar");
+    place.forget(&archive)?;
+    let to = place.path("out");
+    fs::create_dir(&to).doing(to.display())?;
+    place.timed(|| {
+        let mut tar = command("tar");
+        tar.arg("-xzf").arg(&archive).arg("-C").arg(&to);
+        output(&mut tar, place.interrupt).map(drop)
+    })
+}
+
+/// Packs the tree as one file. Source: AMD report, section 4.
+pub fn lz4_compress(place: &Place<'_>) -> Result<Measured> {
+    tar(place, "-cf", &place.sizes.tree)?;
+    let archive = place.path("a.tar");
+    place.forget(&archive)?;
+    place.timed(|| lz4(place, "-1", &archive, &place.path("a.lz4")))
+}
+
+/// Unpacks it.
+pub fn lz4_extract(place: &Place<'_>) -> Result<Measured> {
+    tar(place, "-cf", &place.sizes.tree)?;
+    let packed = place.path("a.lz4");
+    lz4(place, "-1", &place.path("a.tar"), &packed)?;
+    place.forget(&packed)?;
+    place.timed(|| lz4(place, "-d", &packed, &place.path("out")))
+}
+
+fn lz4(place: &Place<'_>, how: &str, from: &Path, to: &Path) -> Result<()> {
+    let mut lz4 = command("lz4");
+    lz4.args(["-q", "-f", how]).arg(from).arg(to);
+    output(&mut lz4, place.interrupt).map(drop)
+}

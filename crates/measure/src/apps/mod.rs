@@ -1,0 +1,294 @@
+//! Measuring with applications, on a file system on each target.
+
+mod archive;
+mod compile;
+mod memory;
+mod postgres;
+mod redis;
+mod sqlite;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use report::run::{Case, Metric};
+use rustix::fs::{Advice, fadvise, syncfs};
+
+use crate::error::{Context, Error, Result};
+use crate::interrupt::Interrupt;
+use crate::program::package;
+use crate::session::{Measured, Prepared, Work};
+use crate::target::Need;
+
+/// Applications that can be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum App {
+    /// 2,500 inserts, a transaction each; and a mix of nine reads by key to one update
+    Sqlite,
+    /// redis-benchmark's SET and GET, with the append-only file on the target
+    Redis,
+    /// pgbench's own transactions
+    Postgres,
+    /// tar with gzip of a real tree, both ways
+    Tar,
+    /// lz4 of the same tree in one file, both ways
+    Lz4,
+    /// make of a real C project (--project)
+    Compile,
+    /// memcpy, memset and latency of memory: says nothing of a target, and compares machines
+    Memory,
+}
+
+/// Sizes of what applications do.
+#[derive(Debug, Clone)]
+pub struct Sizes {
+    /// Inserts, and a tenth of them in thousands of rows for reads.
+    pub inserts: u32,
+    /// Requests of redis-benchmark.
+    pub requests: u32,
+    /// Seconds of pgbench.
+    pub seconds: u32,
+    /// The tree that is packed.
+    pub tree: PathBuf,
+    /// The C project that is built.
+    pub project: Option<PathBuf>,
+    /// Bytes of memory that are copied.
+    pub memory: usize,
+}
+
+/// One thing that an application is asked to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Task {
+    SqliteInsert,
+    SqliteMix,
+    Redis(&'static str),
+    Postgres,
+    TarCompress,
+    TarExtract,
+    Lz4Compress,
+    Lz4Extract,
+    Compile,
+    Memory(memory::What),
+}
+
+impl App {
+    fn tasks(self) -> &'static [(&'static str, Metric, Task)] {
+        use Metric::{Bandwidth, Duration, Latency, Rate};
+        match self {
+            Self::Sqlite => {
+                &[("sqlite-insert", Duration, Task::SqliteInsert), ("sqlite-read-mix", Rate, Task::SqliteMix)]
+            }
+            Self::Redis => {
+                &[("redis-set", Rate, Task::Redis("set")), ("redis-get", Rate, Task::Redis("get"))]
+            }
+            Self::Postgres => &[("postgres-pgbench", Rate, Task::Postgres)],
+            Self::Tar => &[
+                ("tar-gzip-compress", Duration, Task::TarCompress),
+                ("tar-gzip-extract", Duration, Task::TarExtract),
+            ],
+            Self::Lz4 => {
+                &[("lz4-compress", Duration, Task::Lz4Compress), ("lz4-extract", Duration, Task::Lz4Extract)]
+            }
+            Self::Compile => &[("compile", Duration, Task::Compile)],
+            Self::Memory => &[
+                ("memory-memcpy", Bandwidth, Task::Memory(memory::What::Copy)),
+                ("memory-memset", Bandwidth, Task::Memory(memory::What::Set)),
+                ("memory-latency", Latency, Task::Memory(memory::What::Latency)),
+            ],
+        }
+    }
+
+    /// The programs that it needs.
+    fn programs(self) -> &'static [&'static str] {
+        match self {
+            Self::Sqlite => &["sqlite3"],
+            Self::Redis => &["redis-server", "redis-benchmark"],
+            Self::Postgres => &["initdb", "pg_ctl", "pgbench", "setpriv"],
+            Self::Tar => &["tar", "gzip"],
+            Self::Lz4 => &["tar", "lz4"],
+            Self::Compile => &["make", "cc"],
+            Self::Memory => &[],
+        }
+    }
+}
+
+/// Applications as the work of a run.
+pub struct Apps {
+    tasks: Vec<(Case, Task)>,
+    sizes: Sizes,
+}
+
+impl Apps {
+    /// Plans applications; also what is left out, because a program or a project is missing.
+    pub fn new(apps: &[App], sizes: Sizes) -> (Self, Vec<String>) {
+        let (mut tasks, mut missing) = (Vec::new(), Vec::new());
+        for app in apps {
+            if let Some(program) = app.programs().iter().find(|program| find(program).is_none()) {
+                missing.push(format!(
+                    "{app:?}: {program} is not installed; it is in Debian's package {}",
+                    package(program)
+                ));
+                continue;
+            }
+            if *app == App::Compile && sizes.project.is_none() {
+                missing.push("Compile: name a C project that `make` builds with --project DIR".into());
+                continue;
+            }
+            tasks.extend(app.tasks().iter().map(|(name, metric, task)| {
+                let command = describe(*task, &sizes);
+                (Case { name: (*name).into(), metric: *metric, aged: false, command }, *task)
+            }));
+        }
+        (Self { tasks, sizes }, missing)
+    }
+
+    /// Whether nothing is left to do.
+    pub fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+}
+
+/// Where a program is: on the path, or where Debian keeps PostgreSQL's and the administrator's.
+fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    places.extend(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    // First, so that server and tools are of one version.
+    places.splice(0..0, versions.map(|version| version.path().join("bin")));
+    places.into_iter().map(|place| place.join(program)).find(|path| path.is_file())
+}
+
+/// A command of a program by its place.
+fn command(program: &str) -> Command {
+    Command::new(find(program).unwrap_or_else(|| program.into()))
+}
+
+fn describe(task: Task, sizes: &Sizes) -> String {
+    match task {
+        Task::SqliteInsert => format!("sqlite3 TARGET/db with {} inserts, a transaction each", sizes.inserts),
+        Task::SqliteMix => "sqlite3 TARGET/db with nine selects by key to one update".into(),
+        Task::Redis(what) => {
+            format!(
+                "redis-benchmark -t {what} -n {} on a server with --appendonly yes --dir TARGET",
+                sizes.requests
+            )
+        }
+        Task::Postgres => format!("pgbench -T {} -c 4 on a server with -D TARGET", sizes.seconds),
+        Task::TarCompress => {
+            format!("tar -czf TARGET/a.tgz of a copy of {} on TARGET, sync", sizes.tree.display())
+        }
+        Task::TarExtract => format!("tar -xzf TARGET/a.tgz of {}, sync", sizes.tree.display()),
+        Task::Lz4Compress => format!("lz4 of a tar of {} on TARGET, sync", sizes.tree.display()),
+        Task::Lz4Extract => format!("lz4 -d of a tar of {} on TARGET, sync", sizes.tree.display()),
+        Task::Compile => {
+            let project = sizes.project.as_deref().unwrap_or(Path::new("-"));
+            format!("make -j in a copy of {} on TARGET", project.display())
+        }
+        Task::Memory(what) => format!("{what:?} of {} MiB", sizes.memory >> 20),
+    }
+}
+
+/// Where a task runs, and for how long it may.
+struct Place<'a> {
+    /// A directory of its own on the target, removed afterwards.
+    directory: &'a Path,
+    sizes: &'a Sizes,
+    interrupt: &'a Interrupt,
+}
+
+impl Place<'_> {
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Waits until the target has everything.
+    fn sync(&self) -> Result<()> {
+        let directory = File::open(self.directory).doing(self.directory.display())?;
+        syncfs(&directory).doing(self.directory.display())
+    }
+
+    /// Lets the page cache forget what was written and is read next.
+    fn forget(&self, path: &Path) -> Result<()> {
+        self.sync()?;
+        each_file(path, &mut |file| {
+            let file = File::open(file).doing(file.display())?;
+            fadvise(&file, 0, None, Advice::DontNeed).doing("posix_fadvise")
+        })
+    }
+
+    /// Times something together with the sync that it leaves to do.
+    fn timed(&self, task: impl FnOnce() -> Result<()>) -> Result<Measured> {
+        let started = Instant::now();
+        task()?;
+        self.sync()?;
+        Ok(duration(started.elapsed()))
+    }
+}
+
+fn each_file(path: &Path, visit: &mut dyn FnMut(&Path) -> Result<()>) -> Result<()> {
+    let kind = fs::symlink_metadata(path).doing(path.display())?.file_type();
+    if kind.is_file() {
+        return visit(path);
+    }
+    if kind.is_dir() {
+        for entry in fs::read_dir(path).doing(path.display())? {
+            each_file(&entry.doing(path.display())?.path(), visit)?;
+        }
+    }
+    Ok(())
+}
+
+fn duration(took: Duration) -> Measured {
+    Measured { value: took.as_secs_f64(), figures: BTreeMap::new() }
+}
+
+fn rate(operations: f64, took: Duration) -> Measured {
+    let seconds = took.as_secs_f64();
+    Measured { value: operations / seconds, figures: BTreeMap::from([("seconds".to_string(), seconds)]) }
+}
+
+impl Work for Apps {
+    fn need(&self) -> Need {
+        Need::Files
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        self.tasks.iter().map(|(case, _)| case.clone()).collect()
+    }
+
+    fn seconds(&self) -> f64 {
+        f64::from(self.sizes.seconds)
+    }
+
+    fn prepare(&self, target: &mut Prepared<'_>) -> Result<()> {
+        target.ready.directory(target.ground).map(drop)
+    }
+
+    fn age(&self, _target: &mut Prepared<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn turn(&self, case: usize, target: &mut Prepared<'_>) -> Result<Measured> {
+        let (_, task) = self.tasks.get(case).ok_or_else(|| Error::io("there is no such case"))?;
+        let root = target.ready.directory(target.ground)?;
+        let made = tempfile::TempDir::with_prefix_in("app-", &root).doing(root.display())?;
+        let place = Place { directory: made.path(), sizes: &self.sizes, interrupt: target.ground.interrupt };
+        let measured = match task {
+            Task::SqliteInsert => sqlite::insert(&place),
+            Task::SqliteMix => sqlite::mix(&place),
+            Task::Redis(what) => redis::benchmark(&place, what),
+            Task::Postgres => postgres::pgbench(&place),
+            Task::TarCompress => archive::tar_compress(&place),
+            Task::TarExtract => archive::tar_extract(&place),
+            Task::Lz4Compress => archive::lz4_compress(&place),
+            Task::Lz4Extract => archive::lz4_extract(&place),
+            Task::Compile => compile::make(&place),
+            Task::Memory(what) => memory::measure(*what, self.sizes.memory),
+        }?;
+        made.close().doing(root.display())?;
+        Ok(measured)
+    }
+}

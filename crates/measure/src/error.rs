@@ -1,0 +1,85 @@
+//! Why something was not measured.
+
+use std::fmt;
+
+/// What kind of failure it is; the command line turns it into an exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Asked for what cannot be done; nothing was changed.
+    Usage,
+    /// A program or the system failed.
+    Io,
+    /// A signal asked for the end.
+    Interrupted,
+}
+
+/// A failure, in words for the user.
+#[derive(Debug)]
+pub struct Error {
+    kind: Kind,
+    message: String,
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+/// With [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// Asked for what cannot be done.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Usage, message: message.into(), source: None }
+    }
+
+    /// Something does not work.
+    pub fn io(message: impl Into<String>) -> Self {
+        Self { kind: Kind::Io, message: message.into(), source: None }
+    }
+
+    /// A signal asked for the end.
+    pub fn interrupted() -> Self {
+        Self { kind: Kind::Interrupted, message: "interrupted".into(), source: None }
+    }
+
+    /// The same, with what caused it.
+    #[must_use]
+    pub fn because(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// What kind it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match &self.source {
+            Some(source) => write!(f, ": {source}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// Names the thing that an operation failed on.
+pub trait Context<T> {
+    /// As [`Error::io`], with the error as its source.
+    ///
+    /// # Errors
+    /// The error, with its context.
+    fn doing(self, what: impl fmt::Display) -> Result<T>;
+}
+
+impl<T, E: Into<Box<dyn std::error::Error + Send + Sync>>> Context<T> for std::result::Result<T, E> {
+    fn doing(self, what: impl fmt::Display) -> Result<T> {
+        self.map_err(|error| Error::io(what.to_string()).because(error))
+    }
+}

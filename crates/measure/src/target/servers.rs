@@ -1,0 +1,105 @@
+//! Files and LUKS images behind NBD servers.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+
+use super::{Address, Ground, Ready, file, may_destroy, place};
+use crate::error::{Context, Error, Result};
+use crate::program::{Server, output, run, shown};
+
+/// `qemu-img` first finds out how fast it derives keys, by its user time over some ten milliseconds. On a busy machine the kernel's clock may
+/// tick past all of that, and then it gives up; a slow hash makes that rare, and another attempt is not slower for it.
+const LUKS_ATTEMPTS: u32 = 4;
+
+/// The address of a server on a unix socket.
+pub fn uri(socket: &Path) -> String {
+    format!("nbd+unix:///?socket={}", socket.display())
+}
+
+/// A server that somebody else runs. Nobody can tell whether it holds data, so it is to be named in any case.
+///
+/// # Errors
+/// When it was not named in `--destroy-data`.
+pub fn external(uri: &str, ground: &Ground<'_>) -> Result<Ready> {
+    if !may_destroy(uri, ground) {
+        return Err(Error::usage(format!(
+            "{uri} would be overwritten; if its data may be lost, say --destroy-data '{uri}'"
+        )));
+    }
+    Ok(Ready::new(Address::Nbd(uri.into()), ground.size))
+}
+
+/// A file, or a LUKS image in its filter, behind nbdkit: through the page cache.
+///
+/// # Errors
+/// When a program is missing or fails.
+pub fn nbdkit(luks: bool, ground: &Ground<'_>) -> Result<Ready> {
+    let mut command = Command::new("nbdkit");
+    command.args(["--foreground", "--exit-with-parent", "file", "disk"]);
+    if luks {
+        command.args(["--filter=luks", "passphrase=+secret"]);
+    }
+    let mut ready = serve(command, "--unix", luks, ground)?;
+    ready.note = Some("it goes through the page cache".into());
+    Ok(ready)
+}
+
+/// A file, or a LUKS image in QEMU's driver, behind `qemu-nbd`: with direct I/O.
+///
+/// # Errors
+/// When a program is missing or fails.
+pub fn qemu(luks: bool, ground: &Ground<'_>) -> Result<Ready> {
+    let mut command = Command::new("qemu-nbd");
+    command.args(["--persistent", "--shared=0", "--cache=none", "--aio=io_uring"]);
+    if luks {
+        command
+            .args(["--object", "secret,id=key,file=secret", "--image-opts"])
+            .arg("driver=luks,key-secret=key,file.driver=file,file.filename=disk");
+    } else {
+        command.args(["--format=raw", "disk"]);
+    }
+    serve(command, "--socket", luks, ground)
+}
+
+/// Starts a server that takes the place of its socket as `option`.
+fn serve(mut command: Command, option: &str, luks: bool, ground: &Ground<'_>) -> Result<Ready> {
+    let place = place(ground)?;
+    let root = place.path().canonicalize().doing(place.path().display())?;
+    let mut commands = Vec::new();
+    if luks {
+        commands.push(make_luks(&root, ground)?);
+    } else {
+        file::allocate(&root.join("disk"), ground.size)?;
+    }
+    let socket = root.join("socket");
+    command.current_dir(&root).arg(option).arg(&socket);
+    commands.push(shown(&command));
+    let mut server = Server::start(&mut command)?;
+    server.wait_until(ground.interrupt, || UnixStream::connect(&socket).is_ok())?;
+    let mut ready = Ready::new(Address::Nbd(uri(&socket)), ground.size);
+    ready.commands = commands;
+    ready.server = Some(server);
+    ready.place = Some(place);
+    Ok(ready)
+}
+
+/// A LUKS1 image (aes-256-xts) with all its space taken. Its passphrase costs as little as the format allows: opening it is not measured.
+fn make_luks(place: &Path, ground: &Ground<'_>) -> Result<String> {
+    let secret = place.join("secret");
+    fs::write(&secret, b"no secret: what it protects is random").doing(secret.display())?;
+    let mut create = Command::new("qemu-img");
+    create
+        .current_dir(place)
+        .args(["create", "-q", "-f", "luks", "--object", "secret,id=key,file=secret"])
+        .args(["-o", "key-secret=key,hash-alg=sha512,iter-time=10,preallocation=falloc", "disk"])
+        .arg(ground.size.to_string());
+    for _ in 1..LUKS_ATTEMPTS {
+        let ended = run(&mut create, ground.interrupt)?;
+        if ended.success || !ended.complained.contains("accurate CPU usage") {
+            return ended.must_succeed(&create).map(|_| shown(&create));
+        }
+    }
+    output(&mut create, ground.interrupt).map(|_| shown(&create))
+}

@@ -1,0 +1,46 @@
+//! What the programs of this project do alike: they answer in words or in JSON, end with the same exit codes, find and start each other,
+//! and make manual pages and completions from their grammar.
+
+pub mod answer;
+pub mod find;
+pub mod grammar;
+pub mod manual;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use answer::{Asked, Unclear};
+use clap::FromArgMatches;
+use daemon::failure::Failure;
+use daemon::output;
+
+/// Carries out what was typed, the program's name included: parses it by `grammar`, and hands it to `run`. Says what went wrong.
+pub fn run<C: FromArgMatches>(
+    grammar: clap::Command,
+    words: &[OsString],
+    run: impl FnOnce(C) -> Result<(), Failure>,
+) -> ExitCode {
+    match answer::parse(grammar, words) {
+        Ok(Asked { command, json }) => end(run(command), json),
+        Err(Unclear { error, json }) => {
+            // That nobody reads it is no failure of its own.
+            let _ = error.print();
+            json.iter().for_each(output::json_error);
+            ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(u8::MAX))
+        }
+    }
+}
+
+/// The exit code of what was done; says what went wrong, also in JSON if a program asked for that.
+pub fn end(done: Result<(), Failure>, json: bool) -> ExitCode {
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            output::error(&failure);
+            if json && !failure.is_told() {
+                output::json_error(&failure);
+            }
+            ExitCode::from(failure.code())
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! What a page says about a run: plots, sentences, and the tables beside the values.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::{EMULATED, Options, escape, plot_title};
+use crate::compare::{self, Comparison, Verdict};
+use crate::figure::{interval, number, percent};
+use crate::papers;
+use crate::plot::{Bar, Group, Plot, Scale};
+use crate::run::{Metric, Run};
+use crate::statistics::Summary;
+use crate::table::{self, Table};
+
+fn warning(run: &Run) -> Option<String> {
+    run.emulated.then(|| EMULATED.to_string())
+}
+
+/// For each metric, the values and their ratio to the baseline.
+pub fn plots(run: &Run, options: &Options) -> Vec<Plot> {
+    let mut plots = Vec::new();
+    for metric in table::metrics(run) {
+        plots.push(absolute(run, metric));
+        if let Some(baseline) = options.baseline(run) {
+            plots.push(ratio(run, metric, baseline));
+        }
+    }
+    plots.retain(|plot| !plot.groups.is_empty());
+    plots
+}
+
+fn names(run: &Run) -> Vec<String> {
+    run.targets.iter().map(|target| target.name.clone()).collect()
+}
+
+fn groups<'a>(
+    run: &'a Run,
+    metric: Metric,
+    bar: impl Fn(&str, usize, &str) -> Option<Bar> + 'a,
+) -> Vec<Group> {
+    let of = |case: &str| {
+        let targets = run.targets.iter().enumerate();
+        let bars: Vec<Bar> = targets.filter_map(|(index, target)| bar(case, index, &target.name)).collect();
+        (!bars.is_empty()).then(|| Group { label: case.into(), bars })
+    };
+    table::cases(run, metric).filter_map(of).collect()
+}
+
+fn direction(metric: Metric) -> &'static str {
+    if metric.more_is_better() { "longer bars are better" } else { "shorter bars are better" }
+}
+
+fn absolute(run: &Run, metric: Metric) -> Plot {
+    let unit = table::unit(run, metric);
+    let bar = |case: &str, series: usize, target: &str| {
+        let median = Summary::of(run.values(target, case).into_iter().map(|(_, value)| value))?.median;
+        let [value, low, high] = [median.value, median.low, median.high].map(|value| value / unit.size);
+        Some(Bar { series, value, low, high })
+    };
+    Plot {
+        title: plot_title(run, metric),
+        note: format!("{}, median with interval; {}", unit.name, direction(metric)),
+        warning: warning(run),
+        series: names(run),
+        groups: groups(run, metric, bar),
+        scale: Scale::Absolute,
+    }
+}
+
+fn ratio(run: &Run, metric: Metric, baseline: &str) -> Plot {
+    let bar = |case: &str, series: usize, target: &str| {
+        let ratio =
+            (target != baseline).then(|| compare::within(run, case, baseline, target)).flatten()?.ratio;
+        Some(Bar { series, value: ratio.value, low: ratio.low, high: ratio.high })
+    };
+    let better = if metric.more_is_better() { "right" } else { "left" };
+    Plot {
+        title: format!("{}: ratio to {baseline}", metric.title()),
+        note: format!("ratio of pairs with 95 % interval; bars to the {better} are better"),
+        warning: warning(run),
+        series: names(run),
+        groups: groups(run, metric, bar),
+        scale: Scale::Ratio,
+    }
+}
+
+/// Two runs: for each metric, the ratios of the second to the first.
+pub fn plots_between(first: &Run, second: &Run) -> Vec<Plot> {
+    let of = |metric: Metric| {
+        let bar = |case: &str, series: usize, target: &str| {
+            let ratio = compare::across(first, second, case, target)?.ratio;
+            Some(Bar { series, value: ratio.value, low: ratio.low, high: ratio.high })
+        };
+        Plot {
+            title: format!("{}: second run to first", metric.title()),
+            note: "ratio with 95 % interval".into(),
+            warning: warning(first).or_else(|| warning(second)),
+            series: names(first),
+            groups: groups(first, metric, bar),
+            scale: Scale::Ratio,
+        }
+    };
+    table::metrics(first).into_iter().map(of).filter(|plot| !plot.groups.is_empty()).collect()
+}
+
+/// What follows from a run, computed from its samples.
+pub fn sentences(run: &Run, options: &Options) -> Vec<String> {
+    let Some(baseline) = options.baseline(run) else { return Vec::new() };
+    let all = table::comparisons(run, baseline);
+    let mut sentences = Vec::new();
+    for target in run.targets.iter().filter(|target| target.name != baseline && target.control_of.is_none()) {
+        for metric in table::metrics(run) {
+            let of = |one: &&Comparison| one.subject == target.name && one.metric == metric;
+            let own: Vec<&Comparison> = all.iter().filter(of).collect();
+            sentences.extend(sentence(&target.name, metric, baseline, &own));
+        }
+    }
+    sentences.extend(noise(run));
+    sentences
+}
+
+fn sentence(target: &str, metric: Metric, baseline: &str, own: &[&Comparison]) -> Option<String> {
+    let ratios = || own.iter().map(|one| one.ratio.value);
+    let (least, most) = (ratios().reduce(f64::min)?, ratios().reduce(f64::max)?);
+    let with = |verdict| own.iter().filter(|one| one.verdict == verdict).count();
+    let size = match own {
+        [one] => format!("{} ({})", number(one.ratio.value), interval(one.ratio.low, one.ratio.high)),
+        _ if number(least) == number(most) => number(least),
+        _ => format!("{} to {}", number(least), number(most)),
+    };
+    let mut text = format!("{target}: {} {size} times that of {baseline}", metric.title().to_lowercase());
+    if metric == Metric::Iops {
+        text = format!("{target}: IOPS {size} times those of {baseline}");
+    }
+    let counts = [
+        (Verdict::Worse, "worse"),
+        (Verdict::Better, "better"),
+        (Verdict::Noise, "within the noise"),
+        (Verdict::Unknown, "with too few turns to tell"),
+    ];
+    let parts: Vec<String> = counts
+        .iter()
+        .filter(|(verdict, _)| with(*verdict) > 0)
+        .map(|(verdict, word)| format!("{} {word}", with(*verdict)))
+        .collect();
+    let cases = if own.len() == 1 { "case" } else { "cases" };
+    let _ = write!(text, "; of {} {cases} {}.", own.len(), parts.join(", "));
+    Some(text)
+}
+
+/// What the control run says.
+fn noise(run: &Run) -> Option<String> {
+    let control = run.control()?;
+    let of = control.control_of.as_deref()?;
+    let differences = run.cases.iter().filter_map(|case| compare::within(run, &case.name, of, &control.name));
+    let largest = differences.map(|one| (one.ratio.value - 1.0).abs()).reduce(f64::max)?;
+    Some(format!(
+        "Noise: {of} measured against itself differs by up to {}; a difference that is no larger than the control's at its case is called noise.",
+        percent(largest)
+    ))
+}
+
+/// The papers' ratios beside those of comparable targets.
+pub fn papers(run: &Run, options: &Options) -> Table {
+    let head = ["case", "here", "ratio here", "paper", "there", "ratio there", "as stated", "doubt"];
+    let mut table = Table::new("Beside the papers (their machines, their units)", &head);
+    let Some(baseline) = options.baseline(run) else { return table };
+    let claims = papers::claims();
+    for comparison in table::comparisons(run, baseline) {
+        let Some(target) = run.target(&comparison.subject).filter(|target| target.control_of.is_none())
+        else {
+            continue;
+        };
+        let Some(about) = papers::about(&target.spec) else { continue };
+        let fits = |claim: &&papers::Claim| claim.case == comparison.case && claim.about == about;
+        for claim in claims.iter().filter(fits) {
+            table.rows.push(vec![
+                comparison.case.clone(),
+                format!("{} : {baseline}", comparison.subject),
+                number(comparison.ratio.value),
+                format!("{}, {}", claim.paper, claim.place),
+                format!("{} : {} ({})", claim.subject, claim.baseline, claim.platform),
+                number(claim.ratio),
+                claim.stated.clone(),
+                claim.doubt.clone().unwrap_or_default(),
+            ]);
+        }
+    }
+    table
+}
+
+/// The papers' findings in words that concern the run's targets.
+pub fn statements(run: &Run) -> Vec<String> {
+    let scm = run.cases.iter().any(|case| case.name.starts_with("scm-"));
+    let mut topics: Vec<&str> = run.targets.iter().filter_map(|target| papers::about(&target.spec)).collect();
+    topics.extend(scm.then_some("scm"));
+    let concerns = |statement: &papers::Statement| topics.contains(&statement.about.as_str());
+    let all = papers::statements().into_iter().filter(concerns);
+    all.map(|statement| format!("{}, {}: {}", statement.paper, statement.place, statement.text)).collect()
+}
+
+/// What else the machine did, by target.
+pub fn meanwhile(run: &Run) -> Table {
+    let head = ["target", "processors busy with other programs", "taken by the hypervisor", "most by"];
+    let mut table = Table::new("Meanwhile on the machine, on average over the turns", &head);
+    for target in &run.targets {
+        let samples: Vec<_> = run.samples.iter().filter(|sample| sample.target == target.name).collect();
+        let count = f64::from(u32::try_from(samples.len()).unwrap_or(u32::MAX));
+        if samples.is_empty() {
+            continue;
+        }
+        let others = samples.iter().map(|sample| sample.meanwhile.others).sum::<f64>() / count;
+        let steal = samples.iter().map(|sample| sample.meanwhile.steal).sum::<f64>() / count;
+        let mut programs: BTreeMap<&str, f64> = BTreeMap::new();
+        for (name, share) in samples.iter().flat_map(|sample| &sample.meanwhile.programs) {
+            *programs.entry(name).or_default() += share / count;
+        }
+        let most = programs.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        let most = most.map_or_else(|| "-".into(), |(name, share)| format!("{name} ({})", number(share)));
+        table.rows.push(vec![target.name.clone(), number(others), number(steal), most]);
+    }
+    table
+}
+
+/// What could not be measured, and why.
+pub fn missing(run: &Run) -> Vec<String> {
+    let unavailable = run.targets.iter().filter_map(|target| {
+        let why = target.unavailable.as_ref()?;
+        Some(format!("{}: not measurable here, because {why}", target.name))
+    });
+    let failed = run.failures.iter().map(|failure| match &failure.case {
+        Some(case) => format!("{} at {case}: {}", failure.target, failure.message),
+        None => format!("{}: {}", failure.target, failure.message),
+    });
+    unavailable.chain(failed).collect()
+}
+
+/// What the run was, in full, folded away.
+pub fn details(run: &Run) -> String {
+    let mut text = format!("cvmio bench {}\n\n", run.command.join(" "));
+    let machine = &run.machine;
+    let _ = writeln!(text, "storage: {}", machine.storage);
+    let _ = writeln!(
+        text,
+        "hypervisor: {}",
+        machine.hypervisor.as_deref().unwrap_or("none that the machine knows of")
+    );
+    for (name, version) in &run.programs {
+        let _ = writeln!(text, "{name}: {version}");
+    }
+    for target in &run.targets {
+        let _ = writeln!(text, "\n{} ({})", target.name, target.spec);
+        for command in &target.commands {
+            let _ = writeln!(text, "  {command}");
+        }
+    }
+    text.push('\n');
+    for case in &run.cases {
+        let _ = writeln!(text, "{}\n  {}", case.name, case.command);
+    }
+    format!(
+        "<details>\n<summary>Machine, versions, commands</summary>\n<pre>{}</pre>\n</details>\n",
+        escape(&text)
+    )
+}

@@ -1,0 +1,244 @@
+//! The run file: everything that one run measured, and what is needed to run the same again.
+//!
+//! The fields are documented for readers of the file in `docs/measuring.md`. A file is parsed in one place, [`Run::parse`]; the values that
+//! come out of it refer to each other without gaps.
+
+mod parse;
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+pub use parse::ParseError;
+
+/// What the field `format` says in each run file.
+pub const FORMAT: &str = "cvmio-bench-run";
+/// The version of the schema that this program writes, and the only one that it reads.
+pub const VERSION: u32 = 1;
+
+/// How far a run came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum State {
+    /// The program is at work, or was killed at work.
+    Running,
+    /// A signal ended it.
+    Interrupted,
+    /// Everything was measured that could be.
+    Complete,
+}
+
+/// What a figure counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Metric {
+    /// Bytes in a second.
+    Bandwidth,
+    /// Requests in a second.
+    Iops,
+    /// Nanoseconds for one request.
+    Latency,
+    /// Seconds for a whole task.
+    Duration,
+    /// Operations of a program in a second.
+    Rate,
+}
+
+impl Metric {
+    /// Whether a larger value is the better one.
+    pub fn more_is_better(self) -> bool {
+        matches!(self, Self::Bandwidth | Self::Iops | Self::Rate)
+    }
+
+    /// The name of its group in reports.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Bandwidth => "Bandwidth",
+            Self::Iops => "IOPS",
+            Self::Latency => "Latency",
+            Self::Duration => "Time to completion",
+            Self::Rate => "Operations per second",
+        }
+    }
+}
+
+/// The machine that was measured.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Machine {
+    /// The processor's name for itself.
+    pub cpu: String,
+    /// Logical processors.
+    pub cores: u32,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Kernel release.
+    pub kernel: String,
+    /// As in `uname -m`.
+    pub architecture: String,
+    /// The hypervisor under the machine, if it knows of one.
+    pub hypervisor: Option<String>,
+    /// `SEV-SNP` or `TDX`, if the machine is a confidential guest.
+    pub confidential: Option<String>,
+    /// The file system and device that the targets' files lie on.
+    pub storage: String,
+}
+
+/// One thing that is measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Target {
+    /// Unique in the run.
+    pub name: String,
+    /// As it was asked for.
+    pub spec: String,
+    /// The name of the target that this one is measured again as, to show the noise.
+    pub control_of: Option<String>,
+    /// The commands that set it up, as a shell would take them.
+    pub commands: Vec<String>,
+    /// Why it could not be measured here.
+    pub unavailable: Option<String>,
+}
+
+/// One thing that is done to each target.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Case {
+    /// Unique in the run.
+    pub name: String,
+    /// What its figures count.
+    pub metric: Metric,
+    /// Whether the target was first overwritten at random.
+    pub aged: bool,
+    /// The command, with TARGET for what names the target.
+    pub command: String,
+}
+
+/// What else went on while a sample was taken.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Disturbance {
+    /// Processors that other programs kept busy, on average.
+    pub others: f64,
+    /// Processors that the hypervisor gave to others, on average.
+    pub steal: f64,
+    /// The programs that took the most, with the processors that they took.
+    pub programs: Vec<(String, f64)>,
+}
+
+/// One turn of one target at one case.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Sample {
+    /// A target's name.
+    pub target: String,
+    /// A case's name.
+    pub case: String,
+    /// From 0.
+    pub turn: u32,
+    /// Seconds since the run began.
+    pub at: f64,
+    /// In the case's metric.
+    pub value: f64,
+    /// Everything else that the program said in figures.
+    pub figures: BTreeMap<String, f64>,
+    /// What else went on.
+    pub meanwhile: Disturbance,
+}
+
+/// A turn that gave no sample.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Failure {
+    /// A target's name.
+    pub target: String,
+    /// A case's name; none if the target could not be prepared.
+    pub case: Option<String>,
+    /// What happened, with what the program printed.
+    pub message: String,
+}
+
+/// One run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Run {
+    /// [`FORMAT`].
+    pub format: String,
+    /// [`VERSION`].
+    pub version: u32,
+    /// What was run, in a few words.
+    pub title: String,
+    /// The research question that it is to answer, 1 to 6.
+    pub question: Option<u8>,
+    /// UTC, as in RFC 3339.
+    pub started: String,
+    /// How far it came.
+    pub state: State,
+    /// Whether the processor was emulated, so that no figure says anything about speed.
+    pub emulated: bool,
+    /// The arguments behind `cvmio bench`.
+    pub command: Vec<String>,
+    /// Content of the files that the command named, by the name in the command.
+    pub files: BTreeMap<String, String>,
+    /// Where it was run.
+    pub machine: Machine,
+    /// Versions of the programs that took part, by name.
+    pub programs: BTreeMap<String, String>,
+    /// What was measured.
+    pub targets: Vec<Target>,
+    /// What was done to it.
+    pub cases: Vec<Case>,
+    /// The target that ratios refer to.
+    pub baseline: Option<String>,
+    /// How often each target has its turn at each case.
+    pub turns: u32,
+    /// What came out.
+    pub samples: Vec<Sample>,
+    /// What failed.
+    pub failures: Vec<Failure>,
+    /// What a reader must know to understand the figures.
+    pub notes: Vec<String>,
+}
+
+impl Run {
+    /// A case by its name.
+    pub fn case(&self, name: &str) -> Option<&Case> {
+        self.cases.iter().find(|case| case.name == name)
+    }
+
+    /// A target by its name.
+    pub fn target(&self, name: &str) -> Option<&Target> {
+        self.targets.iter().find(|target| target.name == name)
+    }
+
+    /// The control run, if there is one: the baseline measured a second time in each turn.
+    pub fn control(&self) -> Option<&Target> {
+        self.targets.iter().find(|target| target.control_of.is_some() && target.control_of == self.baseline)
+    }
+
+    /// The values of one target at one case, with their turns, in the order of the turns.
+    pub fn values(&self, target: &str, case: &str) -> Vec<(u32, f64)> {
+        let of = |sample: &&Sample| sample.target == target && sample.case == case;
+        let mut values: Vec<(u32, f64)> =
+            self.samples.iter().filter(of).map(|sample| (sample.turn, sample.value)).collect();
+        values.sort_by_key(|(turn, _)| *turn);
+        values
+    }
+
+    /// Whether a turn has been taken.
+    pub fn has(&self, target: &str, case: &str, turn: u32) -> bool {
+        self.samples
+            .iter()
+            .any(|sample| sample.target == target && sample.case == case && sample.turn == turn)
+    }
+
+    /// The file's content.
+    ///
+    /// # Errors
+    /// Only when a value is no number, which this crate's users must not put there.
+    pub fn to_json(&self) -> Result<String, serde_json::Error> {
+        let mut text = serde_json::to_string_pretty(self)?;
+        text.push('\n');
+        Ok(text)
+    }
+}

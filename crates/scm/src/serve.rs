@@ -1,0 +1,173 @@
+//! Pages for VMMs by userfaultfd: decrypted in place at the first touch, taken back when they were not touched for a while.
+//!
+//! | thread | what it does |
+//! | --- | --- |
+//! | the caller of [`Server::run`] | lets clients in |
+//! | one for each client | reads what the client says, to its end |
+//! | one for each client | reads faults, opens the page, lets the toucher go on |
+//! | one | takes pages back |
+//!
+//! A page in use is *active*: it may be in the VMM's page tables. Taking it back goes in two steps, in batches. First the client takes it out
+//! of its page tables (*zapped*): a touch from then on is a fault, which makes it active again, and costs no cipher. What stays untouched until
+//! the next pass is encrypted. So a touch at any moment either finds the page open or waits for its lock.
+//!
+//! Invariants:
+//! * a page is encrypted in place only if it is zapped, and its lock is held from that look on;
+//! * a page gets into page tables only under its lock, while it is open, and is active from then on;
+//! * at most one VMM has the region mapped. It holds a lock on the region's file (`lease`) for as long as it may have pages in its page tables,
+//!   also when the server is gone: nothing is recovered or encrypted under a VMM that still sees it.
+
+mod client;
+mod firecracker;
+pub(crate) mod lease;
+mod taking;
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::{Engine, Error, Mapping};
+use client::Client;
+use lease::Lease;
+
+/// How much may be open, and for how long.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Most pages that are open at a time. At least 1.
+    pub open_pages: u64,
+    /// After so long without a touch a page is taken back: between this and three times as much.
+    pub idle: Duration,
+}
+
+/// What every thread of the server shares.
+pub struct Server {
+    engine: Arc<Engine>,
+    mapping: Arc<Mapping>,
+    limits: Limits,
+    /// For each page: [`ABSENT`], [`ACTIVE`] or [`ZAPPED`].
+    uses: Vec<AtomicU8>,
+    /// Pages that became active, in that order.
+    order: Mutex<std::collections::VecDeque<(u64, Instant)>>,
+    /// Pages that are active or zapped.
+    open: AtomicU64,
+    client: Mutex<Option<Arc<Client>>>,
+    stopping: AtomicBool,
+}
+
+pub(crate) const ABSENT: u8 = 0;
+pub(crate) const ACTIVE: u8 = 1;
+pub(crate) const ZAPPED: u8 = 2;
+
+/// How often threads that wait look whether to stop.
+const TICK: Duration = Duration::from_millis(100);
+
+impl Server {
+    /// A server for an engine whose pages are all encrypted.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if the region lies where userfaultfd tells of no touches.
+    pub fn new(engine: Arc<Engine>, mapping: Arc<Mapping>, limits: Limits) -> Result<Arc<Server>, Error> {
+        if !mapping.has_minor_faults() {
+            return Err(Error::Usage(format!(
+                "{}: userfaultfd tells of first touches on tmpfs and hugetlbfs only: put the region there, or use `--mode fuse`",
+                mapping.path().display()
+            )));
+        }
+        let pages = usize::try_from(engine.geometry().pages()).expect("64-bit, as seal demands");
+        Ok(Arc::new(Server {
+            engine,
+            mapping,
+            limits: Limits { open_pages: limits.open_pages.max(1), ..limits },
+            uses: (0..pages).map(|_| AtomicU8::new(ABSENT)).collect(),
+            order: Mutex::default(),
+            open: AtomicU64::new(0),
+            client: Mutex::default(),
+            stopping: AtomicBool::new(false),
+        }))
+    }
+
+    /// Waits until no VMM can have pages of the region in its page tables: before it is recovered.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if one still has after `patience`.
+    pub fn wait_for_vmm(mapping: &Mapping, patience: Duration) -> Result<(), Error> {
+        Lease::exclusive(mapping.file(), mapping.path(), patience).map(drop)
+    }
+
+    /// Lets clients in until `stop` is set; then takes all pages back, and returns when they are encrypted. A VMM that is still there waits at
+    /// its next touch, until there is a server again.
+    ///
+    /// # Errors
+    /// [`Error::Io`] of the socket; [`Error::Medium`]; [`Error::Busy`] if a VMM keeps pages: they stay open.
+    pub fn run(self: &Arc<Server>, listener: &UnixListener, stop: &AtomicBool) -> Result<(), Error> {
+        listener.set_nonblocking(true).map_err(|error| Error::io("the socket", error))?;
+        let taker = {
+            let server = Arc::clone(self);
+            thread::spawn(move || server.take_back())
+        };
+        while !stop.load(Ordering::Relaxed) {
+            if !readable(listener, TICK).map_err(|error| Error::io("waiting for clients", error))? {
+                continue;
+            }
+            if let Ok((stream, _)) = listener.accept() {
+                let server = Arc::clone(self);
+                thread::spawn(move || client::serve(&server, &stream));
+            }
+        }
+        self.stopping.store(true, Ordering::Release);
+        // It has nothing to return, and a panic in it has been told.
+        let _ = taker.join();
+        let client = self.client().clone();
+        if let Some(client) = client {
+            client.let_go();
+        }
+        Server::wait_for_vmm(&self.mapping, Duration::from_secs(10))?;
+        self.engine.stop()?;
+        Ok(())
+    }
+
+    /// The engine.
+    #[must_use]
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    fn client(&self) -> MutexGuard<'_, Option<Arc<Client>>> {
+        self.client.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn order(&self) -> MutexGuard<'_, std::collections::VecDeque<(u64, Instant)>> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn used(&self, page: u64) -> &AtomicU8 {
+        &self.uses[usize::try_from(page).expect("64-bit, as seal demands")]
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+/// Whether a descriptor has something to read, or its other end is gone.
+pub(crate) fn readable(descriptor: impl AsFd, limit: Duration) -> io::Result<bool> {
+    let mut wanted = [PollFd::new(&descriptor, PollFlags::IN)];
+    let limit = rustix::time::Timespec { tv_sec: 0, tv_nsec: i64::from(limit.subsec_nanos()) };
+    match poll(&mut wanted, Some(&limit)) {
+        Ok(count) => Ok(count > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}

@@ -1,0 +1,103 @@
+//! Taking pages back.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{ABSENT, ACTIVE, Server, ZAPPED};
+
+/// Most pages of a batch: one message to the client, and one stretch in which a fault waits for the same processor.
+const BATCH: usize = 256;
+
+impl Server {
+    /// Takes pages back until the server stops; then all of them.
+    pub(super) fn take_back(self: Arc<Server>) {
+        let pause = (self.limits.idle / 2).clamp(Duration::from_millis(1), Duration::from_millis(100));
+        let mut zapped = Vec::new();
+        while !self.is_stopping() {
+            self.encrypt(&mut zapped);
+            let idle = self.choose();
+            let is_full = self.is_nearly_full();
+            if self.zap(&idle) {
+                zapped = idle;
+            }
+            if !is_full || zapped.is_empty() {
+                thread::sleep(pause);
+            }
+        }
+        self.encrypt(&mut zapped);
+    }
+
+    /// From here on pages are taken back without waiting for them to be idle.
+    fn is_nearly_full(&self) -> bool {
+        self.open.load(Ordering::Acquire) * 8 >= self.limits.open_pages * 7
+    }
+
+    /// The pages that have been active for longest, as far as they are to go.
+    fn choose(&self) -> Vec<u64> {
+        let mut order = self.order();
+        let mut chosen = Vec::new();
+        while chosen.len() < BATCH {
+            let is_full = self.is_nearly_full();
+            let Some((page, since)) = order.front().copied() else { break };
+            if since.elapsed() < self.limits.idle && !(is_full && chosen.len() < BATCH / 4) {
+                break;
+            }
+            order.pop_front();
+            if self.used(page).load(Ordering::Acquire) == ACTIVE {
+                chosen.push(page);
+            }
+        }
+        chosen.sort_unstable();
+        chosen
+    }
+
+    /// Has the client take pages out of its page tables. Whether it did; else they are as they were.
+    fn zap(&self, pages: &[u64]) -> bool {
+        if pages.is_empty() {
+            return true;
+        }
+        for page in pages {
+            self.used(*page).store(ZAPPED, Ordering::Release);
+        }
+        let client = self.client().clone();
+        // Without a client, and without its lease, nobody has page tables.
+        let done = match client {
+            Some(client) => client.zap(pages, self.engine.geometry().page_size()),
+            None => Server::wait_for_vmm(&self.mapping, Duration::ZERO).is_ok(),
+        };
+        if !done {
+            let now = Instant::now();
+            let mut order = self.order();
+            for page in pages {
+                let back =
+                    self.used(*page).compare_exchange(ZAPPED, ACTIVE, Ordering::AcqRel, Ordering::Relaxed);
+                if back.is_ok() {
+                    order.push_back((*page, now));
+                }
+            }
+        }
+        done
+    }
+
+    /// Encrypts those of the pages that were not touched since they were zapped.
+    fn encrypt(&self, pages: &mut Vec<u64>) {
+        if pages.is_empty() {
+            return;
+        }
+        self.engine.stats().batches.fetch_add(1, Ordering::Relaxed);
+        for page in pages.drain(..) {
+            // Under the page's lock, so a touch comes either before, and makes it active, or behind, and finds it closed.
+            let claim = || {
+                let used = self.used(page);
+                used.compare_exchange(ZAPPED, ABSENT, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            };
+            match self.engine.close_page_if(page, claim) {
+                Ok(true) => drop(self.open.fetch_sub(1, Ordering::AcqRel)),
+                Ok(false) => {}
+                Err(error) => eprintln!("error: page {page} cannot be taken back: {error}"),
+            }
+        }
+    }
+}

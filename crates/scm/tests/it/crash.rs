@@ -1,0 +1,264 @@
+//! Cuts at every store, write-back and fence.
+
+use std::sync::Arc;
+
+use scm::transition::{Action, Transition};
+use scm::{Engine, Medium};
+
+use crate::campaign::{Campaign, Content, PAGE, Page, told};
+use crate::crash_medium::CrashMedium;
+
+/// What the script of a single page's life does.
+#[derive(Debug, Clone, Copy)]
+enum Deed {
+    Open,
+    Store(Content),
+    Close,
+    Rewrite(Content),
+}
+
+/// Does one deed, and keeps the model in step: before it begins both outcomes are possible, behind it one.
+fn act(
+    engine: &Engine,
+    medium: &CrashMedium,
+    page: u64,
+    deed: Deed,
+    model: &mut Page,
+) -> Result<(), scm::Error> {
+    model.busy = true;
+    match deed {
+        Deed::Open => {
+            engine.open_page(page)?;
+            model.open = true;
+        }
+        Deed::Store(content) => {
+            // The guest's own stores, which it makes durable itself.
+            (model.busy, model.torn) = (false, true);
+            model.contents.push(content);
+            let at = engine.geometry().page_at(page);
+            medium.write(at, &content)?;
+            medium.write_back(at, PAGE as u64)?;
+            medium.fence()?;
+            (model.contents, model.torn) = (vec![content], false);
+        }
+        Deed::Close => {
+            engine.close_page(page)?;
+            model.open = false;
+        }
+        Deed::Rewrite(content) => {
+            model.contents.push(content);
+            engine.write(page, 0, &content)?;
+            model.contents = vec![content];
+            (model.open, model.unverified) = (false, false);
+        }
+    }
+    model.busy = false;
+    Ok(())
+}
+
+/// The life of one page, cut at every operation, with every image that can be left; recovery is cut as well.
+pub fn one_page(seed: u64) -> Result<u64, String> {
+    let (mut campaign, image, model) = Campaign::new(seed, 2, 1)?;
+    // Both copies of the header are there from the second session on.
+    let (image, model) = campaign.recover_and_check(&image, &model)?;
+    let deeds = [
+        Deed::Open,
+        Deed::Store(campaign.content()),
+        Deed::Close,
+        Deed::Rewrite(campaign.content()),
+        Deed::Open,
+        Deed::Close,
+        Deed::Open,
+        Deed::Rewrite(campaign.content()),
+    ];
+    let mut recoveries = 0;
+    for cut in 0.. {
+        let medium = Arc::new(CrashMedium::new(&image).cut_at(cut));
+        let mut model = model.clone();
+        let mut ended = true;
+        match campaign.open(&medium) {
+            Ok((engine, _)) => {
+                for deed in deeds {
+                    match act(&engine, &medium, 0, deed, &mut model[0]) {
+                        Ok(()) => {}
+                        Err(scm::Error::Medium(_)) => {
+                            ended = false;
+                            break;
+                        }
+                        Err(error) => return Err(format!("{deed:?}: {error}")),
+                    }
+                }
+            }
+            Err(scm::Error::Medium(_)) => ended = false,
+            Err(error) => return Err(format!("opening: {error}")),
+        }
+        let images = medium.images(&mut campaign.random);
+        for (number, crashed) in images.iter().enumerate() {
+            campaign.audit_buffers(crashed, &model)?;
+            campaign.recover_and_check(crashed, &model)?;
+            recoveries += 1;
+            if number as u64 == cut % images.len() as u64 {
+                recoveries += recovery_cut(&mut campaign, crashed, &model)?;
+            }
+        }
+        if ended {
+            break;
+        }
+    }
+    Ok(recoveries)
+}
+
+/// Cuts recovery itself at every operation, and recovers from what is left.
+fn recovery_cut(campaign: &mut Campaign, image: &[u64], model: &[Page]) -> Result<u64, String> {
+    let mut recoveries = 0;
+    for cut in 0.. {
+        let medium = Arc::new(CrashMedium::new(image).cut_at(cut));
+        match campaign.open(&medium) {
+            Ok(_) => break,
+            Err(scm::Error::Medium(_)) => {}
+            Err(error) => return Err(format!("recovering: {error}")),
+        }
+        let mut images = medium.images(&mut campaign.random);
+        let chosen = images.swap_remove(campaign.random.usize(..images.len()));
+        // Which of two recoveries marked a page is all one.
+        let busy: Vec<Page> =
+            model.iter().map(|page| Page { busy: page.busy || page.open, ..page.clone() }).collect();
+        campaign.recover_and_check(&chosen, &busy)?;
+        recoveries += 1;
+    }
+    Ok(recoveries)
+}
+
+/// Many pages and workers, whose steps take turns by the seed; several crashes, one after the other.
+pub fn many_pages(seed: u64) -> Result<(), String> {
+    let (mut campaign, mut image, mut model) = Campaign::new(seed, 7, 3)?;
+    for _ in 0..6 {
+        let cut = if campaign.random.u8(..) < 32 {
+            campaign.random.u64(..20)
+        } else {
+            campaign.random.u64(20..600)
+        };
+        let medium = Arc::new(CrashMedium::new(&image).cut_at(cut));
+        let (engine, _) = match campaign.open(&medium) {
+            Ok(opened) => opened,
+            Err(scm::Error::Medium(_)) => {
+                image = crash(&mut campaign, &medium, &mut model)?;
+                continue;
+            }
+            Err(error) => return Err(format!("opening: {error}")),
+        };
+        let stopped = run(&mut campaign, &engine, &mut model, 120)?;
+        drop(engine);
+        if stopped {
+            image = medium.now();
+            plaintext_is_gone(&campaign, &image, &model)?;
+        } else {
+            image = crash(&mut campaign, &medium, &mut model)?;
+        }
+    }
+    Ok(())
+}
+
+fn crash(campaign: &mut Campaign, medium: &CrashMedium, model: &mut Vec<Page>) -> Result<Vec<u64>, String> {
+    let mut images = medium.images(&mut campaign.random);
+    let crashed = images.swap_remove(campaign.random.usize(..images.len()));
+    campaign.audit_buffers(&crashed, model)?;
+    recovery_cut(campaign, &crashed, model)?;
+    let (image, after) = campaign.recover_and_check(&crashed, model)?;
+    *model = after;
+    Ok(image)
+}
+
+/// Drives up to three transitions at a time. Whether it came to a clean stop; else the medium crashed.
+fn run(campaign: &mut Campaign, engine: &Engine, model: &mut [Page], steps: u32) -> Result<bool, String> {
+    let mut live: Vec<(Transition<'_>, usize, Option<Content>)> = Vec::new();
+    let pages = model.len();
+    for _ in 0..steps {
+        let page = campaign.random.usize(..pages);
+        if live.len() < 3 && campaign.random.bool() && !model[page].busy {
+            let content = campaign.content();
+            let action = match campaign.random.u8(..4) {
+                0 => Action::Rewrite(&content, false),
+                _ if model[page].open => Action::Close,
+                _ => Action::Open,
+            };
+            let rewritten = matches!(action, Action::Rewrite(..)).then_some(content);
+            if let Some(transition) = engine.begin(page as u64, action).map_err(told("beginning"))? {
+                model[page].busy = true;
+                model[page].contents.extend(rewritten);
+                live.push((transition, page, rewritten));
+            }
+        } else if !live.is_empty() {
+            let chosen = campaign.random.usize(..live.len());
+            match live[chosen].0.step() {
+                Ok(true) => {}
+                Ok(false) => {
+                    let (_, page, rewritten) = live.swap_remove(chosen);
+                    end(engine, page, &mut model[page], rewritten);
+                }
+                Err(scm::Error::Medium(_)) => return Ok(false),
+                Err(error) => return Err(format!("stepping: {error}")),
+            }
+        }
+    }
+    for (mut transition, page, rewritten) in live {
+        loop {
+            match transition.step() {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(_) => return Ok(false),
+            }
+        }
+        drop(transition);
+        end(engine, page, &mut model[page], rewritten);
+    }
+    for page in model.iter_mut().filter(|page| page.open) {
+        page.busy = true;
+    }
+    if engine.stop().is_err() {
+        return Ok(false);
+    }
+    for page in model.iter_mut() {
+        (page.busy, page.open) = (false, false);
+    }
+    Ok(true)
+}
+
+fn end(engine: &Engine, page: usize, model: &mut Page, rewritten: Option<Content>) {
+    model.busy = false;
+    model.open = engine.is_open(page as u64);
+    if let Some(content) = rewritten {
+        model.contents = vec![content];
+        model.unverified = false;
+    }
+}
+
+/// Behind a clean stop no word of any page's content is on the medium.
+fn plaintext_is_gone(campaign: &Campaign, image: &[u64], model: &[Page]) -> Result<(), String> {
+    let contents = model.iter().flat_map(|page| &page.contents).filter(|content| **content != [0; PAGE]);
+    for content in contents {
+        let (words, _) = content.as_chunks::<8>();
+        if words.iter().any(|word| image.contains(&u64::from_le_bytes(*word))) {
+            return Err("plaintext is on the medium after a clean stop".into());
+        }
+    }
+    let data = usize::try_from(campaign.geometry.data_len() / 8).expect("small");
+    if image[..data].contains(&0) {
+        return Err("a page is in the clear after a clean stop".into());
+    }
+    Ok(())
+}
+
+#[test]
+fn one_page_survives_a_crash_at_every_store() {
+    let recoveries = one_page(1).unwrap();
+    assert!(recoveries > 10_000, "only {recoveries} recoveries");
+}
+
+#[test]
+fn many_pages_survive_crashes_by_seed() {
+    let seeds = std::env::var("SCM_SEEDS").map_or(60, |text| text.parse().expect("a number"));
+    for seed in 0..seeds {
+        many_pages(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+}

@@ -1,0 +1,129 @@
+//! Regions in real files.
+
+use std::sync::Arc;
+
+use scm::{Access, Engine, Error, Fault, Geometry, Mapping, Medium};
+use seal::{Random, Suite, SystemRandom};
+
+use crate::campaign::credential;
+
+fn region(directory: &std::path::Path, page_size: u64, pages: u64) -> std::path::PathBuf {
+    let path = directory.join("region");
+    let geometry = Geometry::new(page_size, pages, 2, Mapping::granule(directory).unwrap()).unwrap();
+    let random: Arc<dyn Random> = Arc::new(SystemRandom);
+    let mapping = Mapping::create(&path, geometry.file_len()).unwrap();
+    scm::create(&mapping, &geometry, Suite::Aes256Gcm, credential(), &random, &|_, _| {}).unwrap();
+    path
+}
+
+fn open(path: &std::path::Path) -> Result<(Engine, Arc<Mapping>), Error> {
+    let mapping = Arc::new(Mapping::open(path, Access::Exclusive)?);
+    let medium: Arc<dyn Medium> = Arc::clone(&mapping) as Arc<dyn Medium>;
+    let (engine, _) = Engine::open(medium, &credential(), Arc::new(SystemRandom), &|_, _| {})?;
+    Ok((engine, mapping))
+}
+
+/// tmpfs, and the file system of the temporary directory, which may be another.
+fn directories() -> Vec<tempfile::TempDir> {
+    vec![tempfile::tempdir_in("/dev/shm").unwrap(), tempfile::tempdir().unwrap()]
+}
+
+#[test]
+fn both_page_sizes_keep_their_content_on_every_file_system() {
+    for directory in directories() {
+        for (page_size, pages) in [(4096, 20), (2 << 20, 3)] {
+            let path = region(directory.path(), page_size, pages);
+            let bytes = usize::try_from(page_size).unwrap();
+            let content: Vec<u8> = (0..=250).cycle().take(bytes).collect();
+            {
+                let (engine, _mapping) = open(&path).unwrap();
+                engine.write(1, 0, &content).unwrap();
+                engine.write(2, 512, &content[..1024]).unwrap();
+                assert!(engine.open_page(1).unwrap());
+                assert!(!engine.open_page(1).unwrap());
+                assert_eq!(engine.status().open, 1);
+                assert_eq!(engine.stop().unwrap(), 1);
+            }
+            let file = std::fs::read(&path).unwrap();
+            assert!(!file.windows(64).any(|window| window == &content[..64]), "plaintext on the medium");
+            let (engine, _mapping) = open(&path).unwrap();
+            let mut read = vec![0; bytes];
+            engine.read(1, 0, &mut read).unwrap();
+            assert_eq!(read, content);
+            engine.read(2, 0, &mut read).unwrap();
+            assert_eq!(read[512..1536], content[..1024]);
+            assert!(read[..512].iter().chain(&read[1536..]).all(|byte| *byte == 0));
+            drop(engine);
+            std::fs::remove_file(&path).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_region_has_one_server() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = region(directory.path(), 4096, 4);
+    let served = open(&path).unwrap();
+    assert!(matches!(open(&path), Err(Error::Busy(_))));
+    assert!(matches!(Mapping::open(&path, Access::ReadOnly), Err(Error::Busy(_))));
+    assert!(Mapping::open(&path, Access::Peek).is_ok());
+    drop(served);
+    assert!(open(&path).is_ok());
+}
+
+#[test]
+fn a_file_cut_short_under_the_mapping_stops_the_engine_and_nothing_else() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = region(directory.path(), 4096, 64);
+    let whole = std::fs::read(&path).unwrap();
+    let (engine, mapping) = open(&path).unwrap();
+    engine.write(3, 0, &[7; 4096]).unwrap();
+    let before = std::fs::read(&path).unwrap();
+    mapping.file().set_len(20 * 4096).unwrap();
+    let mut page = [0; 4096];
+    let lost = engine.read(40, 0, &mut page).unwrap_err();
+    assert!(matches!(lost, Error::Medium(Fault::Lost { offset: 163_840 })), "{lost}");
+    assert!(lost.to_string().contains("cut short"), "{lost}");
+    assert!(matches!(engine.read(3, 0, &mut page), Err(Error::Stopped)));
+    assert!(matches!(engine.write(3, 0, &page), Err(Error::Stopped)));
+    assert!(matches!(engine.stop(), Ok(0)));
+    drop((engine, mapping));
+    // What is left of the file is as it was; put together again, it is a region with all its pages.
+    let left = std::fs::read(&path).unwrap();
+    assert_eq!(left, before[..20 * 4096]);
+    assert_eq!(whole.len(), before.len());
+    std::fs::write(&path, &before).unwrap();
+    let (engine, _mapping) = open(&path).unwrap();
+    engine.read(3, 0, &mut page).unwrap();
+    assert_eq!(page, [7; 4096]);
+}
+
+#[test]
+fn threads_share_an_engine() {
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = region(directory.path(), 4096, 32);
+    let (engine, _mapping) = open(&path).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4_u8 {
+            let engine = &engine;
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(thread.into());
+                // Each thread has its own pages, and all have the same workers, locks and root.
+                for round in 0..200_u8 {
+                    let page = u64::from(thread) + 4 * random.u64(..8);
+                    engine.write(page, 0, &[round; 4096]).unwrap();
+                    engine.open_page(page).unwrap();
+                    let mut content = [0; 4096];
+                    engine.read(page, 0, &mut content).unwrap();
+                    assert_eq!(content, [round; 4096]);
+                    engine.close_page(page).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(engine.status().open, 0);
+    drop(engine);
+    drop(_mapping);
+    let (engine, _mapping) = open(&path).unwrap();
+    assert_eq!(engine.status().unverified, 0);
+}

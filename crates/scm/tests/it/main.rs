@@ -1,0 +1,10 @@
+//! The engine under crash and attack, and on real files.
+
+mod attacks;
+mod campaign;
+mod crash;
+mod crash_medium;
+mod files;
+mod kill;
+mod mutants;
+mod userfault;

@@ -1,0 +1,381 @@
+//! A server and a VMM in one process: the mapping that is touched here is not the one that the server has.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use scm::client::{Attached, attach};
+use scm::serve::{Limits, Server};
+use scm::{Access, Engine, Error, Geometry, Mapping, Medium};
+use seal::{Random, Suite, SystemRandom};
+
+use crate::campaign::credential;
+
+const SIZE: usize = 4096;
+
+struct Place {
+    directory: tempfile::TempDir,
+    pages: usize,
+}
+
+struct Running {
+    server: Arc<Server>,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Result<(), Error>>,
+}
+
+impl Place {
+    fn new(parent: &Path, page_size: u64, pages: u64) -> Place {
+        let directory = tempfile::tempdir_in(parent).unwrap();
+        let geometry =
+            Geometry::new(page_size, pages, 4, Mapping::granule(directory.path()).unwrap()).unwrap();
+        let random: Arc<dyn Random> = Arc::new(SystemRandom);
+        let mapping = Mapping::create(&directory.path().join("region"), geometry.file_len()).unwrap();
+        scm::create(&mapping, &geometry, Suite::Aes256Gcm, credential(), &random, &|_, _| {}).unwrap();
+        Place { directory, pages: usize::try_from(pages).unwrap() }
+    }
+
+    fn region(&self) -> PathBuf {
+        self.directory.path().join("region")
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("socket")
+    }
+
+    fn serve(&self, open_pages: u64, idle: Duration) -> Running {
+        let mapping = Arc::new(Mapping::open(&self.region(), Access::Exclusive).unwrap());
+        Server::wait_for_vmm(&mapping, Duration::from_secs(5)).unwrap();
+        let medium: Arc<dyn Medium> = Arc::clone(&mapping) as Arc<dyn Medium>;
+        let (engine, _) = Engine::open(medium, &credential(), Arc::new(SystemRandom), &|_, _| {}).unwrap();
+        let server = Server::new(Arc::new(engine), mapping, Limits { open_pages, idle }).unwrap();
+        let _ = std::fs::remove_file(self.socket());
+        let listener = UnixListener::bind(self.socket()).unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let thread = {
+            let (server, stop) = (Arc::clone(&server), Arc::clone(&stop));
+            std::thread::spawn(move || server.run(&listener, &stop))
+        };
+        Running { server, stop, thread }
+    }
+
+    /// Maps the data, as a VMM does, with advice to use huge pages.
+    fn map(&self, page_size: usize) -> Vmm {
+        let file = File::options().read(true).write(true).open(self.region()).unwrap();
+        let len = self.pages * page_size;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a fresh shared mapping.
+        let base = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        assert_ne!(base, libc::MAP_FAILED);
+        // SAFETY: the range was just mapped. Where there are no huge pages the advice is refused.
+        unsafe { libc::madvise(base, len, libc::MADV_HUGEPAGE) };
+        // SAFETY: a shared mapping of the region from its beginning, which stays until `Vmm` is dropped, behind `attached`.
+        let attached = unsafe { attach(&self.region(), &self.socket(), base.addr() as u64, len as u64, 0) };
+        Vmm { attached: Some(attached.unwrap()), base: base.cast(), len }
+    }
+}
+
+impl Running {
+    fn open(&self) -> u64 {
+        self.server.engine().status().open
+    }
+
+    fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap().unwrap();
+    }
+
+    fn wait_until_closed(&self) {
+        let begun = Instant::now();
+        while self.open() > 0 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{} pages stay open", self.open());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+struct Vmm {
+    attached: Option<Attached>,
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: plain memory, touched by volatile accesses only.
+unsafe impl Sync for Vmm {}
+
+impl Vmm {
+    fn word(&self, at: usize) -> *mut u64 {
+        assert!(at + 8 <= self.len && at.is_multiple_of(8));
+        self.base.wrapping_add(at).cast()
+    }
+
+    fn load(&self, at: usize) -> u64 {
+        // SAFETY: in the mapping, aligned.
+        unsafe { self.word(at).read_volatile() }
+    }
+
+    fn store(&self, at: usize, value: u64) {
+        // SAFETY: in the mapping, aligned.
+        unsafe { self.word(at).write_volatile(value) };
+    }
+
+    /// Whether a page is in this process's page tables (proc_pid_pagemap(5), bit 63).
+    fn is_present(&self, page: usize) -> bool {
+        let mut word = [0; 8];
+        let at = (self.base.addr() / SIZE + page) as u64 * 8;
+        std::os::unix::fs::FileExt::read_exact_at(&File::open("/proc/self/pagemap").unwrap(), &mut word, at)
+            .unwrap();
+        u64::from_ne_bytes(word) >> 63 == 1
+    }
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        self.attached = None;
+        // SAFETY: mapped in `map`, and nobody touches it any more.
+        unsafe { libc::munmap(self.base.cast(), self.len) };
+    }
+}
+
+fn shm() -> &'static Path {
+    Path::new("/dev/shm")
+}
+
+#[test]
+fn a_touch_opens_its_page_and_no_neighbour_comes_with_it() {
+    let place = Place::new(shm(), 4096, 1024);
+    let running = place.serve(1000, Duration::from_secs(600));
+    let vmm = place.map(SIZE);
+    assert_eq!(vmm.load(700 * SIZE), 0);
+    vmm.store(701 * SIZE + 8, 7);
+    assert_eq!(running.open(), 2);
+    let present: Vec<usize> = (0..1024).filter(|page| vmm.is_present(*page)).collect();
+    assert_eq!(present, [700, 701], "neighbours are exposed");
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let ours = smaps.split("VmFlags:").filter(|part| part.contains(place.region().to_str().unwrap()));
+    assert!(ours.count() >= 2, "the server and the VMM have a mapping each");
+    let status = running.server.engine().status();
+    assert!(status.faults >= 2 && status.fault_p50_ns > 0);
+    drop(vmm);
+    running.stop();
+    let file = std::fs::read(place.region()).unwrap();
+    assert!(file[..1024 * SIZE].chunks(8).all(|word| word != [0; 8]), "a page is in the clear");
+}
+
+#[test]
+fn pages_are_taken_back_and_keep_what_was_stored() {
+    let place = Place::new(shm(), 4096, 64);
+    let running = place.serve(1000, Duration::from_millis(20));
+    let vmm = place.map(SIZE);
+    for round in 1..4 {
+        for page in 0..64 {
+            let at = page * SIZE + 8 * page;
+            assert_eq!(vmm.load(at), if round == 1 { 0 } else { (page + round - 1) as u64 });
+            vmm.store(at, (page + round) as u64);
+        }
+        running.wait_until_closed();
+    }
+    let status = running.server.engine().status();
+    assert!(status.batches > 0 && status.closed >= 3 * 64);
+    assert_eq!(status.unverified, 0);
+    drop(vmm);
+    running.stop();
+}
+
+#[test]
+fn huge_pages_are_opened_whole() {
+    let place = Place::new(shm(), 2 << 20, 3);
+    let running = place.serve(3, Duration::from_millis(50));
+    let vmm = place.map(2 << 20);
+    for page in [2, 0] {
+        vmm.store((page << 21) + (1 << 20), 5);
+        assert_eq!(vmm.load(page << 21), 0);
+    }
+    running.wait_until_closed();
+    assert_eq!(vmm.load((2 << 21) + (1 << 20)), 5);
+    assert_eq!(vmm.load(1 << 21), 0);
+    drop(vmm);
+    running.stop();
+}
+
+/// Threads count up in pages of which an eighth may be open: pages are taken back under them all the time.
+#[test]
+fn touches_in_the_middle_of_taking_back_lose_nothing() {
+    let place = Place::new(shm(), 4096, 128);
+    let running = place.serve(16, Duration::from_millis(1));
+    let vmm = place.map(SIZE);
+    let most = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        for thread in 0..3_usize {
+            let vmm = &vmm;
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(thread as u64);
+                let mut counts = vec![0_u64; 128];
+                for _ in 0..1500 {
+                    let page = if random.bool() { random.usize(..8) } else { random.usize(..128) };
+                    let at = page * SIZE + 64 * thread;
+                    assert_eq!(
+                        vmm.load(at),
+                        counts[page],
+                        "page {page} has lost what thread {thread} stored"
+                    );
+                    counts[page] += 1;
+                    vmm.store(at, counts[page]);
+                }
+            });
+        }
+        let (running, most) = (&running, &most);
+        scope.spawn(move || {
+            for _ in 0..100 {
+                // Each thread may have one fault under way when the bound is reached.
+                most.fetch_and(running.open() <= 16 + 4, Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+    });
+    assert!(most.into_inner(), "more pages were open than may be");
+    let status = running.server.engine().status();
+    assert!(status.closed > 100, "{status:?}");
+    drop(vmm);
+    running.stop();
+}
+
+#[test]
+fn a_vmm_waits_for_the_next_server_and_goes_on() {
+    let place = Place::new(shm(), 4096, 16);
+    let running = place.serve(16, Duration::from_secs(600));
+    let vmm = place.map(SIZE);
+    vmm.store(3 * SIZE, 33);
+    // Another VMM, another server.
+    let error = unsafe_attach(&place).unwrap_err();
+    assert!(error.to_string().contains("one VMM at a time"), "{error}");
+    assert!(matches!(Mapping::open(&place.region(), Access::Exclusive), Err(Error::Busy(_))));
+    running.stop();
+    let toucher = std::thread::scope(|scope| {
+        let touched = scope.spawn(|| vmm.load(3 * SIZE));
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!touched.is_finished(), "a touch went on without a server");
+        let running = place.serve(16, Duration::from_secs(600));
+        assert_eq!(touched.join().unwrap(), 33);
+        running
+    });
+    assert_eq!(toucher.server.engine().status().unverified, 0);
+    drop(vmm);
+    toucher.stop();
+}
+
+fn unsafe_attach(place: &Place) -> Result<Attached, Error> {
+    let file = File::options().read(true).write(true).open(place.region()).unwrap();
+    let len = place.pages * SIZE;
+    // SAFETY: a fresh shared mapping, which stays to the end of the process.
+    unsafe {
+        let base =
+            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
+        attach(&place.region(), &place.socket(), base.addr() as u64, len as u64, 0)
+    }
+}
+
+#[test]
+fn what_is_no_message_is_refused_and_the_others_are_served() {
+    let place = Place::new(shm(), 4096, 16);
+    let running = place.serve(16, Duration::from_secs(600));
+    for (said, about) in [
+        ("{\"version\":2,\"status\":{}}\n", "speaks version 1"),
+        ("nonsense\n", "no message"),
+        (
+            "{\"version\":1,\"attach\":{\"address\":4096,\"length\":4096,\"offset\":0}}\n",
+            "without a userfaultfd",
+        ),
+        (
+            "[{\"base_host_virt_addr\":4096,\"size\":4096,\"offset\":0,\"page_size\":4096}]",
+            "without a userfaultfd",
+        ),
+    ] {
+        let mut stream = UnixStream::connect(place.socket()).unwrap();
+        stream.write_all(said.as_bytes()).unwrap();
+        let answer = std::io::read_to_string(&mut stream).unwrap();
+        assert!(answer.contains("error") && answer.contains(about), "{said}: {answer}");
+    }
+    let vmm = place.map(SIZE);
+    assert_eq!(vmm.load(0), 0);
+    drop(vmm);
+    running.stop();
+}
+
+#[test]
+fn a_region_where_touches_are_not_told_of_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = Place::new(directory.path(), 4096, 4);
+    let mapping = Arc::new(Mapping::open(&place.region(), Access::Exclusive).unwrap());
+    if mapping.has_minor_faults() {
+        return;
+    }
+    let medium: Arc<dyn Medium> = Arc::clone(&mapping) as Arc<dyn Medium>;
+    let (engine, _) = Engine::open(medium, &credential(), Arc::new(SystemRandom), &|_, _| {}).unwrap();
+    let limits = Limits { open_pages: 1, idle: Duration::from_secs(1) };
+    let error = Server::new(Arc::new(engine), mapping, limits).unwrap_err();
+    assert!(error.to_string().contains("tmpfs and hugetlbfs only"), "{error}");
+}
+
+/// Firecracker's protocol: anonymous memory, missing pages.
+#[test]
+fn anonymous_memory_is_filled_from_the_region() {
+    let place = Place::new(shm(), 4096, 64);
+    let running = place.serve(16, Duration::from_secs(600));
+    running.server.engine().write(9, 0, &[9; SIZE]).unwrap();
+    let len = 16 * SIZE;
+    let (flags, protection) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, libc::PROT_READ | libc::PROT_WRITE);
+    // SAFETY: a fresh mapping, and a userfaultfd for it (struct uffdio_api, struct uffdio_register with mode 1).
+    let (base, uffd) = unsafe {
+        let base = libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0);
+        let uffd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK);
+        let uffd = i32::try_from(uffd).unwrap();
+        assert!(uffd >= 0, "{}", std::io::Error::last_os_error());
+        let mut api = [0xaa_u64, 0, 0];
+        assert_eq!(libc::ioctl(uffd, 0xc018_aa3f, api.as_mut_ptr()), 0);
+        let mut register = [base.addr() as u64, len as u64, 1, 0];
+        assert_eq!(libc::ioctl(uffd, 0xc020_aa00, register.as_mut_ptr()), 0);
+        (base, uffd)
+    };
+    let stream = UnixStream::connect(place.socket()).unwrap();
+    // Pages 8 to 23 of the region.
+    let message = format!(
+        "[{{\"base_host_virt_addr\":{},\"size\":{len},\"offset\":{},\"page_size\":4096,\"page_size_kib\":4096}}]",
+        base.addr(),
+        8 * SIZE
+    );
+    send(&stream, message.as_bytes(), uffd);
+    // SAFETY: in the mapping.
+    let load = |page: usize| unsafe { base.cast::<u8>().add(page * SIZE + 100).read_volatile() };
+    assert_eq!((load(1), load(2), load(15)), (9, 0, 0));
+    assert_eq!(running.open(), 0, "a page was opened on the medium");
+    // The last one is counted behind its answer.
+    assert!(running.server.engine().status().faults >= 2);
+    drop(stream);
+    running.stop();
+    // SAFETY: nobody uses them any more.
+    unsafe {
+        libc::munmap(base, len);
+        libc::close(uffd);
+    }
+}
+
+/// Sends bytes with a descriptor.
+fn send(stream: &UnixStream, bytes: &[u8], descriptor: i32) {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    // SAFETY: the descriptor is open until the test ends.
+    let borrowed = [unsafe { std::os::fd::BorrowedFd::borrow_raw(descriptor) }];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&borrowed)));
+    let data = [std::io::IoSlice::new(bytes)];
+    rustix::net::sendmsg(stream, &data, &mut control, SendFlags::empty()).unwrap();
+}

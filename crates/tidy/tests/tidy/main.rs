@@ -1,0 +1,6 @@
+//! What a machine can check of the rules in CONTRIBUTING.md.
+
+mod arrows;
+mod codes;
+mod counts;
+mod lengths;

@@ -1,0 +1,20 @@
+//! The life of a volume, and what its host and its store may do to it meanwhile.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod attacks;
+mod block_cache;
+mod damage;
+mod first_use;
+mod follows;
+mod landing;
+mod levels;
+mod life;
+mod protections;
+mod reading;
+mod room;
+mod takeover;
+mod turns;
+mod unreadable;
+mod untrusted_size;

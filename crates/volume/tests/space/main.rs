@@ -1,0 +1,8 @@
+//! Which blocks hold something, how many are written, and how many there must be.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod aged;
+mod allocation;
+mod model;
