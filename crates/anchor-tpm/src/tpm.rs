@@ -32,15 +32,11 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Digest of an endorsement key's public area, which names a TPM.
 pub type KeyDigest = [u8; 32];
 
-/// Opens the way to a TPM; it may be lost and opened again.
-type Opener = Box<dyn Fn(&Place) -> Result<Box<dyn Transport>, Error> + Send>;
-
 /// A TPM at some place.
 pub struct Tpm {
     place: Place,
     /// The key that sessions are salted to. `None`: that of whichever TPM answers, to find out which it is.
     expected: Option<KeyDigest>,
-    open: Opener,
     transport: Option<Box<dyn Transport>>,
     session: Option<Session>,
     /// A session that can't be used any more, and may still be loaded.
@@ -66,14 +62,7 @@ impl Tpm {
     /// The TPM at `place`. Nothing is opened yet.
     #[must_use]
     pub fn new(place: Place, expected: Option<KeyDigest>) -> Tpm {
-        Tpm {
-            place,
-            expected,
-            open: Box::new(transport::open),
-            transport: None,
-            session: None,
-            abandoned: None,
-        }
+        Tpm { place, expected, transport: None, session: None, abandoned: None }
     }
 
     /// Where it is.
@@ -353,7 +342,7 @@ impl Tpm {
         for attempt in 0.. {
             let transport = match &mut self.transport {
                 Some(transport) => transport,
-                None => self.transport.insert((self.open)(&self.place)?),
+                None => self.transport.insert(transport::open(&self.place)?),
             };
             let answer = match transport.transact(bytes) {
                 Ok(answer) => answer,

@@ -42,7 +42,7 @@ impl Place {
     }
 }
 
-/// Something that answers commands. A test's TPM is one too.
+/// Something that answers commands.
 pub trait Transport: Send {
     /// Sends a command, and returns the answer as it came.
     ///

@@ -1,7 +1,7 @@
 //! Trusted freshness: a small value outside the host's reach that moves only by compare-and-swap.
 //!
 //! [`open_address`] opens an anchor by its address; which kinds there are, the program registers ([`Schemes`]). [`FileAnchor`]
-//! keeps the stamp in a file, [`MemoryAnchor`] and [`ScriptedAnchor`] in memory, for tests and for the simulator. [`Threaded`] runs
+//! keeps the stamp in a file, [`MemoryAnchor`] in memory. [`Threaded`] runs
 //! one that blocks on a thread of its own.
 #![forbid(unsafe_code)]
 
@@ -11,7 +11,6 @@ mod health;
 mod memory;
 mod options;
 mod scheme;
-mod scripted;
 mod stamp;
 mod threaded;
 
@@ -24,7 +23,6 @@ pub use scheme::{
     Access, Created, Needs, Opening, Scheme, Schemes, check_address, create_address, install, open_address,
     open_address_read_only, schemes,
 };
-pub use scripted::{Outcome, ScriptedAnchor};
 pub use stamp::{AUTHENTICATED_SIZE, MOVED_TO_SIZE, STAMP_VERSION, StampError};
 pub use threaded::{BlockingAnchor, Failure, Limits, Threaded};
 

@@ -1,7 +1,7 @@
 //! What the host does.
 
 use anchor::Stamp;
-use store::hostile::{Faults, HostileStore, Image};
+use testkit::hostile::{Faults, HostileStore, Image};
 use volume::format::protections::Freshness;
 use volume::{Error, Kind};
 

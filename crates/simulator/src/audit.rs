@@ -22,8 +22,8 @@ use std::time::Duration;
 
 use memory::{BLOCK_SIZE, Buffer};
 use seal::{EpochKeys, VolumeKey};
-use store::hostile::Session;
 use store::{Completion, Operation, Queue, Store};
+use testkit::hostile::Session;
 use volume::geometry::{Geometry, SUPERBLOCK_SLOTS, SUPERBLOCK_START};
 
 pub(crate) use self::book::Book;

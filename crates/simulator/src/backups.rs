@@ -1,7 +1,7 @@
 //! The owner's header backup: made, and put back when the host has destroyed what stands on the disk.
 
 use memory::BLOCK_SIZE;
-use store::hostile::{Faults, Image};
+use testkit::hostile::{Faults, Image};
 use volume::format::backup::HeaderBackup;
 use volume::format::header::Header;
 use volume::format::protections::Freshness;

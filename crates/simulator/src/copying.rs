@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use anchor::{Anchor, ScriptedAnchor};
-use store::hostile::{Faults, HostileStore};
+use anchor::Anchor;
+use testkit::ScriptedAnchor;
+use testkit::hostile::{Faults, HostileStore};
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::Geometry;
 use volume::{Completion, CreateOptions, Driven, Environment, Error, Kind, Volume, attach, attach_read_only};

@@ -6,7 +6,7 @@ use anchor::Anchor as _;
 use memory::BLOCK_SIZE;
 use seal::slot::{KeySlots, SlotLimits};
 use seal::{DataMode, Suite};
-use store::hostile::Image;
+use testkit::hostile::Image;
 use volume::format::protections::{Freshness, SuiteCode};
 use volume::policy::Policy;
 use volume::{AttachOptions, CreateOptions, Driven, Error, Kind, SavePolicy};
@@ -287,7 +287,7 @@ fn suite_of(code: SuiteCode) -> Suite {
 }
 
 /// A stamp in another's place, by whoever can write to the anchor. What it was before must be known.
-pub(crate) fn put_stamp(anchor: &Arc<anchor::ScriptedAnchor>, from: &anchor::Stamp, to: &anchor::Stamp) {
+pub(crate) fn put_stamp(anchor: &Arc<testkit::ScriptedAnchor>, from: &anchor::Stamp, to: &anchor::Stamp) {
     anchor.hold(false);
     let mut moving = anchor.advance(Some(from), to);
     let _ = moving.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));

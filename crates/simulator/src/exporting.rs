@@ -7,7 +7,7 @@ use std::rc::Rc;
 use anchor::State;
 use memory::BLOCK_SIZE;
 use seal::slot::{Argon2Params, SlotLimits};
-use store::hostile::Session;
+use testkit::hostile::Session;
 use volume::format::stream::StreamHeader;
 use volume::{
     AttachOptions, Driven, Error, Kind, Reading, StreamReader, StreamWriter, Tail, Volume, attach_read_only,

@@ -2,7 +2,7 @@
 
 use anchor::Stamp;
 use memory::BLOCK_SIZE;
-use store::hostile::{Faults, HostileStore, Image};
+use testkit::hostile::{Faults, HostileStore, Image};
 use volume::format::header::{self, Header};
 use volume::format::protections::{Freshness, Provision};
 use volume::format::record::RecordHeader;

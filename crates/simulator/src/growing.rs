@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use memory::BLOCK_SIZE;
-use store::hostile::{Faults, Image, Session};
+use testkit::hostile::{Faults, Image, Session};
 use volume::format::header::Header;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::Geometry;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::importing::Importing;
 use crate::keyring::ChangingKeys;
-use store::hostile::Session;
+use testkit::hostile::Session;
 use volume::{CheckReport, Completion, Driven, Error, Queue, Request, ResealReport, Volume};
 
 /// What was asked for.

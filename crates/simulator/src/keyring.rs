@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use memory::BLOCK_SIZE;
 use seal::SecretBytes;
 use seal::slot::{Argon2Params, Credential, SlotInfo, SlotLimits};
-use store::hostile::{Image, Session};
+use testkit::hostile::{Image, Session};
 use volume::format::header::{self, Header};
 use volume::{Driven, Error, KeyChange, Kind, change_keys};
 
@@ -268,7 +268,7 @@ impl Simulation {
         &mut self,
         wanted: Wanted,
         labels: &BTreeSet<String>,
-        before: store::hostile::Image,
+        before: testkit::hostile::Image,
     ) -> Outcomes {
         self.coverage.key_changes += 1;
         match wanted {

@@ -3,9 +3,10 @@
 
 use std::sync::Arc;
 
-use anchor::{Anchor, ScriptedAnchor, Stamp, State};
+use anchor::{Anchor, Stamp, State};
 use seal::VolumeKey;
-use store::hostile::Faults;
+use testkit::ScriptedAnchor;
+use testkit::hostile::Faults;
 use volume::format::header::Header;
 use volume::format::protections::Freshness;
 use volume::policy::Policy;
@@ -181,7 +182,7 @@ impl Simulation {
         claimed.map_or(Choice::Latest, |stamp| Choice::State(name_of(&stamp)))
     }
 
-    fn moving_environment(&self, session: &store::hostile::Session, moving: &Move) -> Environment {
+    fn moving_environment(&self, session: &testkit::hostile::Session, moving: &Move) -> Environment {
         let environment = self.environment(&self.audit.watch(session));
         Environment { anchor: environment.anchor.filter(|_| !moving.lost), ..environment }
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use seal::slot::{Argon2Params, SlotLimits};
-use store::hostile::Faults;
+use testkit::hostile::Faults;
 use volume::format::protections::{Freshness, Provision, SuiteCode, check_protections};
 use volume::geometry::{Geometry, Shape};
 use volume::{AttachOptions, CreateOptions, Window};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use store::hostile::Session;
+use testkit::hostile::Session;
 use volume::format::protections::Freshness;
 use volume::policy::Policy;
 use volume::{Choice, Driven, Error, Kind, Reanchor, StateName, Survey, Volume, reanchor, survey};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use store::hostile::{Faults, Session};
+use testkit::hostile::{Faults, Session};
 use volume::format::protections::Freshness;
 use volume::{Error, Kind, Volume};
 

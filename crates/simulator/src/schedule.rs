@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use anchor::{Outcome, ScriptedAnchor};
+use testkit::{Outcome, ScriptedAnchor};
 use volume::format::protections::Freshness;
 
 use crate::simulation::{Failure, Outcomes, Simulation, say};

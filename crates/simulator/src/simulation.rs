@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anchor::ScriptedAnchor;
 use fastrand::Rng;
 use memory::Buffer;
 use seal::SecretBytes;
 use seal::slot::Credential;
-use store::hostile::{Faults, HostileStore, Image, Session};
+use testkit::ScriptedAnchor;
+use testkit::hostile::{Faults, HostileStore, Image, Session};
 use volume::format::backup::HeaderBackup;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::Geometry;
@@ -27,7 +27,7 @@ use crate::moving::LeftBehind;
 use crate::plan::Plan;
 use crate::trace::{Sink, Trace};
 use crate::watch::{Watch, watching};
-use crate::world::{SeededRandom, SimulatedClock};
+use crate::world::SeededRandom;
 
 /// A run's end.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub(crate) struct Simulation {
     pub(crate) next_anchor: Option<Arc<ScriptedAnchor>>,
     /// The one that it has left.
     pub(crate) left_behind: Option<LeftBehind>,
-    pub(crate) clock: Arc<SimulatedClock>,
+    pub(crate) clock: Arc<testkit::ManualClock>,
     pub(crate) random: Arc<SeededRandom>,
     pub(crate) policy: Option<Policy>,
     pub(crate) keys: Keys,

@@ -51,7 +51,7 @@ impl Trace {
 
 impl Trace {
     /// A line for the reader only: the disk's events are not part of the hash, since they are told only to a reader.
-    pub(crate) fn tell(&self, event: &store::hostile::Event) {
+    pub(crate) fn tell(&self, event: &testkit::hostile::Event) {
         let mut inner = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let step = inner.step;
         if let Some(sink) = &mut inner.sink {

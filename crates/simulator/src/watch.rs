@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use store::hostile::{Event, Trace as StoreTrace};
+use testkit::hostile::{Event, Trace as StoreTrace};
 use volume::geometry::{Geometry, SUPERBLOCK_SLOTS, SUPERBLOCK_START};
 
 use crate::trace::Trace;

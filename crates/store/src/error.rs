@@ -79,13 +79,8 @@ impl Error {
     }
 
     /// An operation on `blocks` blocks from `block` on that a store of `size` blocks cannot have.
-    pub(crate) fn out_of_range(
-        operation: &'static str,
-        store: String,
-        block: u64,
-        blocks: u64,
-        size: u64,
-    ) -> Self {
+    #[must_use]
+    pub fn out_of_range(operation: &'static str, store: String, block: u64, blocks: u64, size: u64) -> Self {
         let message = format!("{blocks} blocks from here on are not inside its {size} blocks");
         Self::new(ErrorKind::OutOfRange, operation, store, message).at(block)
     }

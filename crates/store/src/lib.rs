@@ -1,13 +1,11 @@
 //! Untrusted block storage behind one asynchronous trait.
 //!
-//! A [`Store`] is what the host offers: a file, a block device, memory, or a hostile stand-in for any of
-//! them. It promises nothing: what is read may be anything, what is written may be lost. Each thread that
-//! does I/O opens a [`Queue`] of its own, submits operations that own their buffers, and polls for
+//! A [`Store`] is what the host offers: a file, a block device, or memory. It promises nothing: what is read may be anything, what is
+//! written may be lost. Each thread that does I/O opens a [`Queue`] of its own, submits operations that own their buffers, and polls for
 //! completions; no queue is ever shared.
 
 mod error;
 mod file;
-pub mod hostile;
 mod memory_store;
 mod signal;
 mod uring;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ::memory::{BLOCK_SIZE, Buffer};
-use store::hostile::{Faults, HostileStore};
 use store::{Completion, ErrorKind, FileStore, MemoryStore, Operation, Options, Queue, Store};
+use testkit::hostile::{Faults, HostileStore};
 
 /// Size of each store under test.
 const BLOCKS: u64 = 1024;

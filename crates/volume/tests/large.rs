@@ -10,9 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anchor::MemoryAnchor;
-use common::{StillClock, credential, filled, options};
+use common::{credential, filled, options};
 use memory::Buffer;
 use store::{FileStore, Options};
+use testkit::ManualClock;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::Shape;
 use volume::{AttachOptions, Environment, Queue, Request, attach, create};
@@ -71,7 +72,7 @@ fn a_map_many_times_larger_than_the_cache_stays_within_its_memory() {
         store: Arc::new(FileStore::open(&path, file).expect("a sparse file")),
         anchor: Some(Arc::new(MemoryAnchor::new())),
         random: Arc::new(seal::SystemRandom),
-        clock: Arc::new(StillClock::default()),
+        clock: Arc::new(ManualClock::default()),
     };
     let policy =
         create(environment.clone(), create_options, credential(), Box::new(|_| Ok(()))).expect("a queue");

@@ -2,11 +2,11 @@
 
 use super::abi::{self, ANY, Command, INFO, Info, PARAMETERS, State, feature};
 use crate::Error;
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
+use uring::{CommandRing, opcode, types};
 
 const PATH: &str = "/dev/ublk-control";
 
@@ -22,7 +22,7 @@ pub(super) fn is_there() -> bool {
 /// The control device. Its commands wait for their end, so they must not be given by a thread that serves a device.
 pub(super) struct Control {
     device: OwnedFd,
-    ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    ring: CommandRing,
 }
 
 impl Control {
@@ -37,7 +37,7 @@ impl Control {
             errno => Error::at("opening", Path::new(PATH), errno),
         })?;
         let ring =
-            IoUring::builder().build(4).map_err(|error| Error::io("setting up io_uring for ublk", &error))?;
+            CommandRing::new(4).map_err(|error| Error::io("setting up io_uring for ublk", &error.into()))?;
         let mut control = Self { device, ring };
         let mut features = [0; 8];
         let found =
@@ -126,16 +126,16 @@ impl Control {
             opcode::UringCmd80::new(types::Fd(self.device.as_raw_fd()), command.code()).cmd(bytes).build();
         // SAFETY: the kernel reads and writes `buffer` until the command's completion, and we neither return nor touch it before: the loop below
         // ends with the completion only. The device is open as long as `self` lives.
-        unsafe { self.ring.submission().push(&entry) }.map_err(|_| Errno::BUSY)?;
+        unsafe { self.ring.push(&entry) }.map_err(|_| Errno::BUSY)?;
         loop {
-            match self.ring.submit_and_wait(1) {
-                Ok(_) => {}
+            match self.ring.wait(None) {
+                Ok(()) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 // Nothing may be waited for without a ring, and the buffer is the kernel's: there is no way on.
                 Err(error) => panic!("io_uring does not take a command: {error}"),
             }
-            if let Some(completion) = self.ring.completion().next() {
-                let result = completion.result();
+            if let Some(completion) = self.ring.completions().next() {
+                let result = completion.result;
                 return if result < 0 { Err(Errno::from_raw_os_error(-result)) } else { Ok(()) };
             }
         }

@@ -4,15 +4,13 @@ use super::abi::{self, COMMIT_AND_FETCH, DESCRIPTOR, FETCH, Wanted};
 use crate::budget::{Share, weight};
 use crate::{Device, Error, Memory};
 use bytes::Bytes;
-use io_uring::{IoUring, opcode, squeue, types};
-use rustix::event::{EventfdFlags, eventfd};
+use memory::{Access, FileMapping};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
-use std::ffi::c_void;
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex, PoisonError};
+use uring::{Entry, Event, Ring, Threads, opcode, types};
 
 /// Completions that are not of a request, by their user data.
 const RUNG: u64 = u64::MAX;
@@ -29,7 +27,7 @@ pub(super) struct Queue {
     share: Arc<Share>,
     descriptors: Descriptors,
     ended: Arc<Ended>,
-    ring: IoUring,
+    ring: Ring,
     /// Requests, free or in flight, that the kernel still wants.
     live: u16,
 }
@@ -37,7 +35,7 @@ pub(super) struct Queue {
 /// Requests that have ended and that the kernel has not been told about, and what wakes the thread for them.
 struct Ended {
     list: Mutex<Vec<(u16, i32)>>,
-    bell: OwnedFd,
+    bell: Event,
     /// The character device: data goes through it.
     file: Arc<File>,
 }
@@ -55,12 +53,11 @@ impl Queue {
         read_only: bool,
     ) -> Result<Self, Error> {
         let doing = || format!("setting up queue {number} of a ublk device");
-        let fail = |errno| Error::system(doing(), errno);
+        let fail = |error: io::Error| Error::io(doing(), &error);
         let descriptors = Descriptors::map(&file, number, depth).map_err(fail)?;
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(fail)?;
+        let bell = Event::to_poll().map_err(fail)?;
         let ended = Arc::new(Ended { list: Mutex::default(), bell, file });
-        let ring = IoUring::builder().setup_clamp().setup_coop_taskrun().build(u32::from(depth) + 1);
-        let ring = ring.map_err(|error| Error::io(doing(), &error))?;
+        let ring = Ring::new(u32::from(depth) + 1, Threads::Any).map_err(|error| fail(error.into()))?;
         Ok(Self { number, depth, device, read_only, share, descriptors, ended, ring, live: depth })
     }
 
@@ -75,7 +72,7 @@ impl Queue {
         let doing = || format!("asking for the requests of queue {}", self.number);
         self.ring.submit().map_err(|error| Error::io(doing(), &error))?;
         // Nothing ends yet but what is refused.
-        match self.ring.completion().next().map(|refused| refused.result()) {
+        match self.ring.completions().next().map(|refused| refused.result) {
             None => Ok(()),
             Some(result) => Err(Error::system(doing(), Errno::from_raw_os_error(-result.min(-1)))),
         }
@@ -84,15 +81,14 @@ impl Queue {
     /// Serves until the device is stopped.
     pub(super) fn run(mut self) {
         while self.live > 0 {
-            match self.ring.submit_and_wait(1) {
-                Ok(_) => {}
+            match self.ring.wait(None) {
+                Ok(()) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 // The kernel ends the device's requests when this thread's ring goes.
                 Err(_) => return,
             }
-            let completions: Vec<_> =
-                self.ring.completion().map(|one| (one.user_data(), one.result())).collect();
-            for (token, result) in completions {
+            let completions: Vec<_> = self.ring.completions().collect();
+            for uring::Completion { token, result } in completions {
                 match u16::try_from(token) {
                     Ok(tag) if result == 0 => self.begin(tag),
                     // The device is being stopped.
@@ -107,9 +103,8 @@ impl Queue {
 
     /// Has the ring wait for the bell.
     fn listen(&mut self) {
-        // What it has counted is of no use, and it may have counted nothing.
-        let _ = rustix::io::read(&self.ended.bell, &mut [0; 8]);
-        let bell = types::Fd(self.ended.bell.as_raw_fd());
+        self.ended.bell.clear();
+        let bell = types::Fd(self.ended.bell.as_fd().as_raw_fd());
         let poll = opcode::PollAdd::new(bell, POLL_IN).build().user_data(RUNG);
         // SAFETY: polling names no memory, and the eventfd is open as long as `self` lives.
         unsafe { self.push(&poll) };
@@ -124,10 +119,10 @@ impl Queue {
     }
 
     /// # Safety
-    /// As for `SubmissionQueue::push`.
-    unsafe fn push(&mut self, entry: &squeue::Entry) {
+    /// As for `Ring::push`.
+    unsafe fn push(&mut self, entry: &Entry) {
         // SAFETY: the caller's promise.
-        while unsafe { self.ring.submission().push(entry) }.is_err() {
+        while unsafe { self.ring.push(entry) }.is_err() {
             // There are entries for all; only what a signal has kept back can be in the way.
             let _ = self.ring.submit();
         }
@@ -201,13 +196,8 @@ impl Ended {
         // Who finds more than one has been told of the first.
         if list.len() == 1 {
             drop(list);
-            self.ring();
+            self.bell.signal();
         }
-    }
-
-    fn ring(&self) {
-        // Fails only when the counter is at its limit, and then the thread is awake anyway.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
     }
 
     /// The data of a write.
@@ -246,48 +236,25 @@ impl Ended {
 
 /// The descriptors of a queue's requests, in memory that the kernel writes.
 struct Descriptors {
-    base: *mut c_void,
-    length: usize,
+    mapping: FileMapping,
     depth: u16,
 }
 
-// SAFETY: a mapping belongs to the process, not to a thread; we only read it.
-unsafe impl Send for Descriptors {}
-
 impl Descriptors {
-    fn map(file: &File, queue: u16, depth: u16) -> Result<Self, Errno> {
+    fn map(file: &File, queue: u16, depth: u16) -> io::Result<Self> {
         let page = rustix::param::page_size();
         let length = (usize::from(depth) * DESCRIPTOR).next_multiple_of(page);
         let room = (u64::from(abi::MAX_DEPTH) * DESCRIPTOR as u64).next_multiple_of(page as u64);
-        let (access, flags) = (ProtFlags::READ, MapFlags::SHARED | MapFlags::POPULATE);
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
-        let base = unsafe {
-            rustix::mm::mmap(ptr::null_mut(), length, access, flags, file, u64::from(queue) * room)
-        }?;
-        Ok(Self { base, length, depth })
+        let mapping = FileMapping::new(file, u64::from(queue) * room, length, Access::Read)?;
+        Ok(Self { mapping, depth })
     }
 
     /// A copy of a descriptor. Zeros, which are no request, for a tag that does not exist.
     fn read(&self, tag: u16) -> [u8; DESCRIPTOR] {
-        if tag >= self.depth {
-            return [0; DESCRIPTOR];
-        }
-        // SAFETY: the mapping has a descriptor for each tag below the depth, aligned to eight bytes as the page is, and lives as long as `self`.
-        // Nobody forms a reference to it; the kernel wrote this one before it handed us the request, and leaves it alone until we are done.
-        let words: [u64; DESCRIPTOR / 8] =
-            unsafe { self.base.cast::<[u64; DESCRIPTOR / 8]>().add(usize::from(tag)).read_volatile() };
         let mut bytes = [0; DESCRIPTOR];
-        for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
-            to.copy_from_slice(&word.to_ne_bytes());
+        if tag < self.depth {
+            self.mapping.copy_to(usize::from(tag) * DESCRIPTOR, &mut bytes);
         }
         bytes
-    }
-}
-
-impl Drop for Descriptors {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `map` with this address and length, and no longer used.
-        let result = unsafe { rustix::mm::munmap(self.base, self.length) };
-        debug_assert!(result.is_ok(), "a mapping of ours can be unmapped: {result:?}");
     }
 }

@@ -1,7 +1,6 @@
 //! The queue of a [`FileStore`](crate::FileStore): one ring, used by one thread.
 
 mod queue;
-mod ring;
 mod transfer;
 
 pub(crate) use queue::FileQueue;

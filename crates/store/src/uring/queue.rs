@@ -2,18 +2,17 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use io_uring::{IoUring, opcode, squeue, types};
 use memory::Arena;
 use rustix::event::PollFlags;
 use slab::Slab;
+use uring::{Doorbell, Entry, Reason, Ring, SetupError, Threads, opcode, types};
 
-use super::ring::{Doorbell, set_up};
 use super::transfer::{Direction, Outcome, Part, Transfer, merge};
 use crate::file::Inner;
 use crate::{Buffer, Completion, Error, ErrorKind, Operation, Queue};
@@ -35,9 +34,6 @@ const WATCHES: usize = WATCH_ENTRIES as usize / 2;
 /// More would serve no device, and the ring has a limit.
 const MAX_DEPTH: u32 = 16 << 10;
 
-/// The kernel refuses what does not fit its clock.
-const LONGEST_SLEEP: Duration = Duration::from_hours(24);
-
 /// What the kernel works on at a time.
 #[derive(Debug)]
 enum Job {
@@ -52,7 +48,7 @@ enum Job {
 /// A dropped queue waits for what is in flight, since the kernel may still write to its buffers; what was
 /// held back is never sent.
 pub(crate) struct FileQueue {
-    ring: IoUring,
+    ring: Ring,
     store: Arc<Inner>,
     arena: Arc<Arena>,
     /// The arena's memory, if the kernel took its registration.
@@ -66,7 +62,7 @@ pub(crate) struct FileQueue {
     /// How many of those are watches.
     watching: usize,
     ended: Vec<Completion>,
-    results: Vec<(u64, i32)>,
+    results: Vec<uring::Completion>,
     doorbell: Arc<Doorbell>,
     /// Where the doorbell's read goes; on the heap, so that it stays put.
     doorbell_count: Box<[u8; 8]>,
@@ -80,10 +76,10 @@ impl FileQueue {
             Error::from_errno(error.raw_os_error().unwrap_or(libc::EIO), "open", &store.name)
         };
         // One more for the doorbell.
-        let ring = set_up(depth + 1 + WATCH_ENTRIES, &store.name)?;
+        let ring = Ring::new(depth + 1 + WATCH_ENTRIES, Threads::One)
+            .map_err(|error| no_ring(&error, &store.name))?;
         let doorbell = Doorbell::new().map_err(failed)?;
-        let files = [store.file.as_raw_fd(), doorbell.event().as_raw_fd()];
-        ring.submitter().register_files(&files).map_err(failed)?;
+        ring.register_files(&[store.file.as_fd(), doorbell.event().as_fd()]).map_err(failed)?;
         let arena = Arena::for_depth(depth).map_err(failed)?;
         let registered = register(&ring, &arena);
         Ok(Self {
@@ -166,28 +162,24 @@ impl FileQueue {
 
     /// # Safety
     /// What the entry points to must live until its completion.
-    unsafe fn push(&mut self, entry: &squeue::Entry) {
+    unsafe fn push(&mut self, entry: &Entry) {
         // SAFETY: by this function's contract.
-        let pushed = unsafe { self.ring.submission().push(entry) };
+        let pushed = unsafe { self.ring.push(entry) };
         // Each slot in flight and the doorbell have at most one request each in the ring, and each watch one that ends it.
         pushed.expect("the ring has room for all that may be in flight");
     }
 
-    /// Tells the kernel of new requests, and lets it finish what it has put off; no system call without need.
+    /// Tells the kernel of new requests, and lets it finish what it has put off.
     fn enter(&mut self) {
-        let submission = self.ring.submission();
-        if !submission.is_empty() || submission.taskrun() || submission.cq_overflow() {
-            drop(submission);
-            // Interrupted, or short of memory: the requests stay in the ring until the next time.
-            let _ = self.ring.submit();
-        }
+        // Interrupted, or short of memory: the requests stay in the ring until the next time.
+        let _ = self.ring.submit();
     }
 
     /// Takes note of what has ended.
     fn reap(&mut self) {
         let mut results = mem::take(&mut self.results);
-        results.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
-        for (number, result) in results.drain(..) {
+        results.extend(self.ring.completions());
+        for uring::Completion { token: number, result } in results.drain(..) {
             if number == DOORBELL {
                 self.doorbell_armed = false;
             } else if let Some(slot) = usize::try_from(number).ok().filter(|&n| self.flying.contains(n)) {
@@ -258,13 +250,7 @@ impl FileQueue {
             return;
         }
         // Whatever ends the sleep, an error included, ends the wait: it may return early.
-        let _ = match timeout {
-            None => self.ring.submit_and_wait(1),
-            Some(timeout) => {
-                let time = types::Timespec::from(timeout.min(LONGEST_SLEEP));
-                self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&time))
-            }
-        };
+        let _ = self.ring.wait(timeout);
         self.doorbell.awake();
     }
 
@@ -286,7 +272,7 @@ impl FileQueue {
         }
         self.unwatch();
         loop {
-            let results: Vec<_> = self.ring.completion().map(|entry| entry.user_data()).collect();
+            let results: Vec<_> = self.ring.completions().map(|ended| ended.token).collect();
             for number in results {
                 if number == DOORBELL {
                     self.doorbell_armed = false;
@@ -298,7 +284,7 @@ impl FileQueue {
                 return true;
             }
             let again = [libc::EINTR, libc::EAGAIN, libc::EBUSY, libc::ENOMEM];
-            match self.ring.submit_and_wait(1) {
+            match self.ring.wait(None) {
                 Err(error) if !error.raw_os_error().is_some_and(|e| again.contains(&e)) => return false,
                 _ => {}
             }
@@ -308,12 +294,26 @@ impl FileQueue {
 
 /// Registers the pool, so that the kernel need not pin its pages for each transfer. It may refuse (the limit
 /// of locked memory, mostly); then it goes without.
-fn register(ring: &IoUring, arena: &Arena) -> Option<(NonNull<u8>, usize)> {
+fn register(ring: &Ring, arena: &Arena) -> Option<(NonNull<u8>, usize)> {
     let (base, length) = arena.range();
-    let vector = libc::iovec { iov_base: base.as_ptr().cast(), iov_len: length };
     // SAFETY: the arena's memory is mapped as long as any buffer of it lives, and a request points into it
     // only while it owns such a buffer.
-    unsafe { ring.submitter().register_buffers(&[vector]) }.ok().map(|()| (base, length))
+    unsafe { ring.register_buffer(base, length) }.ok().map(|()| (base, length))
+}
+
+/// Why there is no ring, of this store.
+fn no_ring(error: &SetupError, store: &str) -> Error {
+    let Some(errno) = error.source.as_ref().map(|source| source.raw_os_error().unwrap_or(libc::EIO)) else {
+        return Error::new(ErrorKind::Unsupported, "open", store, &error.message);
+    };
+    let said = Error::from_errno(errno, "open", store);
+    let kind = match error.reason {
+        Reason::Forbidden => ErrorKind::Forbidden,
+        Reason::TooOld => ErrorKind::Unsupported,
+        Reason::Memory => ErrorKind::Io,
+        Reason::Other => said.kind,
+    };
+    Error { kind, message: error.message.clone(), ..said }
 }
 
 fn explain(failure: &Outcome, part: &Part, store: &str) -> Error {
@@ -356,7 +356,7 @@ impl Queue for FileQueue {
         self.reap();
         // Room has become free, or a transfer goes on: the device need not wait for the next poll.
         self.dispatch();
-        if !self.ring.submission().is_empty() {
+        if self.ring.has_unsent() {
             self.enter();
         }
         completions.append(&mut self.ended);
@@ -390,7 +390,7 @@ impl Drop for FileQueue {
     fn drop(&mut self) {
         if self.drain() {
             // A device is free for others once the ring lets go of it, which it would do too late by itself.
-            let _ = self.ring.submitter().unregister_files();
+            let _ = self.ring.unregister_files();
         } else {
             // The kernel may still write there: better lost than given to somebody else.
             mem::forget(self.store.clone());

@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use io_uring::{opcode, squeue, types::Fixed};
+use uring::{Entry, opcode, types::Fixed};
 
 use crate::{BLOCK_SIZE, Buffer};
 
@@ -90,7 +90,7 @@ impl Transfer {
     ///
     /// The memory that the entry points to (buffers, and the vector of this transfer) must be kept, and the
     /// transfer left alone, until its completion; moving the transfer is fine.
-    pub(crate) fn entry(&mut self, file: Fixed, pool: Option<(NonNull<u8>, usize)>) -> squeue::Entry {
+    pub(crate) fn entry(&mut self, file: Fixed, pool: Option<(NonNull<u8>, usize)>) -> Entry {
         let first = &mut self.parts[0];
         let (direction, start) = (first.direction, first.buffer.as_mut_ptr());
         let offset = first.block * 4096 + u64::try_from(self.done).expect("a length fits 64 bits");
@@ -114,7 +114,7 @@ impl Transfer {
         }
     }
 
-    fn vectored(&mut self, file: Fixed, direction: Direction, offset: u64) -> squeue::Entry {
+    fn vectored(&mut self, file: Fixed, direction: Direction, offset: u64) -> Entry {
         let mut skip = self.done;
         self.vectors.clear();
         for part in &mut self.parts {

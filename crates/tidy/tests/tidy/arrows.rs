@@ -8,7 +8,7 @@ use tidy::{crates, read, root, sources};
 /// it in this list. A new crate gets a line, and a new arrow a reason in a decision record.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("memory", &[]),
-    ("ring", &[]),
+    ("uring", &[]),
     ("anchor", &[]),
     ("anchor-etcd", &["anchor"]),
     ("seal", &["memory"]),
@@ -16,10 +16,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("anchor-owner", &["anchor"]),
     ("owner", &["anchor", "anchor-owner", "seal"]),
     ("cvmio-owner", &["anchor", "owner"]),
-    ("store", &["memory", "ring"]),
+    ("store", &["memory", "uring"]),
     ("volume", &["anchor", "memory", "seal", "store"]),
     ("testkit", &["anchor", "memory", "seal", "store", "volume"]),
-    ("export", &["memory", "ring", "seal", "store", "volume"]),
+    ("export", &["memory", "uring", "seal", "store", "volume"]),
     ("simulator", &["anchor", "memory", "seal", "store", "testkit", "volume"]),
     ("daemon", &["anchor", "export", "memory", "seal", "store", "volume"]),
     ("service", &["anchor", "daemon", "memory", "seal", "store", "volume"]),

@@ -50,7 +50,7 @@ fn a_thin_volume_grows_in_promise_or_in_store() {
     });
     let created = case.geometry();
     // In promise: the store is what it was.
-    let store = case.store.blocks();
+    let store = case.bench.environment.store.blocks();
     case.fixed = true;
     assert_eq!(case.grow(1200).now, (1200, store));
     assert_eq!(

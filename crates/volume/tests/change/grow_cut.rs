@@ -58,7 +58,7 @@ fn a_torn_copy_beside_the_new_one_is_no_end() {
         case.grow(1500);
         let mut torn = case.bench.image()[0].clone();
         torn[..512].copy_from_slice(&before[0][..512]);
-        put(&*case.store, 0, &torn);
+        put(&*case.bench.environment.store, 0, &torn);
         case.policy = old;
         let refused = case.bench.attach(&case.policy).err().expect("half a growth");
         assert!(refused.to_string().contains("cvmio volume grow"), "{refused}");
@@ -139,7 +139,7 @@ fn an_older_header_is_refused() {
         // The host does what the owner may not.
         let whole = case.bench.image();
         let mixed: Vec<_> = before[..4].iter().chain(&whole[4..]).cloned().collect();
-        put_back(&*case.store, &mixed);
+        put_back(&*case.bench.environment.store, &mixed);
         let refused = case.bench.attach(&case.policy).err().expect("the header is older");
         assert_eq!(refused.kind(), Kind::Stale, "{refused}");
         assert_eq!(case.bench.restore(&case.policy, &new).unwrap().copies, 2);

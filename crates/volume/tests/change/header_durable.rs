@@ -10,7 +10,7 @@ use memory::BLOCK_SIZE;
 use seal::SecretBytes;
 use seal::slot::{Argon2Params, Credential, SlotLimits};
 use store::MemoryStore;
-use store::hostile::{Event, Faults, HostileStore, Image, Session};
+use testkit::hostile::{Event, Faults, HostileStore, Image, Session};
 use volume::format::protections::Freshness;
 use volume::{
     Driven, Environment, Growth, KeyChange, Kind, RekeyOrder, Result, attach, begin_rekey, change_keys, grow,

@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use crate::common::medium::{Image, image, put, put_back};
 use crate::common::{Bench, Session, credential, options, page};
-use anchor::{Anchor, MemoryAnchor, Outcome, ScriptedAnchor, Stamp, State};
+use anchor::{Anchor, MemoryAnchor, Stamp, State};
 use futures::FutureExt;
 use memory::BLOCK_SIZE;
+use testkit::{Outcome, ScriptedAnchor};
 use volume::format::protections::Freshness;
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;

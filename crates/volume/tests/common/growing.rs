@@ -6,7 +6,8 @@ use std::sync::mpsc::{Receiver, channel};
 
 use seal::SecretBytes;
 use seal::slot::Credential;
-use store::{MemoryStore, Queue, Store};
+use store::{MemoryStore, Store};
+use testkit::{InterceptingStore, Interceptor};
 use volume::format::header::Header;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::{Geometry, Shape};
@@ -15,23 +16,16 @@ use volume::{CreateOptions, Environment, Error, Grown, Growth, Kind, Result, gro
 
 use super::{Bench, Session, credential, options};
 
-/// A store of which only the beginning is there yet.
+/// Says that only the beginning of the store is there yet.
 pub struct Partly {
-    medium: MemoryStore,
     pub blocks: AtomicU64,
+    /// How many it can become.
+    most: u64,
 }
 
-impl Store for Partly {
-    fn blocks(&self) -> u64 {
+impl Interceptor for Partly {
+    fn blocks(&self, _medium: &dyn Store) -> u64 {
         self.blocks.load(Ordering::SeqCst)
-    }
-
-    fn name(&self) -> String {
-        self.medium.name()
-    }
-
-    fn queue(&self, depth: u32) -> std::result::Result<Box<dyn Queue>, store::Error> {
-        self.medium.queue(depth)
     }
 }
 
@@ -53,10 +47,10 @@ impl Case {
         let mut options = options(logical, shape);
         change(&mut options);
         let blocks = Geometry::for_logical(logical.min(4096), shape).expect("a size").physical_blocks;
-        let medium = MemoryStore::new(most).expect("memory");
-        let store = Arc::new(Partly { medium, blocks: AtomicU64::new(blocks) });
+        let medium = Arc::new(MemoryStore::new(most).expect("memory"));
+        let store = Arc::new(Partly { blocks: AtomicU64::new(blocks), most });
         let mut bench = Bench::new(options, 8);
-        bench.environment.store = store.clone() as Arc<dyn Store>;
+        bench.environment.store = InterceptingStore::new(medium, &store);
         let policy = bench.create();
         Self { bench, store, policy, fixed: false }
     }
@@ -81,7 +75,7 @@ impl Case {
         let (sender, saved) = channel();
         let (store, fixed) = (Arc::clone(&self.store), self.fixed);
         let enlarge = Box::new(move |blocks: u64, _: Provision| {
-            if !fixed && blocks <= store.medium.blocks() {
+            if !fixed && blocks <= store.most {
                 store.blocks.fetch_max(blocks, Ordering::SeqCst);
             }
             Ok(())

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use anchor::ScriptedAnchor;
 use futures::FutureExt;
+use testkit::ScriptedAnchor;
 use volume::{Driven, Kind, Result};
 
 use super::Bench;

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::task::Waker;
-use std::time::Duration;
 
 use memory::{BLOCK_SIZE, Buffer};
-use store::{Completion, Error, ErrorKind, Operation, Queue, Store};
+use store::{Completion, Error, ErrorKind, Operation, Store};
+use testkit::{Interceptor, Verdict};
 
 /// A whole store, block by block.
 pub type Image = Vec<Vec<u8>>;
@@ -51,75 +50,29 @@ pub fn put_back(store: &dyn Store, image: &Image) {
     }
 }
 
-/// A store whose machine stops after some writes and flushes: of the next write one sector reaches the medium, and nothing after that.
-pub struct Stopping {
-    pub medium: Arc<dyn Store>,
-    pub left: Arc<AtomicI64>,
-}
+/// A machine that stops after some writes and flushes: of the next write one sector reaches the medium, and nothing after that.
+pub struct Stopping(pub Arc<AtomicI64>);
 
-struct StoppingQueue {
-    store: Arc<dyn Store>,
-    medium: Box<dyn Queue>,
-    left: Arc<AtomicI64>,
-    failed: Vec<Completion>,
-}
-
-impl Store for Stopping {
-    fn blocks(&self) -> u64 {
-        self.medium.blocks()
-    }
-
-    fn name(&self) -> String {
-        self.medium.name()
-    }
-
-    fn queue(&self, depth: u32) -> std::result::Result<Box<dyn Queue>, Error> {
-        let medium = self.medium.queue(depth)?;
-        let (store, left) = (Arc::clone(&self.medium), Arc::clone(&self.left));
-        Ok(Box::new(StoppingQueue { store, medium, left, failed: Vec::new() }))
-    }
-}
-
-impl StoppingQueue {
-    /// The first sector of the write that the machine stops in has arrived.
-    fn tear(&self, block: u64, buffer: &Buffer) {
-        let mut new = vec![0; buffer.blocks() * BLOCK_SIZE];
-        buffer.copy_to(0, &mut new);
-        let read = Operation::Read { block, buffer: Buffer::private_zeroed(buffer.blocks()) };
-        let old = submit(&*self.store, read).buffer.expect("the buffer");
-        old.copy_to(SECTOR, &mut new[SECTOR..]);
-        put(&*self.store, block, &new);
-    }
-}
-
-impl Queue for StoppingQueue {
-    fn buffer(&mut self, blocks: usize) -> Buffer {
-        self.medium.buffer(blocks)
-    }
-
-    fn submit(&mut self, token: u64, operation: Operation) {
+impl Interceptor for Stopping {
+    fn submitted(&self, _queue: usize, operation: &Operation, medium: &dyn Store) -> Verdict {
         let counts = matches!(operation, Operation::Write { .. } | Operation::Flush);
-        let left = if counts { self.left.fetch_sub(1, Ordering::Relaxed) } else { 1 };
-        if left <= 0 {
-            if let (0, Operation::Write { block, buffer }) = (left, &operation) {
-                self.tear(*block, buffer);
-            }
-            let result = Err(Error::new(ErrorKind::Io, "write", "stopped", "the machine stopped"));
-            return self.failed.push(Completion { token, buffer: None, result });
+        let left = if counts { self.0.fetch_sub(1, Ordering::Relaxed) } else { 1 };
+        if left > 0 {
+            return Verdict::Pass;
         }
-        self.medium.submit(token, operation);
+        if let (0, Operation::Write { block, buffer }) = (left, operation) {
+            tear(medium, *block, buffer);
+        }
+        Verdict::Fail(Error::new(ErrorKind::Io, "write", "stopped", "the machine stopped"))
     }
+}
 
-    fn poll(&mut self, completions: &mut Vec<Completion>) {
-        completions.append(&mut self.failed);
-        self.medium.poll(completions);
-    }
-
-    fn wait(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) {
-        if self.failed.is_empty() { self.medium.wait(timeout, completions) } else { self.poll(completions) }
-    }
-
-    fn waker(&self) -> Waker {
-        self.medium.waker()
-    }
+/// The first sector of the write that the machine stops in has arrived.
+fn tear(medium: &dyn Store, block: u64, buffer: &Buffer) {
+    let mut new = vec![0; buffer.blocks() * BLOCK_SIZE];
+    buffer.copy_to(0, &mut new);
+    let read = Operation::Read { block, buffer: Buffer::private_zeroed(buffer.blocks()) };
+    let old = submit(medium, read).buffer.expect("the buffer");
+    old.copy_to(SECTOR, &mut new[SECTOR..]);
+    put(medium, block, &new);
 }

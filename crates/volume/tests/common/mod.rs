@@ -13,7 +13,6 @@ pub mod worn;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::Duration;
 
 use anchor::{Anchor, MemoryAnchor};
 use bytes::Bytes;
@@ -21,12 +20,13 @@ use memory::{BLOCK_SIZE, Buffer};
 use seal::slot::{Argon2Params, Credential};
 use seal::{Random, SecretBytes};
 use store::MemoryStore;
+use testkit::{InterceptingStore, ManualClock};
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 use volume::geometry::Shape;
 use volume::policy::Policy;
 use volume::{
-    AttachOptions, Clock, Completion, CreateOptions, Driven, Environment, Queue, Request, Restored, Result,
-    Volume, attach, attach_read_only, backup_header, create, restore_header,
+    AttachOptions, Completion, CreateOptions, Driven, Environment, Queue, Request, Restored, Result, Volume,
+    attach, attach_read_only, backup_header, create, restore_header,
 };
 
 use medium::{Image, Stopping, image};
@@ -41,16 +41,6 @@ impl Random for CountingRandom {
             let length = chunk.len();
             chunk.copy_from_slice(&value.to_le_bytes()[..length]);
         }
-    }
-}
-
-/// A clock that stands still until it is moved.
-#[derive(Default)]
-pub struct StillClock(pub AtomicU64);
-
-impl Clock for StillClock {
-    fn now(&self) -> Duration {
-        Duration::from_millis(self.0.load(Ordering::Relaxed))
     }
 }
 
@@ -93,7 +83,7 @@ impl Bench {
             store: Arc::new(MemoryStore::new(store_blocks).expect("memory")),
             anchor,
             random: Arc::new(CountingRandom(AtomicU64::new(1))),
-            clock: Arc::new(StillClock::default()),
+            clock: Arc::new(ManualClock::default()),
         };
         let attach = AttachOptions { shape: options.shape, memory: 4 << 20, ..AttachOptions::default() };
         Self { environment, options, attach }
@@ -136,7 +126,7 @@ impl Bench {
     pub fn stopping(&self, steps: i64) -> (Environment, Arc<AtomicI64>) {
         let left = Arc::new(AtomicI64::new(steps));
         let medium = Arc::clone(&self.environment.store);
-        let store = Arc::new(Stopping { medium, left: Arc::clone(&left) });
+        let store = InterceptingStore::new(medium, &Arc::new(Stopping(Arc::clone(&left))));
         (Environment { store, ..self.environment.clone() }, left)
     }
 

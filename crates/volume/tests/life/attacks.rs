@@ -1,15 +1,15 @@
 //! Attacks of `docs/security-review.md`, one by one and in full: what the simulator does by chance, done here on purpose.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::common::medium::{self, Image};
-use crate::common::{Bench, Session, StillClock, options, page};
+use crate::common::{Bench, Session, options, page};
 use anchor::{Anchor, MemoryAnchor, Stamp};
 use futures::FutureExt;
 use memory::BLOCK_SIZE;
 use store::MemoryStore;
+use testkit::ManualClock;
 use volume::format::header::{Header, mac, put_digest, put_mac};
 use volume::format::protections::{Freshness, SuiteCode};
 use volume::geometry::{Geometry, Shape};
@@ -456,14 +456,14 @@ fn without_integrity_a_replayed_block_is_read() {
 #[test]
 fn a_clock_that_jumps_widens_no_window_and_harms_nothing() {
     let (mut bench, policy) = new(Freshness::Interval);
-    let clock = Arc::new(StillClock::default());
+    let clock = Arc::new(ManualClock::default());
     bench.environment.clock = Arc::clone(&clock) as Arc<dyn volume::Clock>;
     // No other bound may do the work.
     bench.attach.window = Window { commits: 3, time: Duration::MAX, bytes: u64::MAX };
     let mut session = bench.attach(&policy).expect("attached");
     let jumps = [0, 5, u64::MAX, 0, u64::MAX / 2, 1, u64::MAX - 1, 3, 0];
     for step in 0..200usize {
-        clock.0.store(jumps[step % jumps.len()], Ordering::Relaxed);
+        clock.set(Duration::from_millis(jumps[step % jumps.len()]));
         session.volume.tick();
         session.write(step as u64 % 8, 1, 6).expect("written");
         session.flush().expect("flushed");

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use crate::common::{Bench, credential, options};
-use anchor::{Anchor, MemoryAnchor, Outcome, ScriptedAnchor};
+use anchor::{Anchor, MemoryAnchor};
 use seal::slot::Argon2Params;
+use testkit::{Outcome, ScriptedAnchor};
 use volume::format::protections::Provision;
 use volume::geometry::Shape;
 use volume::policy::Policy;

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::task::Waker;
-use std::time::Duration;
 
 use crate::common::streaming::{BLOCKS, bench_of, drive, export, reader};
 use crate::common::{Bench, Session, filled, options_at, page};
 use memory::Buffer;
 use store::{Error, ErrorKind, Operation, Store};
+use testkit::{InterceptingStore, Interceptor, Verdict};
 use volume::format::protections::Freshness;
 use volume::policy::Policy;
 use volume::{Completion, Kind, Request, Result};
@@ -19,70 +18,24 @@ const FAILING: u8 = 2;
 /// It takes the oldest write of a queue, and holds the others.
 const ONE: u8 = 3;
 
-/// A store that keeps writes to itself while it is told to, or fails them.
-struct Slow {
-    medium: Arc<dyn Store>,
-    mood: Arc<AtomicU8>,
-}
+/// Keeps writes from the store while it is told to, or fails them.
+struct Slow(Arc<AtomicU8>);
 
-struct SlowQueue {
-    medium: Box<dyn store::Queue>,
-    mood: Arc<AtomicU8>,
-    writes: Vec<(u64, Operation)>,
-}
-
-impl Store for Slow {
-    fn blocks(&self) -> u64 {
-        self.medium.blocks()
+impl Interceptor for Slow {
+    fn submitted(&self, _queue: usize, operation: &Operation, _medium: &dyn Store) -> Verdict {
+        if matches!(operation, Operation::Write { .. }) { Verdict::Hold } else { Verdict::Pass }
     }
 
-    fn name(&self) -> String {
-        self.medium.name()
-    }
-
-    fn queue(&self, depth: u32) -> std::result::Result<Box<dyn store::Queue>, Error> {
-        let (medium, mood) = (self.medium.queue(depth)?, Arc::clone(&self.mood));
-        Ok(Box::new(SlowQueue { medium, mood, writes: Vec::new() }))
-    }
-}
-
-impl store::Queue for SlowQueue {
-    fn buffer(&mut self, blocks: usize) -> Buffer {
-        self.medium.buffer(blocks)
-    }
-
-    fn submit(&mut self, token: u64, operation: Operation) {
-        match operation {
-            Operation::Write { .. } => self.writes.push((token, operation)),
-            other => self.medium.submit(token, other),
-        }
-    }
-
-    fn poll(&mut self, completions: &mut Vec<store::Completion>) {
-        match self.mood.load(Ordering::Relaxed) {
-            HELD => {}
-            ONE if self.writes.is_empty() => {}
+    fn held(&self, _queue: usize, _operation: &Operation) -> Verdict {
+        match self.0.load(Ordering::Relaxed) {
+            HELD => Verdict::Hold,
+            FAILING => Verdict::Fail(Error::new(ErrorKind::Io, "write", "slow", "the disk is worn out")),
             ONE => {
-                self.mood.store(HELD, Ordering::Relaxed);
-                let (token, write) = self.writes.remove(0);
-                self.medium.submit(token, write);
+                self.0.store(HELD, Ordering::Relaxed);
+                Verdict::Pass
             }
-            FAILING => completions.extend(self.writes.drain(..).map(|(token, _)| store::Completion {
-                token,
-                buffer: None,
-                result: Err(Error::new(ErrorKind::Io, "write", "slow", "the disk is worn out")),
-            })),
-            _ => self.writes.drain(..).for_each(|(token, write)| self.medium.submit(token, write)),
+            _ => Verdict::Pass,
         }
-        self.medium.poll(completions);
-    }
-
-    fn wait(&mut self, _timeout: Option<Duration>, completions: &mut Vec<store::Completion>) {
-        self.poll(completions);
-    }
-
-    fn waker(&self) -> Waker {
-        self.medium.waker()
     }
 }
 
@@ -99,7 +52,7 @@ fn case(freshness: Freshness, behind: u64) -> Case {
     let policy = bench.create();
     let mood = Arc::new(AtomicU8::new(AS_IT_COMES));
     let medium = Arc::clone(&bench.environment.store);
-    bench.environment.store = Arc::new(Slow { medium, mood: Arc::clone(&mood) });
+    bench.environment.store = InterceptingStore::new(medium, &Arc::new(Slow(Arc::clone(&mood))));
     bench.attach.behind = behind;
     let mut session = bench.attach(&policy).unwrap();
     session.write(0, 64, 1).unwrap();

@@ -5,13 +5,13 @@
 use std::fs::File;
 use std::io::Write;
 use std::sync::Arc;
-use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use crate::common::{Bench, Session, options, page};
-use memory::{BLOCK_SIZE, Buffer};
-use store::hostile::{Faults, HostileStore};
-use store::{Completion, FileStore, Operation, Options, Queue, Store};
+use memory::BLOCK_SIZE;
+use store::{FileStore, Options, Store};
+use testkit::hostile::{Faults, HostileStore};
+use testkit::{InterceptingStore, Interceptor};
 use volume::Kind;
 use volume::format::protections::Freshness;
 use volume::geometry::Shape;
@@ -25,47 +25,18 @@ const PIECE: usize = 40;
 /// What takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A hostile disk on which all that was submitted ends at the next poll.
+/// On this hostile disk, all that was submitted ends at the next poll.
 struct Prompt(HostileStore);
 
-struct PromptQueue(HostileStore, Box<dyn Queue>);
-
-impl Store for Prompt {
-    fn blocks(&self) -> u64 {
-        self.0.blocks()
-    }
-
-    fn name(&self) -> String {
-        self.0.name()
-    }
-
-    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>, store::Error> {
-        Ok(Box::new(PromptQueue(self.0.clone(), self.0.queue(depth)?)))
+impl Interceptor for Prompt {
+    fn polled(&self, _queue: usize) -> bool {
+        self.0.complete_all();
+        true
     }
 }
 
-impl Queue for PromptQueue {
-    fn buffer(&mut self, blocks: usize) -> Buffer {
-        self.1.buffer(blocks)
-    }
-
-    fn submit(&mut self, token: u64, operation: Operation) {
-        self.1.submit(token, operation);
-    }
-
-    fn poll(&mut self, completions: &mut Vec<Completion>) {
-        self.1.poll(completions);
-        self.0.complete_all();
-        self.1.poll(completions);
-    }
-
-    fn wait(&mut self, _timeout: Option<Duration>, completions: &mut Vec<Completion>) {
-        self.poll(completions);
-    }
-
-    fn waker(&self) -> Waker {
-        self.1.waker()
-    }
+fn prompt(disk: &HostileStore) -> Arc<dyn Store> {
+    InterceptingStore::new(Arc::new(disk.clone()), &Arc::new(Prompt(disk.clone())))
 }
 
 fn bench(freshness: Freshness, store: Arc<dyn Store>) -> Bench {
@@ -162,7 +133,7 @@ fn a_store_that_shrinks_under_a_session_gives_errors_and_nothing_else() {
     for freshness in [Freshness::Strict, Freshness::Interval, Freshness::Off] {
         for blocks in cuts() {
             let disk = HostileStore::new(STORE, blocks, Faults::default());
-            let store = Arc::new(Prompt(disk.clone()));
+            let store = prompt(&disk);
             shrink_under_a_session(freshness, store, blocks, &[Kind::Io], || disk.truncate(blocks));
         }
     }
@@ -199,7 +170,7 @@ fn reads_that_bring_less_than_they_claim_are_found_out() {
     let (mut right, mut refused) = (0, 0);
     for seed in 0..4 {
         let disk = HostileStore::new(STORE, seed, Faults::default());
-        let bench = bench(Freshness::Strict, Arc::new(Prompt(disk.clone())));
+        let bench = bench(Freshness::Strict, prompt(&disk));
         let policy = bench.create();
         let mut session = bench.attach(&policy).expect("attached");
         write_all(&mut session, 1).expect("written");

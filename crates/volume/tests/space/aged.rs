@@ -2,80 +2,47 @@
 #![allow(clippy::cast_precision_loss, reason = "numbers of blocks, far below 2^52")]
 
 use std::sync::{Arc, Mutex};
-use std::task::Waker;
-use std::time::Duration;
 
 use crate::common::dice::Dice;
 use crate::common::{Bench, Session, filled, options};
-use memory::Buffer;
-use store::{Completion, Error, Operation, Queue, Store};
+use store::{Operation, Store};
+use testkit::{InterceptingStore, Interceptor, Verdict};
 use volume::Request;
 use volume::geometry::{Geometry, Shape};
 
 /// Polls of the maintenance job for each that moves its transfers on.
 const SLOW: u32 = 6;
 
-/// Of each queue that was opened, the blocks that were written through it, in order.
-type Written = Arc<Mutex<Vec<Vec<u64>>>>;
-
-/// A store that notes what is written, and takes its time with what comes through the queue that was opened last, which is the maintenance
-/// job's: so a good part of the overwrites comes while a checkpoint is under way, as on a real disk.
-struct Noting {
-    medium: Arc<dyn Store>,
-    written: Written,
-}
-
-struct NotingQueue {
-    queue: Box<dyn Queue>,
-    written: Written,
-    number: usize,
+/// What came through a queue.
+#[derive(Default)]
+struct Traffic {
+    /// The blocks that were written, in order.
+    written: Vec<u64>,
     polls: u32,
 }
 
-impl Store for Noting {
-    fn blocks(&self) -> u64 {
-        self.medium.blocks()
+/// Notes what is written through each queue, and takes its time with what comes through the one that was opened last, which is the
+/// maintenance job's: so a good part of the overwrites comes while a checkpoint is under way, as on a real disk.
+#[derive(Default)]
+struct Noting(Mutex<Vec<Traffic>>);
+
+impl Interceptor for Noting {
+    fn opened(&self, _queue: usize) {
+        self.0.lock().expect("a lock").push(Traffic::default());
     }
 
-    fn name(&self) -> String {
-        self.medium.name()
-    }
-
-    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>, Error> {
-        let mut written = self.written.lock().expect("a lock");
-        written.push(Vec::new());
-        let (number, written) = (written.len() - 1, Arc::clone(&self.written));
-        Ok(Box::new(NotingQueue { queue: self.medium.queue(depth)?, written, number, polls: 0 }))
-    }
-}
-
-impl Queue for NotingQueue {
-    fn buffer(&mut self, blocks: usize) -> Buffer {
-        self.queue.buffer(blocks)
-    }
-
-    fn submit(&mut self, token: u64, operation: Operation) {
-        if let Operation::Write { block, buffer } = &operation {
-            let mut written = self.written.lock().expect("a lock");
-            written[self.number].extend(*block..*block + buffer.blocks() as u64);
+    fn submitted(&self, queue: usize, operation: &Operation, _medium: &dyn Store) -> Verdict {
+        if let Operation::Write { block, buffer } = operation {
+            self.0.lock().expect("a lock")[queue].written.extend(*block..*block + buffer.blocks() as u64);
         }
-        self.queue.submit(token, operation);
+        Verdict::Pass
     }
 
-    fn poll(&mut self, completions: &mut Vec<Completion>) {
-        self.polls += 1;
-        let last = self.number + 1 == self.written.lock().expect("a lock").len();
-        if !last || self.polls.is_multiple_of(SLOW) {
-            self.queue.poll(completions);
-        }
-    }
-
-    fn wait(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>) {
-        self.queue.wait(timeout, completions);
-    }
-
-    fn waker(&self) -> Waker {
-        self.queue.waker()
+    fn lets_poll(&self, queue: usize) -> bool {
+        let mut queues = self.0.lock().expect("a lock");
+        let last = queue + 1 == queues.len();
+        queues[queue].polls += 1;
+        !last || queues[queue].polls.is_multiple_of(SLOW)
     }
 }
 
@@ -99,9 +66,8 @@ fn an_aged_volume_has_no_more_checkpoints_than_a_new_one_and_their_nodes_lie_tog
     let geometry = Geometry::for_logical(blocks, Shape::STANDARD).expect("a size");
     let mut bench = Bench::new(options(blocks, Shape::STANDARD), geometry.physical_blocks);
     bench.attach.memory = 64 << 20;
-    let written = Written::default();
-    bench.environment.store =
-        Arc::new(Noting { medium: bench.environment.store, written: Arc::clone(&written) });
+    let noted = Arc::new(Noting::default());
+    bench.environment.store = InterceptingStore::new(bench.environment.store, &noted);
     let policy = bench.create();
     let mut session = bench.attach(&policy).expect("attached");
     for block in (0..blocks).step_by(16) {
@@ -111,7 +77,7 @@ fn an_aged_volume_has_no_more_checkpoints_than_a_new_one_and_their_nodes_lie_tog
     overwrite(&mut session, &mut dice, blocks, 4 * blocks);
 
     let before = session.volume.status();
-    written.lock().expect("a lock").iter_mut().for_each(Vec::clear);
+    noted.0.lock().expect("a lock").iter_mut().for_each(|traffic| traffic.written.clear());
     overwrite(&mut session, &mut dice, blocks, blocks);
     let after = session.volume.status();
     let overwrites = (after.written_blocks - before.written_blocks) as f64;
@@ -119,8 +85,8 @@ fn an_aged_volume_has_no_more_checkpoints_than_a_new_one_and_their_nodes_lie_tog
     let model = geometry.pinned_limit() as f64;
     assert!(each > 0.85 * model, "{each} overwrites for a checkpoint, the model says {model}");
 
-    let written = written.lock().expect("a lock");
-    let maintenance = written.last().expect("a queue").iter().copied();
+    let noted = noted.0.lock().expect("a lock");
+    let maintenance = noted.last().expect("a queue").written.iter().copied();
     let nodes: Vec<u64> = maintenance.filter(|block| geometry.holds(*block)).collect();
     let length = nodes.len() as f64 / runs(&nodes) as f64;
     assert!(length > 8.0, "{} nodes went to the store in runs of {length} on average", nodes.len());

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use super::disk::Disk;
 use super::lock;
-use crate::{Buffer, Completion, Operation, Queue};
+use memory::Buffer;
+use store::{Completion, Operation, Queue};
 
 /// Operations wait here until the next poll, as they do on a real queue: what was not polled is not sent.
 pub(super) struct HostileQueue {

@@ -19,9 +19,9 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{Error, ErrorKind, Queue, Store};
 use disk::Disk;
 use queue::HostileQueue;
+use store::{Error, ErrorKind, Queue, Store};
 
 const NAME: &str = "hostile";
 

@@ -3,7 +3,7 @@
 use fastrand::Rng;
 
 use super::image::Block;
-use crate::BLOCK_SIZE;
+use memory::BLOCK_SIZE;
 
 /// Probabilities from 0 to 1. By default all are 0: a disk that is honest, but crashes when told to.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

@@ -1,7 +1,6 @@
-//! An anchor for the simulator: it does what a script says, when the script says so.
+//! An anchor that does what a script says, when the script says so.
 
-use crate::memory::swap;
-use crate::{Anchor, AnchorFuture, Error, Stamp};
+use anchor::{Anchor, AnchorFuture, Error, Stamp};
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -47,6 +46,15 @@ struct Move {
     ticket: u64,
     expected: Option<Stamp>,
     new: Stamp,
+}
+
+/// Compare-and-swap.
+fn swap(held: &mut Option<Stamp>, expected: Option<&Stamp>, new: Stamp) -> Result<(), Error> {
+    if held.as_ref() != expected {
+        return Err(Error::Conflict(held.clone().map(Box::new)));
+    }
+    *held = Some(new);
+    Ok(())
 }
 
 impl Inner {
@@ -217,9 +225,22 @@ impl Anchor for ScriptedAnchor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stamp::tests::sample;
     use futures::executor::block_on;
     use futures::{FutureExt, poll};
+
+    fn sample(generation: u64) -> Stamp {
+        Stamp {
+            volume: [0x11; 16],
+            generation,
+            head: [0x22; 32],
+            session: [0x33; 16],
+            claims: 5,
+            header_digest: [0x44; 32],
+            state: anchor::State::Claimed,
+            moved_to: [0; anchor::MOVED_TO_SIZE],
+            mac: [0x55; 32],
+        }
+    }
 
     #[test]
     fn a_held_move_happens_when_it_is_completed() {

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use memory::{BLOCK_SIZE, Buffer};
-use store::hostile::{Event, Faults, HostileStore, Image, Session};
 use store::{Completion, ErrorKind, Operation, Queue, Store};
+use testkit::hostile::{Event, Faults, HostileStore, Image, Session};
 
 const BLOCKS: u64 = 16;
 /// Enough that what has a fair chance to happen does.

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use super::fault::{Chance, Event, Faults, Trace};
 use super::image::{Block, Image};
 use super::{Guests, RESIDENT};
-use crate::{BLOCK_SIZE, Buffer, Completion, Operation};
+use memory::{BLOCK_SIZE, Buffer};
+use store::{Completion, Operation};
 
 /// An operation in flight.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use super::super::fault::Event;
 use super::super::image::Image;
 use super::effect::blocks_of;
 use super::{Disk, Flight, Pending};
-use crate::Operation;
+use store::Operation;
 
 /// How a block that was to be stored fared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -6,7 +6,8 @@ use super::super::NAME;
 use super::super::fault::Event;
 use super::super::image::Block;
 use super::{Disk, Pending, length_of};
-use crate::{BLOCK_SIZE, Buffer, Error};
+use memory::{BLOCK_SIZE, Buffer};
+use store::Error;
 
 /// What a transfer is cut in.
 const SECTOR: usize = 512;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::BLOCK_SIZE;
+use memory::BLOCK_SIZE;
 
 /// The content of one block.
 pub(super) type Block = [u8; BLOCK_SIZE];

@@ -1,0 +1,20 @@
+//! What tests and the simulator put in the place of the world: stores, an anchor and a clock that do what a test says.
+//!
+//! No product crate depends on this one, except for its tests.
+//!
+//! * [`hostile::HostileStore`] is a disk in the hands of an adversary, by seed.
+//! * [`InterceptingStore`] stands in front of another store; an [`Interceptor`] watches its traffic, holds it back or fails it.
+//! * [`ScriptedAnchor`] moves when a script says so, fails, or lies.
+//! * [`ManualClock`] stands still until it is moved.
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "volume")]
+mod clock;
+pub mod hostile;
+mod intercept;
+mod scripted;
+
+#[cfg(feature = "volume")]
+pub use clock::ManualClock;
+pub use intercept::{InterceptingStore, Interceptor, Verdict};
+pub use scripted::{Outcome, ScriptedAnchor};
