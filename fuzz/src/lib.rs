@@ -4,8 +4,10 @@
 mod session;
 pub use session::session;
 
+use ::owner::log::{ENTRY_SIZE as AUDIT_SIZE, Entry};
 use anchor::{STAMP_SIZE, Stamp, State};
 use anchor_etcd::message::Content;
+use anchor_owner::wire::{Answer, MESSAGE_SIZE, Outcome, Request};
 use anchor_tpm::companion::Slot;
 use anchor_tpm::replay::follow;
 use anchor_tpm::wire::answer;
@@ -27,7 +29,8 @@ use volume::policy::Policy;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them. Each has a file in `fuzz_targets/` and a directory in `seeds/`.
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 19] = [
+    ("audit", audit),
     ("backup", backup),
     ("companion", companion),
     ("entry", entry),
@@ -35,6 +38,7 @@ pub const TARGETS: [Target; 17] = [
     ("header", header),
     ("items", items),
     ("nbd", nbd),
+    ("owner", owner),
     ("policy", policy),
     ("probe", probe),
     ("record", record),
@@ -46,6 +50,40 @@ pub const TARGETS: [Target; 17] = [
     ("superblock", superblock),
     ("tpm", tpm),
 ];
+
+/// Any bytes as an entry of the audit log of the owner's service, with a good hash: refused, or laid out again to the byte.
+pub fn audit(bytes: &[u8]) {
+    let mut whole = [0; AUDIT_SIZE];
+    let length = bytes.len().min(AUDIT_SIZE - 32);
+    whole[..length].copy_from_slice(&bytes[..length]);
+    // Else nearly everything would be refused for its hash.
+    let hash = seal::sha256(&[&whole[..AUDIT_SIZE - 32]]);
+    whole[AUDIT_SIZE - 32..].copy_from_slice(&hash);
+    if let Ok((entry, previous, found)) = Entry::decode(&whole) {
+        assert_eq!(found, hash);
+        assert_eq!(entry.encode(&previous), whole);
+        assert!(!entry.to_string().chars().any(char::is_control));
+    }
+    assert!(bytes.len() == AUDIT_SIZE || Entry::decode(bytes).is_err());
+}
+
+/// Any message between the owner's service and a client: refused, or laid out again to the byte. What is missing is zeros.
+pub fn owner(bytes: &[u8]) {
+    let mut whole = [0; MESSAGE_SIZE];
+    let length = bytes.len().min(MESSAGE_SIZE);
+    whole[..length].copy_from_slice(&bytes[..length]);
+    let request = Request::decode(&whole);
+    if let Ok(request) = &request {
+        assert_eq!(request.encode(), whole);
+    }
+    if let Ok(answer) = Answer::decode(&whole) {
+        assert!(request.is_err());
+        assert_eq!(answer.encode(), whole);
+        if let Outcome::Refused(_, text) | Outcome::Unavailable(text) = answer.outcome {
+            assert!(!text.to_string().chars().any(char::is_control));
+        }
+    }
+}
 
 /// Any file as a header backup: refused, or laid out again to the byte. The fuzzer's inputs are shorter; what is missing is zeros.
 pub fn backup(file: &[u8]) {

@@ -12,6 +12,7 @@ fn table() -> Schemes {
     let mut table = Schemes::new();
     table.register(anchor_etcd::scheme());
     table.register(anchor_tpm::scheme());
+    table.register(anchor_owner::scheme());
     table
 }
 
@@ -22,6 +23,6 @@ mod tests {
     fn the_table_is_consistent() {
         let table = super::table();
         let names: Vec<&str> = table.all().iter().map(|scheme| scheme.name).collect();
-        assert!(names.starts_with(&["file", "etcd", "tpm"]), "{names:?}");
+        assert!(names.starts_with(&["file", "etcd", "tpm", "owner"]), "{names:?}");
     }
 }

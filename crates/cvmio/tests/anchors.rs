@@ -4,6 +4,8 @@
 #[allow(dead_code, reason = "the anchor's own tests use the rest")]
 mod cluster;
 mod common;
+#[path = "anchors/owner.rs"]
+mod owner;
 #[path = "anchors/tpm.rs"]
 mod tpm;
 

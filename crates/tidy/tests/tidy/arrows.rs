@@ -13,6 +13,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("anchor-etcd", &["anchor"]),
     ("seal", &["memory"]),
     ("anchor-tpm", &["anchor", "seal"]),
+    ("anchor-owner", &["anchor"]),
+    ("owner", &["anchor", "anchor-owner", "seal"]),
+    ("cvmio-owner", &["anchor", "owner"]),
     ("store", &["memory", "uring"]),
     ("volume", &["anchor", "memory", "seal", "store"]),
     ("testkit", &["anchor", "memory", "seal", "store", "volume"]),
@@ -33,6 +36,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "anchor",
             "anchor-etcd",
+            "anchor-owner",
             "anchor-tpm",
             "daemon",
             "export",

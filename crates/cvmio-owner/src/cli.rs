@@ -1,0 +1,190 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Keeps the stamps of protected volumes on a machine that the volumes' host does not hold
+#[derive(Debug, Parser)]
+#[command(name = "cvmio-owner", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a state directory, and an authority with a certificate for the service
+    Init(Init),
+    /// Serve volumes until SIGTERM or SIGINT
+    Serve(Serve),
+    /// List the volumes
+    List(List),
+    /// Add volumes, and say which clients may move them
+    #[command(subcommand)]
+    Volume(Volume),
+    /// Show and check the audit log
+    #[command(subcommand)]
+    Audit(Audit),
+}
+
+#[derive(Debug, Args)]
+pub struct Place {
+    /// The state directory
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/cvmio-owner")]
+    pub state: PathBuf,
+    /// The service's own anchor, as it was given to `init`
+    #[arg(long, value_name = "ADDRESS")]
+    pub anchor: Option<String>,
+    /// An option of the service's own anchor; KEY=@FILE reads the value from a file
+    #[arg(long, value_name = "KEY=VALUE", requires = "anchor")]
+    pub anchor_option: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct Init {
+    #[command(flatten)]
+    pub place: Place,
+    /// A name or IP address under which clients reach the service; may be repeated
+    #[arg(long = "host", value_name = "HOST", required_unless_present = "no_authority")]
+    pub hosts: Vec<String>,
+    /// Make no authority and no certificate: you have your own
+    #[arg(long, conflicts_with = "hosts")]
+    pub no_authority: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Serve {
+    #[command(flatten)]
+    pub place: Place,
+    /// Where to listen
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub listen: SocketAddr,
+    /// The service's certificate (PEM) [default: the one that `init` made]
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its key (PEM)
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// The authority of clients' certificates (PEM) [default: the one that `init` made]
+    #[arg(long, value_name = "FILE")]
+    pub client_ca: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct List {
+    #[command(flatten)]
+    pub place: Place,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Volume {
+    /// Make a place for a volume's stamp
+    Add(Add),
+    /// Let one more client move a volume
+    Allow(Allow),
+    /// Do not let a client move a volume any more
+    Disallow(Disallow),
+    /// Never move a volume's stamp again; it stays readable
+    Retire(Named),
+    /// Give up a volume's place, with its stamp
+    Remove(Named),
+}
+
+#[derive(Debug, Args)]
+pub struct Named {
+    #[command(flatten)]
+    pub place: Place,
+    /// The volume's name at the service
+    pub name: String,
+}
+
+#[derive(Debug, Args)]
+pub struct Add {
+    #[command(flatten)]
+    pub named: Named,
+    /// A client that may move it: its certificate (PEM), or 64 hexadecimal digits; may be repeated
+    #[arg(long = "client", value_name = "CLIENT")]
+    pub clients: Vec<String>,
+    /// Make a key and a certificate for a new client that may move it, in this directory
+    #[arg(long, value_name = "DIR")]
+    pub new_client: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false, id = "who")]
+pub struct Who {
+    /// The client: its certificate (PEM), or 64 hexadecimal digits
+    #[arg(long, value_name = "CLIENT")]
+    pub client: Option<String>,
+    /// Make a key and a certificate for a new client, in this directory
+    #[arg(long, value_name = "DIR")]
+    pub new_client: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct Allow {
+    #[command(flatten)]
+    pub named: Named,
+    #[command(flatten)]
+    pub who: Who,
+}
+
+#[derive(Debug, Args)]
+pub struct Disallow {
+    #[command(flatten)]
+    pub named: Named,
+    /// The client: its certificate (PEM), or 64 hexadecimal digits
+    #[arg(long, value_name = "CLIENT")]
+    pub client: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Audit {
+    /// Check the chain of entries from the first to the last
+    Verify(Verify),
+    /// Print the entries, one a line
+    Show(Show),
+    /// Write the entries that the database has into a file, to check them elsewhere
+    Export(Export),
+}
+
+#[derive(Debug, Args)]
+pub struct Verify {
+    #[command(flatten)]
+    pub place: Place,
+    /// An entry that the log must have, as an earlier check printed it
+    #[arg(long, value_name = "NUMBER:HASH")]
+    pub head: Option<String>,
+    /// Check these files instead of the state directory: archives and exports, in their order
+    #[arg(conflicts_with_all = ["anchor", "anchor_option"])]
+    pub files: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct Show {
+    #[command(flatten)]
+    pub place: Place,
+}
+
+#[derive(Debug, Args)]
+pub struct Export {
+    #[command(flatten)]
+    pub place: Place,
+    /// The file to make
+    pub file: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,9 @@
+//! The program as its owner runs it, with real clients over TLS on loopback.
+
+mod admin;
+mod errors;
+mod kill;
+mod rollback;
+mod room;
+mod strangers;
+mod swap;
