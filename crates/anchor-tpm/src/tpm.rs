@@ -303,7 +303,10 @@ impl Tpm {
             }
             Err(error) if error.means(Meaning::Memory) && !self.place.is_managed() => {
                 self.make_room(LOADED_SESSIONS)?;
-                self.make_room(TRANSIENT)?;
+                // Only to make the key is there a session here; later it is itself among what would be flushed.
+                if has_session {
+                    self.make_room(TRANSIENT)?;
+                }
             }
             other => return other,
         }

@@ -38,6 +38,21 @@ fn it_moves_only_from_what_is_expected_and_survives_restarts_of_both_sides() {
     assert_eq!(std::fs::read(bed.companion()).unwrap(), before);
 }
 
+/// Without a resource manager the TPM keeps what a process leaves that ends without a word: three sessions fill it.
+#[test]
+fn sessions_that_others_have_left_behind_are_in_nobodys_way() {
+    if !super::bed::is_able() {
+        return;
+    }
+    let bed = Bed::with_anchor();
+    for generation in 0..8 {
+        let mut anchor = bed.anchor();
+        move_up(&mut anchor, generation, generation + 1);
+        std::mem::forget(anchor);
+    }
+    assert_eq!(bed.anchor().stamp().unwrap(), Some(stamp(8)));
+}
+
 #[test]
 fn creating_refuses_what_is_in_use_and_goes_on_with_what_was_cut_short() {
     if !super::bed::is_able() {

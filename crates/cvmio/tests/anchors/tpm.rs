@@ -19,6 +19,8 @@ fn session(desk: &Desk, act: &str) -> String {
     let here = desk.path("").display().to_string();
     let uri = ready["uri"].as_str().unwrap().replace("[DIR]", here.trim_end_matches('/'));
     let said = sh(&format!("qemu-io -f raw {act} '{uri}'"));
+    // At level transaction only what is committed stays.
+    desk.done("volume commit disk");
     wait_for("the volume to be put away", || desk.run("volume detach disk").code == 0);
     said
 }
