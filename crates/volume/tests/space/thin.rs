@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::common::roomy::Roomy;
-use crate::common::{Bench, Session, StillClock, filled, options, pattern};
+use crate::common::{Bench, Session, filled, options, pattern};
+use testkit::ManualClock;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;
@@ -17,7 +19,7 @@ const BLOCKS: u64 = 131_072;
 struct Case {
     bench: Bench,
     store: Roomy,
-    clock: Arc<StillClock>,
+    clock: Arc<ManualClock>,
     policy: Policy,
     geometry: Geometry,
 }
@@ -31,7 +33,7 @@ impl Case {
     fn with(options: CreateOptions, discard: Option<bool>) -> Self {
         let geometry = options.geometry(BLOCKS + BLOCKS / 6).expect("sizes");
         let mut bench = Bench::new(options, 1);
-        let (store, clock) = (Roomy::new(geometry.physical_blocks), Arc::new(StillClock::default()));
+        let (store, clock) = (Roomy::new(geometry.physical_blocks), Arc::new(ManualClock::default()));
         bench.environment.store = Arc::new(store.clone());
         bench.environment.clock = clock.clone();
         bench.attach.discard = discard;
@@ -47,7 +49,7 @@ impl Case {
     /// Gives time to what happens in the background.
     fn pass_time(&self, session: &mut Session, rounds: u32) {
         for _ in 0..rounds {
-            self.clock.0.fetch_add(300, Ordering::Relaxed);
+            self.clock.advance(Duration::from_millis(300));
             session.volume.tick();
             for _ in 0..20 {
                 session.step();
@@ -150,7 +152,7 @@ fn what_a_session_that_was_killed_left_goes_back_with_the_next() {
     let before = case.store.taken();
     let mut session = case.attach();
     session.checkpoint();
-    case.clock.0.fetch_add(700_000, Ordering::Relaxed);
+    case.clock.advance(Duration::from_millis(700_000));
     case.pass_time(&mut session, 200);
     assert!(case.store.taken() < before / 2, "{} of {before}", case.store.taken());
     session.check_each([0], 1);
