@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::common::{Bench, Session, filled, options, page};
-use anchor::{Anchor, AnchorFuture, MemoryAnchor, ScriptedAnchor, Stamp};
+use anchor::{Anchor, AnchorFuture, MemoryAnchor, Stamp};
 use memory::Buffer;
 use store::{MemoryStore, Operation, Store};
+use testkit::ScriptedAnchor;
 use volume::format::protections::Freshness::{self, Interval, Off, Strict, Transaction, Write};
 use volume::geometry::Shape;
 use volume::policy::Policy;
