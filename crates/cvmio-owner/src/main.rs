@@ -9,7 +9,10 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // An anchor of the service's own may be of any kind but its own: a service that stands on a service gains nothing.
-    anchor::install(anchor::Schemes::new());
+    let mut schemes = anchor::Schemes::new();
+    schemes.register(anchor_etcd::scheme());
+    schemes.register(anchor_tpm::scheme());
+    anchor::install(schemes);
     let cli = cli::Cli::parse();
     match commands::run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,

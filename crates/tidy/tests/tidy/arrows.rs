@@ -15,7 +15,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("anchor-tpm", &["anchor", "seal"]),
     ("anchor-owner", &["anchor"]),
     ("owner", &["anchor", "anchor-owner", "seal"]),
-    ("cvmio-owner", &["anchor", "owner"]),
+    ("cvmio-owner", &["anchor", "anchor-etcd", "anchor-tpm", "owner"]),
     ("store", &["memory", "uring"]),
     ("volume", &["anchor", "memory", "seal", "store"]),
     ("testkit", &["anchor", "memory", "seal", "store", "volume"]),
