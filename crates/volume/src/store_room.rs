@@ -26,6 +26,9 @@ pub(crate) fn allocate_fixed(
     store: &dyn store::Store,
     geometry: &Geometry,
 ) -> std::result::Result<(), store::Error> {
+    if geometry.physical_blocks - geometry.data_blocks() > FIXED_ROOM {
+        return Ok(());
+    }
     let mut from = 0;
     for data in geometry.data() {
         store.allocate_range(from..data.start)?;
@@ -37,8 +40,8 @@ pub(crate) fn allocate_fixed(
 /// Most blocks that the store is asked for ahead for nodes, and most runs of them.
 const NODE_ROOM: u64 = 4096;
 const NODE_RUNS: usize = 256;
-/// Reservations that a node without a place may make.
-const MORE_UNITS: usize = 8;
+/// Most blocks of fixed places that the store is asked for: 64 MiB. A volume of a terabyte that holds nothing must not take a part of it.
+const FIXED_ROOM: u64 = 16_384;
 
 impl Core {
     /// Blocks that a thin volume has the store give ahead for nodes; none for another, whose store has given everything.
@@ -79,7 +82,11 @@ impl Core {
     /// A write has found room, or none.
     pub(crate) fn note_room(&self, result: &Result<()>) {
         match result {
-            Err(error) if error.kind() == Kind::NoSpace => self.store_is_short.store(true, Ordering::SeqCst),
+            Err(error) if error.kind() == Kind::NoSpace => {
+                self.store_is_short.store(true, Ordering::SeqCst);
+                // What was discarded comes back by a checkpoint only.
+                self.want_checkpoint();
+            }
             Ok(()) if self.is_store_short() && self.environment.store.usage().is_none() => {
                 self.store_is_short.store(false, Ordering::SeqCst);
             }
@@ -116,23 +123,20 @@ impl Core {
 
     /// A free place that the store has given before, or gives now; the others that were tried are in `refused`, and taken.
     async fn place_with_room(&self, io: &Io, refused: &mut Vec<u64>) -> Result<Option<u64>> {
-        for _ in 0..MORE_UNITS {
+        loop {
             while let Some(next) = self.take_node_place() {
                 match self.environment.store.allocate_range(next..next + 1) {
                     Err(error) if error.kind == store::ErrorKind::NoSpace => refused.push(next),
                     _ => return Ok(Some(next)),
                 }
             }
-            // One unit after the other, and in the end those of a predecessor: without this checkpoint nothing comes back.
+            // Those of a predecessor first, which the store was asked for: without this checkpoint nothing comes back.
             let _reserving = self.reserving.lock().await;
-            let more = !self.journal_is_tight()
-                && (self.reserve(io, MAX_UNITS).await?
-                    || (self.space.take_over() && self.reserve(io, MAX_UNITS).await?));
-            if !more {
-                break;
+            self.space.take_over();
+            if self.journal_is_tight() || !self.reserve(io, MAX_UNITS).await? {
+                return Ok(None);
             }
         }
-        Ok(None)
     }
 
     /// Writes a node to `first`, or to another place that is free; where it stands then.

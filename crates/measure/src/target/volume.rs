@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::Command;
 
-use super::{Address, Front, Ground, Need, Ready, Volume, file, mounts, place, servers};
+use super::{Address, Front, Ground, Kept, Need, Ready, Volume, file, mounts, place, servers};
 use crate::error::{Context, Result};
 use crate::program::{Server, output, shown};
 
@@ -51,7 +52,24 @@ pub fn start(volume: &Volume, ground: &Ground<'_>) -> Result<Ready> {
     let commands = vec![shown(&create), shown(&attach)];
     let mut server = Server::start(&mut attach)?;
     let shown_at = root.join("run/disk");
-    let (address, devices) = match shown_as {
+    let (address, devices) = reach(shown_as, &shown_at, &mut server, ground)?;
+    let mut ready = Ready::new(address, ground.size);
+    ready.commands = commands;
+    // The loop device is let go of before the daemon ends.
+    ready.mounts = devices;
+    ready.server = Some(server);
+    ready.place = Some(place);
+    Ok(ready)
+}
+
+/// Waits until a volume is there, as its front end shows it; what must be undone before its daemon ends.
+fn reach(
+    shown_as: Front,
+    shown_at: &Path,
+    server: &mut Server,
+    ground: &Ground<'_>,
+) -> Result<(Address, Vec<Kept>)> {
+    Ok(match shown_as {
         Front::Nbd => {
             let socket = shown_at.join("nbd.sock");
             server.wait_until(ground.interrupt, || UnixStream::connect(&socket).is_ok())?;
@@ -75,14 +93,7 @@ pub fn start(volume: &Volume, ground: &Ground<'_>) -> Result<Ready> {
                 (Address::File { path, direct }, Vec::new())
             }
         }
-    };
-    let mut ready = Ready::new(address, ground.size);
-    ready.commands = commands;
-    // The loop device is let go of before the daemon ends.
-    ready.mounts = devices;
-    ready.server = Some(server);
-    ready.place = Some(place);
-    Ok(ready)
+    })
 }
 
 fn protections(volume: &Volume, create: &mut Command, beside: &str) {

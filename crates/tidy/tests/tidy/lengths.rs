@@ -13,13 +13,14 @@ const FILE: usize = 700;
 
 /// Functions that are longer, and since when they may stay: each is a list or a table that another cut would not make clearer. Take one out
 /// when it has become shorter; the test says so.
-const LONG: [&str; 6] = [
+const LONG: [&str; 7] = [
     "crates/daemon/src/metrics/text.rs: volume",
     "crates/daemon/src/status.rs: write",
     "crates/simulator/src/plan.rs: of",
     "crates/simulator/src/recovery.rs: recover",
     "crates/simulator/src/schedule.rs: step",
     "crates/volume/src/start.rs: core",
+    "crates/volume/src/volume.rs: status",
 ];
 
 #[test]
