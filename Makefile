@@ -6,13 +6,15 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 BINARY := target/stripped/cvmio
 # What `cvmio bench` and `cvmio demo`, `cvmio owner` and `cvmio scm` start.
 OTHERS = cvmio-bench cvmio-owner cvmio-scm
+# What `cvmio scm` has a VMM preload.
+LIBRARIES = libcvmio_scm.so
 
 .PHONY: build static demo check test kill-test bench install deb clean packages test-packages
 
 # What an operator installs, in target/stripped. The same programs with what a debugger needs are in target/release.
 build: packages
 	$(CARGO) build --release
-	for program in cvmio $(OTHERS) libcvmio_scm.so; do install -D -s target/release/$$program target/stripped/$$program || exit; done
+	for program in cvmio $(OTHERS) $(LIBRARIES); do install -D -s target/release/$$program target/stripped/$$program || exit; done
 
 # The same as one file that needs no library of the machine where it runs: target/static/cvmio. Only the last step of the build differs.
 PROFILE ?= release
@@ -54,8 +56,8 @@ install: build
 	sed 's|/usr/bin/cvmio |$(PREFIX)/bin/cvmio |' packaging/systemd/cvmio@.service > target/share/systemd/cvmio@.service
 	sed 's|=/usr/bin/|=$(PREFIX)/bin/|; s|=/usr/share/|=$(PREFIX)/share/|' packaging/initramfs-tools/hook > target/share/initramfs-hook
 	$(AS_ROOT) install -D -m 755 $(BINARY) $(ROOT)/bin/cvmio
-	for program in $(OTHERS); do $(AS_ROOT) install -D -m 755 target/stripped/$$program $(ROOT)/bin/$$program || exit; done
-	$(AS_ROOT) install -D -m 644 target/stripped/libcvmio_scm.so $(ROOT)/lib/cvmio/libcvmio_scm.so
+	for program in $(OTHERS); do $(AS_ROOT) install -D -m 755 $(dir $(BINARY))$$program $(ROOT)/bin/$$program || exit; done
+	for library in $(LIBRARIES); do $(AS_ROOT) install -D -m 644 $(dir $(BINARY))$$library $(ROOT)/lib/cvmio/$$library || exit; done
 	$(AS_ROOT) install -D -m 644 -t $(ROOT)/share/man/man1 target/share/man/*.1
 	$(AS_ROOT) install -D -m 644 target/share/completions/bash $(ROOT)/share/bash-completion/completions/cvmio
 	$(AS_ROOT) install -D -m 644 target/share/completions/zsh $(ROOT)/share/zsh/site-functions/_cvmio

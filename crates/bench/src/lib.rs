@@ -88,7 +88,7 @@ pub enum BenchCommand {
 /// Runs a benchmark.
 ///
 /// # Errors
-/// See [`run_volume`], [`nbd::run`], [`upkeep::run`], [`attach::run`] and [`measure::commands::run`].
+/// When what is measured, or a peer of it, cannot be set up or fails; usage errors before anything is made.
 pub fn run(command: &BenchCommand) -> std::result::Result<(), Failure> {
     match command {
         BenchCommand::Volume(args) => Ok(run_volume(args)?),

@@ -50,8 +50,18 @@ mod tests {
             let theirs: Grammar = serde_json::from_str(&line).unwrap();
             let theirs = manual::completed(bench(theirs.command()), shell);
             assert!(ours.contains("fsync-every"), "{ours}");
-            assert_eq!(ours, theirs);
+            assert_eq!(words(&ours), words(&theirs));
         }
+    }
+
+    /// Completions without what a grammar as data leaves to the program: what excludes what, and that there is more help.
+    fn words(completions: &str) -> Vec<String> {
+        let plain = |line: &str| {
+            let line = line.replace(" (see more with '\\''--help'\\'')", "");
+            let (excluded, rest) = line.split_once(')').unwrap_or(("", &line));
+            if excluded.starts_with("'(-") || excluded == "'(" { format!("'{rest}") } else { line.clone() }
+        };
+        completions.lines().map(plain).collect()
     }
 
     #[test]

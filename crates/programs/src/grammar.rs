@@ -90,6 +90,9 @@ impl Argument {
             (false, false) => ArgAction::SetTrue,
         };
         let mut argument = Arg::new(kept(self.id)).action(action).required(self.is_required);
+        if self.takes_value && self.is_repeated && self.long.is_none() {
+            argument = argument.num_args(1..);
+        }
         argument = self.short.into_iter().fold(argument, Arg::short);
         argument = self.long.map(kept).into_iter().fold(argument, Arg::long);
         argument = self.help.into_iter().fold(argument, Arg::help);

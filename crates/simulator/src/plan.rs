@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     /// Over the plans of a hundred seeds. When it changes, raise `VERSION`, unless all that changed is a field that no seed draws.
-    const FINGERPRINT: (u32, u64) = (11, 5775527641085999246);
+    const FINGERPRINT: (u32, u64) = (11, 17974440316380751954);
 
     #[test]
     fn a_plan_that_changes_is_another_version() {

@@ -286,6 +286,7 @@ impl Core {
             let listener = self.commit.changed.listen();
             let progress = self.progress.listen();
             let tight = !want.urgent && self.journal_is_tight();
+            let due = self.anchor_is_due();
             let leads = {
                 let mut inner = self.commit.lock();
                 if let Some(reason) = &inner.poison {
@@ -299,7 +300,8 @@ impl Core {
                 if inner.released && !inner.running {
                     return Err(Self::stopped());
                 }
-                let leads = !inner.running && !tight;
+                // At a limit of the window nothing is added to what the anchor does not cover, until the move under way has ended.
+                let leads = !inner.running && !tight && !(due && inner.moving);
                 if leads {
                     inner.running = true;
                     inner.released = want.release;

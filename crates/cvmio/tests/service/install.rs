@@ -30,6 +30,9 @@ fn install(settings: &[String]) {
             "build",
             "install",
             "SUDO=",
+            // This package's tests build no other programs.
+            "OTHERS=cvmio-bench",
+            "LIBRARIES=",
             &format!("BINARY={}", crate::common::programs::cvmio().display()),
         ])
         .args(settings)

@@ -65,7 +65,7 @@ fn exists(crates: &Path, name: &str) -> bool {
     let [of, path @ .., function] = &parts[..] else { return false };
     // The simulator's checks and the audit's trials are functions that a test of another name runs.
     let must_be_test = *of != "simulator" && !name.starts_with("seal::audit::trials::");
-    files(&crates.join(of)).iter().any(|(components, file)| {
+    files(&crates.join(of.replace('_', "-"))).iter().any(|(components, file)| {
         let ends = components.len() >= path.len()
             && components[components.len() - path.len()..].iter().zip(path).all(|(a, b)| a == b);
         !path.is_empty()

@@ -31,7 +31,8 @@ pub fn run(args: &Import) -> Result<(), Failure> {
     }
     let policy_path = input::default_policy(args.to(), args.new.policy.as_deref())?;
     // What is replaced is the file, not a link to it.
-    let policy_path = std::fs::canonicalize(&policy_path).unwrap_or(policy_path);
+    let target = policy_path.is_symlink().then(|| std::fs::canonicalize(&policy_path).ok()).flatten();
+    let policy_path = target.unwrap_or(policy_path);
     let stream = [
         ("stream", Some(args.from.as_path())),
         ("stream's key file", args.stream.stream_key_file.as_deref()),

@@ -190,7 +190,8 @@ fn what_a_change_of_key_came_to_is_known_in_a_larger_volume() {
 #[test]
 fn a_growth_that_is_refused_ends_no_session() {
     let bench = Bench::with(Freshness::Strict);
-    let (service, _events) = start(&bench);
+    let directory = tempfile::tempdir().unwrap();
+    let (service, _events) = start_by(&bench, &directory.path().join("policy.toml"));
     done(&service, write(0, 1)).unwrap();
     let claims = || service.volume().unwrap().status().claims;
     let before = claims();
@@ -201,8 +202,16 @@ fn a_growth_that_is_refused_ends_no_session() {
     assert_eq!((claims(), service.size()), (before, SIZE * 4096));
     service.stop().unwrap();
 
+    // A policy that could not follow is found before anything is done.
+    let nowhere = Bench::with(Freshness::Strict);
+    let (lost, _events) = start(&nowhere);
+    let refused = lost.grow(&key(), Some(2 * SIZE)).unwrap_err();
+    assert!(refused.is_usage() && refused.to_string().contains("nothing was changed"), "{refused}");
+    assert_eq!(lost.size(), SIZE * 4096);
+    lost.stop().unwrap();
+
     let bench = Bench::with(Freshness::Transaction);
-    let (service, _events) = start(&bench);
+    let (service, _events) = start_by(&bench, &directory.path().join("other.toml"));
     let refused = service.grow(&key(), Some(2 * SIZE)).unwrap_err();
     assert!(refused.is_usage() && refused.to_string().contains("transaction"), "{refused}");
     service.stop().unwrap();
@@ -212,7 +221,9 @@ fn a_growth_that_is_refused_ends_no_session() {
 fn a_policy_that_cannot_be_saved_is_lived_by_all_the_same() {
     let bench = Bench::with(Freshness::Strict);
     let directory = tempfile::tempdir().unwrap();
-    let policy_file = directory.path().join("later/policy.toml");
+    // A directory in its place passes what is tried before, and fails at the last step.
+    let policy_file = directory.path().join("policy.toml");
+    std::fs::create_dir(&policy_file).unwrap();
     let (service, events) = start_by(&bench, &policy_file);
     let (grown, saved) = service.grow(&key(), Some(2 * SIZE)).unwrap();
     let failed = saved.unwrap_err();
@@ -223,7 +234,7 @@ fn a_policy_that_cannot_be_saved_is_lived_by_all_the_same() {
     // As it says: grown again, the file is written, and nothing else happens.
     let claims = service.volume().unwrap().status().claims;
     assert!(service.grow(&key(), Some(2 * SIZE)).unwrap().1.is_err(), "it has forgotten the file");
-    std::fs::create_dir(directory.path().join("later")).unwrap();
+    std::fs::remove_dir(&policy_file).unwrap();
     service.grow(&key(), Some(2 * SIZE)).unwrap().1.unwrap();
     assert_eq!(input::read_policy(&policy_file).unwrap(), grown.policy);
     assert_eq!(service.volume().unwrap().status().claims, claims);
