@@ -48,13 +48,13 @@ impl Core {
     /// Runs until the session is stopped and everything is put away, or something fails for good.
     pub(crate) async fn maintain(self: Arc<Self>, io: Io) -> Result<()> {
         let ending = Ending(&self);
-        let result = {
-            // Each is given up when another ends, which waits for it where that matters.
-            let discards = self.discard_loop(&io).map(|()| Err(Self::stopped()));
-            let beside = select(self.anchoring_loop(&io).boxed_local(), discards.boxed_local());
-            let beside = beside.map(|ended| ended.factor_first().0);
-            select(self.maintenance_loop(&io).boxed_local(), beside.boxed_local()).await.factor_first().0
-        };
+        // When one loop ends the others are given up. The session must know why before they are: one that was amid a commit says only that.
+        let told = |result: Result<()>| result.inspect_err(|error| self.stop(error));
+        let discards = self.discard_loop(&io).map(|()| Err(Self::stopped()));
+        let beside = select(self.anchoring_loop(&io).map(&told).boxed_local(), discards.boxed_local());
+        let beside = beside.map(|ended| ended.factor_first().0);
+        let loops = select(self.maintenance_loop(&io).map(&told).boxed_local(), beside.boxed_local());
+        let result = loops.await.factor_first().0;
         if let Err(error) = &result {
             self.stop(error);
         }
