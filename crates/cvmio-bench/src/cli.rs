@@ -54,14 +54,10 @@ mod tests {
         }
     }
 
-    /// Completions without what a grammar as data leaves to the program: what excludes what, and that there is more help.
-    fn words(completions: &str) -> Vec<String> {
-        let plain = |line: &str| {
-            let line = line.replace(" (see more with '\\''--help'\\'')", "");
-            let (excluded, rest) = line.split_once(')').unwrap_or(("", &line));
-            if excluded.starts_with("'(-") || excluded == "'(" { format!("'{rest}") } else { line.clone() }
-        };
-        completions.lines().map(plain).collect()
+    /// The options that completions offer. What excludes what, a grammar as data leaves to the program.
+    fn words(completions: &str) -> std::collections::BTreeSet<String> {
+        let words = completions.split(|letter: char| !(letter.is_ascii_alphanumeric() || letter == '-'));
+        words.filter(|word| word.starts_with("--") && word.len() > 2).map(String::from).collect()
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! | `{"version":1,"attach":{"address":A,"length":L,"offset":O}}` | VMM | userfaultfd | my mapping of the region is registered |
 //! | `{"version":1,"status":{}}` | anybody | | how is it |
 //! | `{"version":1,"zapped":N}` | VMM | | the ranges of N are not mapped any more |
-//! | `[{"base_host_virt_addr":A,"size":L,"offset":O,"page_size":P}, ...]` | Firecracker | userfaultfd | its page-fault handler's; no line feed needed |
+//! | `[{"base_host_virt_addr":A,"size":L,"offset":O,"page_size":P}, ...]` | Firecracker | userfaultfd | its page-fault handler's |
 //! | `{"ok":{}}`, `{"error":"..."}` | server | | the answer to `attach` |
 //! | `{"zap":{"id":N,"ranges":[[A,L], ...]}}` | server | | take these ranges out of the page tables, then say `zapped` |
 //!
