@@ -1,7 +1,7 @@
 //! The rest of a change of key, in the background of an attached volume.
 //!
 //! Invariants:
-//! 1. It gives way to users, as [`beside`](super::beside) says.
+//! 1. It gives way to users, as `beside.rs` says.
 //! 2. It ends when the volume is stopped, and before that is put away.
 
 use std::sync::atomic::{AtomicBool, Ordering};

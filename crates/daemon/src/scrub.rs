@@ -1,8 +1,8 @@
 //! A check in the background of an attached volume, no faster than it may be.
 //!
 //! Invariants:
-//! 1. It gives way to users, as [`beside`](super::beside) says.
-//! 2. Over any stretch of time it reads at most what the rate allows, and [`BURST`] more.
+//! 1. It gives way to users, as `beside.rs` says.
+//! 2. Over any stretch of time it reads at most what the rate allows, and `BURST` more.
 //! 3. It ends when it is told to, and before the volume is put away.
 
 use std::ops::Range;
