@@ -301,7 +301,7 @@ impl Core {
                     return Err(Self::stopped());
                 }
                 // At a limit of the window nothing is added to what the anchor does not cover, until the move under way has ended.
-                let leads = !inner.running && !tight && !(due && inner.moving);
+                let leads = !(inner.running || tight || (due && inner.moving));
                 if leads {
                     inner.running = true;
                     inner.released = want.release;
