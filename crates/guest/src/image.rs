@@ -16,8 +16,6 @@ pub struct Guest<'a> {
     modules: Vec<String>,
     files: Vec<(String, PathBuf)>,
     disks: Vec<PathBuf>,
-    memory: Option<(PathBuf, u64)>,
-    environment: Vec<(String, PathBuf)>,
     start: Start,
     processor: String,
     limit: Duration,
@@ -42,8 +40,6 @@ impl<'a> Guest<'a> {
             modules: Vec::new(),
             files: Vec::new(),
             disks: Vec::new(),
-            memory: None,
-            environment: Vec::new(),
             start: Start::Script,
             processor: machine::PROCESSOR.into(),
             limit: Duration::from_secs(120),
@@ -79,20 +75,6 @@ impl<'a> Guest<'a> {
     #[must_use]
     pub fn disk(mut self, file: &Path) -> Self {
         self.disks.push(file.into());
-        self
-    }
-
-    /// Gives it `size` bytes of persistent memory, `/dev/pmem0`: a shared mapping of this file.
-    #[must_use]
-    pub fn persistent_memory(mut self, file: &Path, size: u64) -> Self {
-        self.memory = Some((file.into(), size));
-        self
-    }
-
-    /// Puts something into the environment of QEMU, on this machine.
-    #[must_use]
-    pub fn environment(mut self, name: &str, value: &Path) -> Self {
-        self.environment.push((name.into(), value.into()));
         self
     }
 
@@ -136,9 +118,6 @@ impl<'a> Guest<'a> {
         if !self.disks.is_empty() {
             self.modules.push("virtio_blk".into());
         }
-        if self.memory.is_some() {
-            self.modules.extend(["virtio_pmem", "nd_pmem"].map(String::from));
-        }
         let (image, words) = match &self.start {
             Start::Script => (self.pack(include_bytes!("init.sh"), script), ""),
             Start::System => {
@@ -149,11 +128,8 @@ impl<'a> Guest<'a> {
         };
         let Bed { debian, running, .. } = self.bed;
         let (disks, limit) = (&self.disks, self.limit);
-        let (memory, environment) = (self.memory.as_ref(), &self.environment);
         let processor = &self.processor;
-        let directory = running;
-        let machine =
-            Machine { debian, directory, image, words, disks, memory, environment, processor, limit };
+        let machine = Machine { debian, directory: running, image, words, disks, processor, limit };
         machine::run(&machine)
     }
 

@@ -17,13 +17,6 @@ pub(crate) fn cvmio(target: &Path, directory: &Path) -> PathBuf {
     path
 }
 
-/// Builds `cvmio-scm` and the library that is preloaded, to be run on this machine. Returns both.
-pub(crate) fn scm(target: &Path) -> (PathBuf, PathBuf) {
-    let what = ["build", "--quiet", "--locked", "-p", "cvmio-scm", "-p", "scm-preload", "--target-dir"];
-    output(cargo().args(what).arg(target));
-    (target.join("debug/cvmio-scm"), target.join("debug/libcvmio_scm.so"))
-}
-
 /// Builds the integration test `name` of the workspace, and puts it into `directory`. Returns it with the libraries of this machine that it
 /// needs, each as (path in a guest, file).
 ///
