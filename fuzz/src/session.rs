@@ -1,4 +1,4 @@
-//! All that a client says to an NBD server, haggling and requests, to the server itself.
+//! All that a client says to an NBD server, handshake and requests, to the server itself.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;

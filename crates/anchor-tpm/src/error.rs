@@ -98,7 +98,7 @@ impl fmt::Display for Error {
             ),
             Error::OtherTpm { found, expected: None } => write!(
                 f,
-                "the policy does not name the TPM; the key of the one that answers is {found}. Compare it with what the TPM's maker or the cloud says, and name it: --anchor-option endorsement-key={found}"
+                "the policy does not name the TPM; the key of the one that answers is {found}. Compare it with what the TPM's maker or the cloud says, and name it in the anchor's options: endorsement-key={found}"
             ),
             Error::Index { index, what } => write!(f, "NV index 0x{index:08x}: {what}"),
             Error::File { path, doing, source } => {

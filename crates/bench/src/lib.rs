@@ -5,11 +5,11 @@ mod case;
 mod gate;
 mod lane;
 mod load;
+mod maintenance;
 mod nbd;
 mod program;
 mod report;
 mod setup;
-mod upkeep;
 
 use std::path::PathBuf;
 use std::thread;
@@ -26,7 +26,7 @@ use daemon::failure::Failure;
 use gate::Gate;
 use load::{Load, Seen, Until, histogram, processor_time};
 use report::{METHOD, Row, Subject, Times, Turn, show};
-use setup::{Bench, Setup, Side};
+use setup::{Contestants, Setup, Side};
 
 /// What the volume protects.
 #[derive(Args, Debug, Clone)]
@@ -79,7 +79,7 @@ impl Scale {
 pub enum BenchCommand {
     Volume(BenchArgs),
     Nbd(nbd::NbdArgs),
-    Upkeep(upkeep::UpkeepArgs),
+    Upkeep(maintenance::MaintenanceArgs),
     Attach(attach::AttachArgs),
     #[command(flatten)]
     Programs(measure::commands::Measure),
@@ -93,7 +93,7 @@ pub fn run(command: &BenchCommand) -> std::result::Result<(), Failure> {
     match command {
         BenchCommand::Volume(args) => Ok(run_volume(args)?),
         BenchCommand::Nbd(args) => nbd::run(args),
-        BenchCommand::Upkeep(args) => Ok(upkeep::run(args)?),
+        BenchCommand::Upkeep(args) => Ok(maintenance::run(args)?),
         BenchCommand::Attach(args) => attach::run(args),
         BenchCommand::Programs(command) => with_programs(command),
     }
@@ -143,7 +143,7 @@ pub struct BenchArgs {
 /// When it cannot be set up, a request fails, or something reads otherwise than it was written.
 fn run_volume(args: &BenchArgs) -> Result<()> {
     let time = args.setup.scale.time()?;
-    let bench = Bench::new(&args.setup)?;
+    let bench = Contestants::new(&args.setup)?;
     check(&bench)?;
     bench.fill(Side::Raw)?;
     bench.fill(Side::Protected)?;
@@ -162,7 +162,7 @@ fn run_volume(args: &BenchArgs) -> Result<()> {
         show(args.json, &row, &row.line(case.depth == 1 || case.flush_every > 0))?;
     }
     let status = bench.session.volume.status();
-    let Bench { session, .. } = bench;
+    let Contestants { session, .. } = bench;
     session.end()?;
     if !args.json {
         println!("{METHOD}");
@@ -179,7 +179,7 @@ fn run_volume(args: &BenchArgs) -> Result<()> {
     Ok(())
 }
 
-fn measure(bench: &Bench, args: &BenchArgs, case: &Case, time: Duration) -> Result<Row> {
+fn measure(bench: &Contestants, args: &BenchArgs, case: &Case, time: Duration) -> Result<Row> {
     let mut turns = Vec::new();
     let mut times = [Side::Raw, Side::Protected].map(|_| histogram());
     for turn in 0..args.setup.scale.turns {
@@ -203,7 +203,7 @@ fn measure(bench: &Bench, args: &BenchArgs, case: &Case, time: Duration) -> Resu
 
 /// One turn of one contestant.
 struct Run<'a> {
-    bench: &'a Bench,
+    bench: &'a Contestants,
     case: &'a Case,
     side: Side,
     threads: u32,
@@ -289,7 +289,7 @@ fn quiesce() {
 }
 
 /// Writes blocks of random content all over the volume, some twice, and reads them back, before anything is measured.
-fn check(bench: &Bench) -> Result<()> {
+fn check(bench: &Contestants) -> Result<()> {
     const WRITES: usize = 256;
     let mut random = fastrand::Rng::with_seed(3);
     let mut lane = bench.lane(Side::Protected, 1)?;

@@ -70,10 +70,10 @@ impl Side {
 }
 
 /// Both contestants, ready.
-pub struct Bench {
+pub struct Contestants {
     pub raw: Arc<dyn Store>,
     pub session: Session,
-    ground: Ground,
+    attachable: Attachable,
     /// Logical blocks of either.
     pub blocks: u64,
     /// How many of them, from the first on, are to hold data.
@@ -82,7 +82,7 @@ pub struct Bench {
     _directory: Option<TempDir>,
 }
 
-impl Bench {
+impl Contestants {
     /// Makes, creates, attaches. Both backing stores are written once from beginning to end before that.
     pub fn new(setup: &Setup) -> Result<Self> {
         let Setup { medium, scale, fill, memory, protections } = setup;
@@ -122,19 +122,19 @@ impl Bench {
             random: Arc::new(SystemRandom),
             clock: Arc::new(SystemClock::new()),
         };
-        let ground = Ground::new(environment, options, memory << 20)?;
-        let session = ground.attach()?;
+        let attachable = Attachable::new(environment, options, memory << 20)?;
+        let session = attachable.attach()?;
         let filled = (blocks * u64::from(*fill) / 100).max(1);
-        Ok(Self { raw, session, ground, blocks, filled, _directory: directory })
+        Ok(Self { raw, session, attachable, blocks, filled, _directory: directory })
     }
 
     /// Detaches, gives the volume a new key, and attaches: everything is to be sealed anew.
     pub fn rekeyed(self) -> Result<Self> {
-        let Self { session, ground, .. } = self;
+        let Self { session, attachable, .. } = self;
         session.end()?;
-        ground.begin_rekey()?;
-        let session = ground.attach()?;
-        Ok(Self { session, ground, ..self })
+        attachable.begin_rekey()?;
+        let session = attachable.attach()?;
+        Ok(Self { session, attachable, ..self })
     }
 
     /// A queue of one of the contestants, for the calling thread.
@@ -217,15 +217,15 @@ fn io_error(error: &std::io::Error, path: &Path) -> Error {
     Error::new(Kind::Io, format!("{}: {error}", path.display()))
 }
 
-/// A volume that can be attached again and again.
-struct Ground {
+/// A volume that can be attached any number of times.
+struct Attachable {
     environment: Environment,
     policy: Policy,
     key: SecretBytes,
     options: AttachOptions,
 }
 
-impl Ground {
+impl Attachable {
     /// Creates the volume.
     fn new(environment: Environment, options: CreateOptions, memory: u64) -> Result<Self> {
         let mut key = [0; 64];

@@ -57,6 +57,7 @@ impl From<export::Error> for Failure {
         match error {
             export::Error::Usage(message) => Failure::usage(message),
             export::Error::Busy(message) => Failure { code: LOCKED, message },
+            error @ export::Error::Exposed(_) => Failure::usage(error),
             error @ export::Error::System { .. } => Failure::io(error),
         }
     }

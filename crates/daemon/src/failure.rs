@@ -125,6 +125,14 @@ impl Failure {
         self.in_use
     }
 
+    /// The same, with what to write on the command line to do what the message says.
+    fn by(mut self, words: Option<&str>) -> Self {
+        if let Some(words) = words {
+            self.message = format!("{} ({words})", self.message);
+        }
+        self
+    }
+
     /// The same, with more to know.
     pub fn with(mut self, more: impl fmt::Display) -> Self {
         self.message = format!("{}; {more}", self.message);
@@ -157,7 +165,12 @@ fn exit_code(kind: volume::Kind) -> u8 {
 
 impl From<volume::Error> for Failure {
     fn from(error: volume::Error) -> Self {
-        Self::new(exit_code(error.kind()), error)
+        let failure = Self::new(exit_code(error.kind()), &error);
+        failure.by(error.remedy().map(|remedy| match remedy {
+            volume::Remedy::ThinVolume => "--provision thin",
+            volume::Remedy::Force => "--force",
+            volume::Remedy::Survey => "leave out --to",
+        }))
     }
 }
 
@@ -188,10 +201,11 @@ impl From<store::Error> for Failure {
 impl From<export::Error> for Failure {
     fn from(error: export::Error) -> Self {
         let code = match error {
-            export::Error::Usage(_) | export::Error::Busy(_) => USAGE,
+            export::Error::Usage(_) | export::Error::Busy(_) | export::Error::Exposed(_) => USAGE,
             export::Error::System { .. } => IO,
         };
-        Self::new(code, error)
+        let tls = matches!(error, export::Error::Exposed(_));
+        Self::new(code, error).by(tls.then_some("--tls-cert, --tls-key and --tls-ca"))
     }
 }
 
@@ -248,5 +262,14 @@ mod tests {
         assert_eq!(rows, kinds);
         let stale = Failure::from(volume::Error::new(volume::Kind::Stale, "old"));
         assert_eq!(stale.as_json(), json!({ "code": 5, "kind": "stale", "message": "old" }));
+    }
+
+    /// The libraries know no command line.
+    #[test]
+    fn advice_names_the_flag_that_follows_it() {
+        let exposed = export::Error::Exposed(([0, 0, 0, 0], 10_809).into());
+        let refused = Failure::from(exposed.clone());
+        assert_eq!(refused.to_string(), format!("{exposed} (--tls-cert, --tls-key and --tls-ca)"));
+        assert!(refused.is_usage());
     }
 }

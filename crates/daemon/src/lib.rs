@@ -1,19 +1,20 @@
 //! The process that serves one volume: from the order to attach to the last checkpoint.
 
-mod beside;
+mod background;
 pub mod check;
 pub mod control;
 mod disk;
+mod environment;
 pub mod events;
 pub mod failure;
 pub mod front;
-mod ground;
 pub mod growth;
 pub mod holders;
 pub mod input;
 pub mod interrupt;
 pub mod latency;
 pub mod launch;
+mod maintenance;
 pub mod metrics;
 pub mod output;
 pub mod rekey;
@@ -28,7 +29,6 @@ pub mod system;
 pub mod tamper;
 #[cfg(test)]
 mod testing;
-mod upkeep;
 pub mod wear;
 
 use std::path::PathBuf;
@@ -46,10 +46,10 @@ use volume::policy::Policy;
 use volume::{Reading, Volume};
 
 use control::{Reply, Request};
+use environment::{Rekeying, SessionEnvironment};
 use failure::Failure;
 pub use front::fuse::clear_left;
 use front::{Front, Show, Shown};
-use ground::{Ground, Rekeying};
 use runtime::{Claim, Place, being_put_away};
 use service::Service;
 use tamper::Tamper;
@@ -168,12 +168,12 @@ pub fn run(
     warnings.extend(order.show.warning());
     watch_signals(sender.clone())?;
     let tamper = Arc::new(Tamper::new(&order.tamper, &order.name, &order.store.to_string_lossy())?);
-    let (volume, ground) = attach(order, credential).inspect_err(|failure| {
+    let (volume, environment) = attach(order, credential).inspect_err(|failure| {
         events::failed("the volume cannot be attached", failure);
         tamper.refused(failure);
         tamper.finish();
     })?;
-    let service = Service::start(volume, ground, order.queues, sender.clone(), Arc::clone(&tamper))?;
+    let service = Service::start(volume, environment, order.queues, sender.clone(), Arc::clone(&tamper))?;
     warnings.extend(clear_left(&claim).err().map(|failure| failure.to_string()));
     let front = match order.show.show(&claim, service.disk(), order.reading.is_some()) {
         Ok(front) => front,
@@ -216,9 +216,9 @@ fn measure(
     })
 }
 
-fn attach(order: &Order, credential: Credential) -> Result<(Volume, Ground), Failure> {
-    let ground = Ground::new(order)?;
-    Ok((ground.attach(credential, None)?, ground))
+fn attach(order: &Order, credential: Credential) -> Result<(Volume, SessionEnvironment), Failure> {
+    let environment = SessionEnvironment::new(order)?;
+    Ok((environment.attach(credential, None)?, environment))
 }
 
 fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {

@@ -26,13 +26,23 @@ static UNPRINTED: Mutex<Option<String>> = Mutex::new(None);
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     let closed = || std::io::Error::other("it is closed");
-    let open = if crate::system::stdout_is_closed() { Err(closed()) } else { Ok(()) };
+    let open = if stdout_is_closed() { Err(closed()) } else { Ok(()) };
     let written = open.and_then(|()| writeln!(out, "{}", text.trim_end())).and_then(|()| out.flush());
     if let Err(error) = written
         && error.kind() != ErrorKind::BrokenPipe
     {
         UNPRINTED.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error.to_string());
     }
+}
+
+/// Whether this process was started with its standard output closed. Rust's runtime opens `/dev/null` for reading and writing in its place; a
+/// user who wants the output gone opens it for writing only.
+pub fn stdout_is_closed() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let out = std::io::stdout();
+    let both = rustix::fs::fcntl_getfl(&out).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::RDWR));
+    let here = rustix::fs::fstat(&out).ok().map(|status| status.st_rdev);
+    both && here.is_some() && here == std::fs::metadata("/dev/null").ok().map(|null| null.rdev())
 }
 
 /// Why something that this process printed did not arrive.

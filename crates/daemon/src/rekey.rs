@@ -1,7 +1,7 @@
 //! The rest of a change of key, in the background of an attached volume.
 //!
 //! Invariants:
-//! 1. It gives way to users, as `beside.rs` says.
+//! 1. It gives way to users, as `background.rs` says.
 //! 2. It ends when the volume is stopped, and before that is put away.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use store::BLOCK_SIZE;
 use volume::{CheckReport, Kind, Rekeyed, ResealProgress, ResealReport, Volume};
 
-use super::beside::Beside;
+use super::background::BackgroundRate;
 use super::scrub::Stage;
 use super::tamper::Tamper;
 use crate::failure::Failure;
@@ -230,12 +230,12 @@ pub fn drive(
     show: impl Fn(),
 ) -> volume::Result<ResealReport> {
     let mut job = volume.reseal(Arc::clone(progress))?;
-    let mut beside = Beside::new(SystemClock::new(), volume.uses());
+    let mut rate = BackgroundRate::new(SystemClock::new(), volume.uses());
     loop {
         if stop.load(Ordering::SeqCst) {
             volume.stop();
         }
-        if let Some(report) = beside.step(&mut job, volume, &progress.sharing, Duration::ZERO) {
+        if let Some(report) = rate.step(&mut job, volume, &progress.sharing, Duration::ZERO) {
             return report;
         }
         show();

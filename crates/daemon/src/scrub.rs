@@ -1,7 +1,7 @@
 //! A check in the background of an attached volume, no faster than it may be.
 //!
 //! Invariants:
-//! 1. It gives way to users, as `beside.rs` says.
+//! 1. It gives way to users, as `background.rs` says.
 //! 2. Over any stretch of time it reads at most what the rate allows, and `BURST` more.
 //! 3. It ends when it is told to, and before the volume is put away.
 
@@ -15,7 +15,7 @@ use serde::Serialize;
 use store::BLOCK_SIZE;
 use volume::{CheckProgress, CheckReport, Kind, Volume};
 
-use super::beside::Beside;
+use super::background::BackgroundRate;
 use super::events;
 use super::tamper::Tamper;
 use crate::failure::Failure;
@@ -188,7 +188,7 @@ pub fn drive(
     mut found: impl FnMut(CheckReport),
 ) -> volume::Result<bool> {
     let begun = Instant::now();
-    let mut beside = Beside::new(SystemClock::new(), volume.uses());
+    let mut pace = BackgroundRate::new(SystemClock::new(), volume.uses());
     let parts = parts(volume.status().mapped_blocks);
     for part in 0..parts {
         let mut job = volume.check(part, parts, Arc::clone(progress))?;
@@ -198,7 +198,7 @@ pub fn drive(
             }
             let read = progress.blocks.load(Ordering::Relaxed) * BLOCK_SIZE as u64;
             let early = wait(rate, read, begun.elapsed());
-            if let Some(report) = beside.step(&mut job, volume, &progress.sharing, early) {
+            if let Some(report) = pace.step(&mut job, volume, &progress.sharing, early) {
                 break report?;
             }
         };
@@ -221,10 +221,10 @@ fn wait(rate: u64, read: u64, elapsed: Duration) -> Duration {
 mod tests {
     use volume::Request;
 
-    use super::super::beside::NAP;
+    use super::super::background::NAP;
     use super::*;
     use crate::session::Session;
-    use crate::testing::Bench;
+    use crate::testing::TestVolume;
 
     /// Overwrites all of a volume, some times, and returns when all of it is durable.
     fn overwrite(volume: &Volume) {
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn while_it_is_too_early_nobody_waits_for_it() {
-        let session = Session::begin(Bench::new().attach()).unwrap();
+        let session = Session::begin(TestVolume::new().attach()).unwrap();
         overwrite(&session.volume);
         let (progress, stop) = (Arc::<CheckProgress>::default(), Arc::new(AtomicBool::new(false)));
         let scrub = {

@@ -11,13 +11,13 @@ use seal::slot::{Credential, SlotInfo, SlotLimits};
 use volume::{CheckProgress, Clock, KeyChange, Kind, Volume};
 
 use super::disk::{Disk, Threads};
-use super::ground::Ground;
+use super::environment::SessionEnvironment;
 use super::latency::{Latency, Times};
+use super::maintenance::Maintenance;
 use super::rekey::Rekey;
 use super::scrub::Scrub;
 use super::status::{Checking, Report};
 use super::tamper::Tamper;
-use super::upkeep::Upkeep;
 use super::{Event, Ready, by_errno, events};
 use crate::check;
 use crate::failure::Failure;
@@ -54,8 +54,8 @@ pub struct Service {
 struct Running {
     queues: Threads,
     /// A volume that is attached for reading has none, nor one without a session.
-    upkeep: Option<Upkeep>,
-    ground: Ground,
+    maintenance: Option<Maintenance>,
+    environment: SessionEnvironment,
 }
 
 impl Service {
@@ -65,18 +65,18 @@ impl Service {
     /// When the store or the system refuses a queue or a thread; the volume is put away then.
     pub fn start(
         volume: Volume,
-        ground: Ground,
+        environment: SessionEnvironment,
         queues: u8,
         events: Sender<Event>,
         tamper: Arc<Tamper>,
     ) -> Result<Self, Failure> {
         let clock = SystemClock::new();
         let writes = !volume.status().read_only;
-        let upkeep = writes.then(|| Upkeep::start(&volume, &events, &tamper)).transpose()?;
+        let maintenance = writes.then(|| Maintenance::start(&volume, &events, &tamper)).transpose()?;
         let (disk, queues) = match Disk::start(&volume, queues, clock, &tamper) {
             Ok(started) => started,
             Err(failure) => {
-                let _ = upkeep.map(Upkeep::end);
+                let _ = maintenance.map(Maintenance::end);
                 return Err(failure);
             }
         };
@@ -93,7 +93,7 @@ impl Service {
             settled: AtomicBool::new(false),
             changing: AtomicBool::new(false),
             failed: Mutex::new(None),
-            threads: Mutex::new(Some(Running { queues, upkeep, ground })),
+            threads: Mutex::new(Some(Running { queues, maintenance, environment })),
         };
         if goes_on && let Err(failure) = service.rekey() {
             let _ = service.stop();
@@ -291,7 +291,7 @@ impl Service {
     /// When that failed: what was flushed is safe, but the next attach has to recover.
     pub fn stop(&self) -> Result<(), Failure> {
         let running = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(Running { queues, upkeep, ground }) = running else { return Ok(()) };
+        let Some(Running { queues, maintenance, environment }) = running else { return Ok(()) };
         self.disk.close();
         let served = queues.join();
         let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -299,11 +299,11 @@ impl Service {
         volume.iter().for_each(Volume::stop);
         // It ends by itself then, and the maintenance job may wait for what it has under way.
         drop(self.rekey.lock().unwrap_or_else(PoisonError::into_inner).take());
-        let maintained = upkeep.map_or(Ok(()), Upkeep::end);
+        let maintained = maintenance.map_or(Ok(()), Maintenance::end);
         self.await_checks();
         // Of a session that failed when the key was to be changed, nobody else says it.
         let failed = self.failure().or(volume.as_ref().and_then(Volume::failure).map(Failure::from));
-        drop((volume, ground));
+        drop((volume, environment));
         maintained.and(served).and(failed.map_or(Ok(()), Err))
     }
 

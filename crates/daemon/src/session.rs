@@ -77,7 +77,7 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
-    use crate::testing::Bench;
+    use crate::testing::TestVolume;
 
     /// Threads are counted, so no other test may have some in its process.
     #[test]
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     #[ignore = "not a test of its own: the one before runs it, in a process of its own"]
     fn begins_without_room() {
-        let bench = Bench::new();
+        let bench = TestVolume::new();
         let volume = bench.attach();
         bench.trouble.queues.store(0, Ordering::SeqCst);
         // Whoever waits for ever for a maintenance that never began must not hang this test.

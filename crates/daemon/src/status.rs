@@ -313,13 +313,13 @@ mod tests {
     use super::super::latency::Kind;
     use super::*;
     use crate::session::Session;
-    use crate::testing::Bench;
+    use crate::testing::TestVolume;
     use serde_json::json;
     use volume::format::protections::Freshness;
 
     /// A volume's word, with a number of its own in each field that is shown.
     fn status() -> Status {
-        let bench = Bench::with(Freshness::Strict);
+        let bench = TestVolume::with(Freshness::Strict);
         let session = Session::begin(bench.attach()).unwrap();
         let status = session.volume.status();
         session.end().unwrap();

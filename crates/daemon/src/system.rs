@@ -113,16 +113,6 @@ fn check_against_all(what: &str, wanted: u64, option: &str) -> Result<(), Failur
     )))
 }
 
-/// Whether this process was started with its standard output closed. Rust's runtime opens `/dev/null` for reading and writing in its place; a
-/// user who wants the output gone opens it for writing only.
-pub fn stdout_is_closed() -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let out = std::io::stdout();
-    let both = rustix::fs::fcntl_getfl(&out).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::RDWR));
-    let here = rustix::fs::fstat(&out).ok().map(|status| status.st_rdev);
-    both && here.is_some() && here == std::fs::metadata("/dev/null").ok().map(|null| null.rdev())
-}
-
 /// Has a limit on the size of files (`ulimit -f`) be an error of the write that reaches it, and not the end of this process: SIGXFSZ is taken
 /// note of, and nothing else. (Rust's runtime does that for SIGPIPE.)
 pub fn keep_to_errors() {

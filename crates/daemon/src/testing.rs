@@ -127,7 +127,7 @@ impl Queue for TroubledQueue {
 }
 
 /// The smallest volume.
-pub struct Bench {
+pub struct TestVolume {
     /// Where it is.
     pub environment: Environment,
     /// What its owner says of it.
@@ -136,7 +136,7 @@ pub struct Bench {
     pub trouble: Trouble,
 }
 
-impl Bench {
+impl TestVolume {
     /// With a volume without an anchor that nobody has attached.
     pub fn new() -> Self {
         Self::with(Freshness::Off)

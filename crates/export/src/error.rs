@@ -2,6 +2,7 @@
 
 use rustix::io::Errno;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::Path;
 
 /// Why a device could not be shown or taken away.
@@ -11,6 +12,8 @@ pub enum Error {
     Usage(String),
     /// Something is in use that must not be. Says by what.
     Busy(String),
+    /// All that goes through this address could be read and changed on its way, and connections come from anywhere.
+    Exposed(SocketAddr),
     /// The operating system refused.
     System {
         /// What was attempted, and on what.
@@ -40,6 +43,11 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Usage(why) | Error::Busy(why) => f.write_str(why),
+            Error::Exposed(address) => write!(
+                f,
+                "the host sees and can change all that goes through {address}, and can connect to it: listen on 127.0.0.1 or on a unix socket, or \
+                 use TLS with certificates for both sides"
+            ),
             Error::System { doing, errno } => write!(f, "{doing}: {errno}"),
         }
     }

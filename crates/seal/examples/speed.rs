@@ -31,8 +31,8 @@ fn main() {
     println!("{:<20} {:>14} {:>14} {:>14} {:>14}", "", "seal", "seal staged", "open", "open staged");
     for (suite, mode) in cases {
         let keys = key.epoch(mode, suite, &[1; SALT_SIZE]);
-        let hot = Bench::new(&keys.data, 1).run();
-        let cold = Bench::new(&keys.data, COLD).run();
+        let hot = Timing::new(&keys.data, 1).run();
+        let cold = Timing::new(&keys.data, COLD).run();
         print!("{:<20}", format!("{suite} {mode:?}").to_lowercase());
         for (hot, cold) in hot.into_iter().zip(cold) {
             print!(" {:>14}", format!("{hot:.0} / {cold:.0}"));
@@ -58,16 +58,16 @@ fn unlock() -> f64 {
 #[repr(align(4096))]
 struct Page([u8; BLOCK]);
 
-struct Bench<'a> {
+struct Timing<'a> {
     key: &'a BlockKey,
     plaintext: Vec<Page>,
     ciphertext: Buffer,
     tags: Vec<[u8; 16]>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> Timing<'a> {
     fn new(key: &'a BlockKey, blocks: usize) -> Self {
-        Bench {
+        Timing {
             key,
             plaintext: vec![Page([5; BLOCK]); blocks],
             ciphertext: touched(blocks),

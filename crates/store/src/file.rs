@@ -398,6 +398,6 @@ fn check_writable(file: &OwnedFd, name: &str) -> Result<(), Error> {
         return Ok(());
     }
     let message =
-        "it is write-protected; attach it with --read-only, or lift the protection (blockdev --setrw)";
+        "it is write-protected; attach it for reading only, or lift the protection (blockdev --setrw)";
     Err(Error::new(ErrorKind::ReadOnly, "open", name, message))
 }

@@ -16,7 +16,7 @@ use seal::{DataMode, MacKey, VolumeKey};
 
 use crate::anchoring::{advance, overtaking, sign_stamp};
 use crate::core::{Core, Environment};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Remedy, Result};
 use crate::format::header::Header;
 use crate::format::rekeying::Rekeying;
 use crate::format::superblock::Superblock;
@@ -246,8 +246,9 @@ impl Attaching {
         }
         Err(Error::new(
             Kind::Usage,
-            "a session has claimed the volume and did not detach, so it may be writing, and would take away what is read; detach it, attach and detach it if that session crashed, or go on with --force: blocks that it uses again then fail as corrupt",
-        ))
+            "a session has claimed the volume and did not detach, so it may be writing, and would take away what is read; detach it, attach and detach it if that session crashed, or read all the same: blocks that it uses again then fail as corrupt",
+        )
+        .or(Remedy::Force))
     }
 
     /// Whether what was found is what the session left that this one is to follow, and nobody has it.

@@ -12,7 +12,7 @@ use seal::{DataMode, VolumeKey};
 
 use crate::anchoring::{advance, sign_stamp};
 use crate::core::Environment;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Remedy, Result};
 use crate::format::entry::Entry;
 use crate::format::header::{self, Header};
 use crate::format::probe::{self, END_SIZE, PROBE_SIZE, Probe, at_end};
@@ -156,7 +156,7 @@ impl Creating {
         if header.provision == Provision::Full {
             // After all that can be refused, since it changes the store, and before anything that would stay if it fails.
             let taken = self.environment.store.allocate();
-            taken.map_err(|error| Error::new(Kind::Usage, format!("{error} (--provision thin)")))?;
+            taken.map_err(|error| Error::new(Kind::Usage, error.to_string()).or(Remedy::ThinVolume))?;
         } else if let Err(error) = allocate_fixed(self.environment.store.as_ref(), &header.geometry)
             && error.kind == store::ErrorKind::NoSpace
         {
@@ -217,9 +217,10 @@ impl Creating {
         Err(Error::new(
             Kind::Usage,
             format!(
-                "{name} is not blank: it holds {found}. Nothing was written; choose another store, or overwrite it with --force"
+                "{name} is not blank: it holds {found}. Nothing was written; choose another store, or overwrite it"
             ),
-        ))
+        )
+        .or(Remedy::Force))
     }
 
     async fn check_anchor(&self) -> Result<()> {

@@ -27,6 +27,17 @@ pub enum Kind {
     Defect,
 }
 
+/// What a caller may ask for instead, of what this library offers. The message says it in words; a program adds how one asks it for that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remedy {
+    /// [`Provision::Thin`](crate::Provision::Thin).
+    ThinVolume,
+    /// `force`: go on in spite of what was found.
+    Force,
+    /// [`survey`](crate::survey): see which states there are.
+    Survey,
+}
+
 /// A failure: its kind, what happened to what, and what to do now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
@@ -34,6 +45,7 @@ pub struct Error {
     message: String,
     blocks: Vec<u64>,
     cause: Option<Cause>,
+    remedy: Option<Remedy>,
 }
 
 /// What another crate said.
@@ -49,7 +61,19 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// A failure of this kind. The message says what happened, to what, and what to do.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), blocks: Vec::new(), cause: None }
+        Self { kind, message: message.into(), blocks: Vec::new(), cause: None, remedy: None }
+    }
+
+    /// The same, where asking otherwise may help.
+    pub(crate) fn or(mut self, remedy: Remedy) -> Self {
+        self.remedy = Some(remedy);
+        self
+    }
+
+    /// What to ask for instead, where that may help.
+    #[must_use]
+    pub fn remedy(&self) -> Option<Remedy> {
+        self.remedy
     }
 
     /// A logical block that did not verify.

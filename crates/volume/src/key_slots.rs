@@ -16,7 +16,7 @@ use crate::anchoring::{advance, overtaking, sign_stamp};
 use crate::attach::AttachOptions;
 use crate::core::Environment;
 use crate::create::sign_header;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Remedy, Result};
 use crate::format::header::Header;
 use crate::io::{Driven, Io};
 use crate::mutation::{Mutation, mutated};
@@ -144,8 +144,9 @@ impl Changing {
         match &opened.stamp {
             Some(stamp) if stamp.state != State::Released && !self.force => Err(Error::new(
                 Kind::Usage,
-                "the volume was not detached, so a session may still be running; detach it, attach and detach it if that session crashed, or go on with --force, which ends that session's writing",
-            )),
+                "the volume was not detached, so a session may still be running; detach it, attach and detach it if that session crashed, or go on all the same and end that session's writing",
+            )
+            .or(Remedy::Force)),
             _ => Ok(()),
         }
     }

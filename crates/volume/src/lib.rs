@@ -64,7 +64,7 @@ pub use allocation::Extent;
 pub use attach::{AttachOptions, Left, Reading, Window, attach, attach_read_only};
 pub use check::{CheckProgress, CheckReport};
 pub use create::{CreateOptions, SavePolicy, create, create_as, create_by_policy};
-pub use error::{Error, Kind, Result};
+pub use error::{Error, Kind, Remedy, Result};
 pub use grow::{Enlarge, Grown, Growth, check_growth, grow};
 pub use header_backup::{BackedUp, HeaderInfo, Restored, backup_header, restore_header};
 pub use io::Driven;

@@ -18,7 +18,7 @@ use seal::slot::{Credential, SlotInfo};
 use crate::attach::{AttachOptions, Attaching, keyring};
 use crate::cache::NodeKey;
 use crate::core::{Core, Environment};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Remedy, Result};
 use crate::format::ad::Tree;
 use crate::format::header::Header;
 use crate::format::protections::Freshness;
@@ -405,8 +405,9 @@ fn choose(histories: &[History], choice: Choice, vouched: Option<Vouched>) -> Re
         [state] => Ok(state),
         [] => Err(Error::new(
             Kind::Usage,
-            "the store does not offer this state: no superblock leads there. Look at what it offers without --to; nothing was changed",
-        )),
+            "the store does not offer this state: no superblock leads there. Look at what it offers; nothing was changed",
+        )
+        .or(Remedy::Survey)),
         _ => {
             let names: Vec<String> = found.iter().map(|state| name(state).to_string()).collect();
             Err(Error::new(

@@ -10,7 +10,7 @@ use export::nbd::{self, wire};
 use super::*;
 use crate::session::Session;
 use crate::tamper::{OnTamper, Orders};
-use crate::testing::Bench;
+use crate::testing::TestVolume;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
@@ -37,7 +37,7 @@ fn read(disk: &Disk, block: u64) -> Bytes {
 
 #[test]
 fn requests_wait_for_the_next_session() {
-    let bench = Bench::new();
+    let bench = TestVolume::new();
     let first = Session::begin(bench.attach()).unwrap();
     let (disk, threads) = start(&first.volume);
     ask(&disk, write(0, 1)).recv().unwrap().unwrap();
@@ -70,7 +70,7 @@ fn requests_wait_for_the_next_session() {
 
 #[test]
 fn without_a_next_session_requests_fail() {
-    let bench = Bench::new();
+    let bench = TestVolume::new();
     for refused in [true, false] {
         let session = Session::begin(bench.attach()).unwrap();
         let (disk, threads) = start(&session.volume);
@@ -93,7 +93,7 @@ fn without_a_next_session_requests_fail() {
 
 #[test]
 fn data_goes_through_the_pool_and_back() {
-    let bench = Bench::new();
+    let bench = TestVolume::new();
     let session = Session::begin(bench.attach()).unwrap();
     let (disk, threads) = start(&session.volume);
     let mut memory = disk.memory(2 * BLOCK_SIZE);
@@ -137,7 +137,7 @@ fn receive(client: &mut UnixStream, length: usize) -> Vec<u8> {
 
 #[test]
 fn a_client_that_comes_as_the_session_changes_is_served_in_the_next() {
-    let bench = Bench::new();
+    let bench = TestVolume::new();
     let session = Session::begin(bench.attach()).unwrap();
     let (disk, threads) = start(&session.volume);
     let (serving, served) = channel();
@@ -161,7 +161,7 @@ fn a_client_that_comes_as_the_session_changes_is_served_in_the_next() {
 
 #[test]
 fn clients_are_served_by_the_queue_threads_and_stay_while_the_session_changes() {
-    let (bench, directory) = (Bench::new(), tempfile::tempdir().unwrap());
+    let (bench, directory) = (TestVolume::new(), tempfile::tempdir().unwrap());
     let first = Session::begin(bench.attach()).unwrap();
     let (disk, threads) = start(&first.volume);
     let socket = directory.path().join("nbd");

@@ -8,12 +8,12 @@ use volume::{Grown, Left, Rekeyed, Volume};
 
 use super::{Running, Service};
 use crate::disk::Idle;
+use crate::environment::{Rekeying, SessionEnvironment};
 use crate::failure::Failure;
-use crate::ground::{Ground, Rekeying};
 use crate::input;
+use crate::maintenance::Maintenance;
 use crate::rekey::Rekey;
 use crate::scrub::Scrub;
-use crate::upkeep::Upkeep;
 use crate::{Event, by_errno};
 
 impl Service {
@@ -27,8 +27,8 @@ impl Service {
     pub fn begin_rekey(&self, wanted: &Rekeying) -> Result<Rekeyed, Failure> {
         let begun = self.between_sessions(
             &wanted.credential,
-            |ground| ground.check_rekey(wanted).map(|()| true),
-            |ground, left| ground.begin_rekey(wanted, left),
+            |environment| environment.check_rekey(wanted).map(|()| true),
+            |environment, left| environment.begin_rekey(wanted, left),
         )?;
         let begun = begun.ok_or_else(|| Failure::internal("a change of key that was to begin did not"))?;
         self.rekey()?;
@@ -58,15 +58,15 @@ impl Service {
         let mut found = None;
         let grown = self.between_sessions(
             credential,
-            |ground| {
-                let will = ground.check_growth(credential, logical_blocks)?;
+            |environment| {
+                let will = environment.check_growth(credential, logical_blocks)?;
                 let changes = will.before != will.now;
-                found = Some((will, if changes { Ok(()) } else { ground.save_policy() }));
+                found = Some((will, if changes { Ok(()) } else { environment.save_policy() }));
                 Ok(changes)
             },
-            |ground, _| {
-                let grown = ground.grow(credential, logical_blocks)?;
-                Ok((grown, ground.save_policy()))
+            |environment, _| {
+                let grown = environment.grow(credential, logical_blocks)?;
+                Ok((grown, environment.save_policy()))
             },
         )?;
         grown.or(found).ok_or_else(|| Failure::internal("a growth was neither refused nor found done"))
@@ -80,15 +80,15 @@ impl Service {
     fn between_sessions<T>(
         &self,
         credential: &Credential,
-        check: impl FnOnce(&mut Ground) -> Result<bool, Failure>,
-        change: impl FnOnce(&mut Ground, Left) -> Result<T, Failure>,
+        check: impl FnOnce(&mut SessionEnvironment) -> Result<bool, Failure>,
+        change: impl FnOnce(&mut SessionEnvironment, Left) -> Result<T, Failure>,
     ) -> Result<Option<T>, Failure> {
         // Held to the end: who puts the volume away waits for the next session.
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let running = threads.as_mut().ok_or_else(|| by_errno(rustix::io::Errno::SHUTDOWN))?;
         let volume = self.volume()?;
         self.check_undisturbed(&volume)?;
-        if !check(&mut running.ground)? {
+        if !check(&mut running.environment)? {
             return Ok(None);
         }
         let changing = self.begin_change()?;
@@ -96,13 +96,13 @@ impl Service {
         // What it came to stays in the status.
         self.rekey.lock().unwrap_or_else(PoisonError::into_inner).iter_mut().for_each(Rekey::join);
         let failed = |failure: &Failure| drop(self.events.send(Event::Failed(failure.clone())));
-        if let Err(failure) = running.upkeep.take().map_or(Ok(()), Upkeep::end) {
+        if let Err(failure) = running.maintenance.take().map_or(Ok(()), Maintenance::end) {
             // What it had promised may be lost, or another session may have the volume: its users must hear of that, and not of a next one.
             failed(&failure);
             return idle.go_on(&volume).and(Err(failure));
         }
         let left = volume.left();
-        let changed = change(&mut running.ground, left);
+        let changed = change(&mut running.environment, left);
         if let Err(failure) = self.next_session(running, idle, credential, left) {
             failed(&failure);
             *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure.clone());
@@ -161,8 +161,8 @@ impl Service {
         credential: &Credential,
         left: Left,
     ) -> Result<(), Failure> {
-        let volume = running.ground.attach(input::copy(credential), Some(left))?;
-        running.upkeep = Some(Upkeep::start(&volume, &self.events, &self.tamper)?);
+        let volume = running.environment.attach(input::copy(credential), Some(left))?;
+        running.maintenance = Some(Maintenance::start(&volume, &self.events, &self.tamper)?);
         *self.volume.lock().unwrap_or_else(PoisonError::into_inner) = Some(volume.clone());
         idle.go_on(&volume)?;
         self.disk.take_size(&volume);

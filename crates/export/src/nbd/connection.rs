@@ -2,7 +2,7 @@
 //! that takes them may be the client's own, or one that serves others as well: so it waits, for the client and for room, as a future.
 
 use super::answer::{Answer, Form, Pieces};
-use super::haggle::Agreed;
+use super::handshake::Agreed;
 use super::outbox::Outbox;
 use super::wire::{self, Command, Flags, REQUEST_BYTES};
 use crate::aligned::Aligned;

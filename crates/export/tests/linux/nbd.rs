@@ -316,7 +316,8 @@ fn the_network_is_refused_without_certificates_for_both_sides() {
         };
         let refused = options.check().unwrap_err();
         assert!(
-            matches!(&refused, Error::Usage(why) if why.contains("the host sees") && why.contains("--tls-ca")),
+            matches!(&refused, Error::Exposed(_))
+                && refused.to_string().contains("certificates for both sides"),
             "{refused}"
         );
     }

@@ -4,3 +4,4 @@ mod arrows;
 mod codes;
 mod counts;
 mod lengths;
+mod libraries;

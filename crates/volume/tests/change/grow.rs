@@ -9,7 +9,7 @@ use crate::common::{credential, page, pattern};
 use memory::BLOCK_SIZE;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::{Geometry, MAX_GROWTHS, Shape};
-use volume::{Choice, Error, Kind, Reanchor, RekeyOrder, begin_rekey, dump, reanchor, survey};
+use volume::{Choice, Error, Kind, Reanchor, RekeyOrder, Remedy, begin_rekey, dump, reanchor, survey};
 
 #[test]
 fn content_stays_and_the_new_space_is_used_to_the_last_block() {
@@ -113,7 +113,7 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
     // A session that did not detach.
     drop(case.attach());
     let refused = case.refused(Some(300));
-    assert!(refused.to_string().contains("--force"), "{refused}");
+    assert!(refused.remedy() == Some(Remedy::Force), "{refused}");
     assert_eq!(refused.kind(), Kind::Usage);
     assert_eq!(case.try_grow(Some(300), true).unwrap().now.0, 300);
 }

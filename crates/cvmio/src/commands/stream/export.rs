@@ -19,7 +19,7 @@ use crate::cli::stream::Export;
 use crate::commands::offline::{self, Opened};
 use daemon::failure::Failure;
 use daemon::input::{self, Origin};
-use daemon::{output, system};
+use daemon::output;
 
 pub fn run(args: &Export) -> Result<(), Failure> {
     check(args)?;
@@ -85,7 +85,7 @@ impl Target {
             _ => Failure::usage(format!("the stream {name} cannot be written: {error}")),
         };
         if args.to == Path::new("-") {
-            if system::stdout_is_closed() {
+            if output::stdout_is_closed() {
                 return Err(Failure::usage(
                     "standard output is closed, so the stream would go nowhere; name a file or a pipe",
                 ));

@@ -19,19 +19,20 @@ use crate::scrub::Stage;
 use crate::session::Session;
 use crate::status::Report;
 use crate::tamper::{OnTamper, Orders, Tamper};
-use crate::testing::{Bench, key};
+use crate::testing::{TestVolume, key};
 
-fn start(bench: &Bench) -> (Service, Receiver<Event>) {
+fn start(bench: &TestVolume) -> (Service, Receiver<Event>) {
     start_by(bench, Path::new("/nowhere/policy.toml"))
 }
 
 /// The same with a policy that is kept in this file.
-fn start_by(bench: &Bench, policy_file: &Path) -> (Service, Receiver<Event>) {
+fn start_by(bench: &TestVolume, policy_file: &Path) -> (Service, Receiver<Event>) {
     let (sender, events) = channel();
     let tamper = Tamper::new(&Orders { on: OnTamper::Continue, hook: None }, "disk", "memory").unwrap();
-    let ground = Ground::on(bench.environment.clone(), bench.policy.clone(), policy_file.into());
-    let volume = ground.attach(key(), None).unwrap();
-    (Service::start(volume, ground, 2, sender, Arc::new(tamper)).unwrap(), events)
+    let environment =
+        SessionEnvironment::on(bench.environment.clone(), bench.policy.clone(), policy_file.into());
+    let volume = environment.attach(key(), None).unwrap();
+    (Service::start(volume, environment, 2, sender, Arc::new(tamper)).unwrap(), events)
 }
 
 fn wanted() -> Rekeying {
@@ -54,7 +55,7 @@ fn failure(service: &Service) -> Option<String> {
 
 #[test]
 fn a_session_goes_on_under_a_new_key() {
-    let bench = Bench::with(Freshness::Strict);
+    let bench = TestVolume::with(Freshness::Strict);
     let (service, events) = start(&bench);
     done(&service, write(0, 1)).unwrap();
     assert!(!service.begin_rekey(&wanted()).unwrap().under_way);
@@ -67,7 +68,7 @@ fn a_session_goes_on_under_a_new_key() {
 
 #[test]
 fn a_session_that_was_fenced_begins_no_other() {
-    let bench = Bench::with(Freshness::Strict);
+    let bench = TestVolume::with(Freshness::Strict);
     let (service, events) = start(&bench);
     done(&service, write(0, 1)).unwrap();
     done(&service, export::Request::Flush).unwrap();
@@ -94,7 +95,7 @@ fn a_session_that_was_fenced_begins_no_other() {
 
 #[test]
 fn what_a_session_lost_the_next_one_does_not_hide() {
-    let bench = Bench::new();
+    let bench = TestVolume::new();
     let (service, _events) = start(&bench);
     done(&service, write(0, 1)).unwrap();
     done(&service, export::Request::Flush).unwrap();
@@ -111,7 +112,7 @@ fn what_a_session_lost_the_next_one_does_not_hide() {
 
 #[test]
 fn without_a_next_session_the_volume_says_that_it_failed() {
-    let bench = Bench::with(Freshness::Strict);
+    let bench = TestVolume::with(Freshness::Strict);
     let (service, events) = start(&bench);
     // One to see whether the key can be changed, and one to change it; none is left to attach.
     bench.trouble.queues.store(2, Ordering::SeqCst);
@@ -128,7 +129,7 @@ fn without_a_next_session_the_volume_says_that_it_failed() {
 
 #[test]
 fn nothing_reads_a_session_that_is_about_to_end() {
-    let bench = Bench::new();
+    let bench = TestVolume::new();
     let (service, _events) = start(&bench);
     let changing = service.begin_change().unwrap();
     assert!(service.scrub(1).unwrap_err().to_string().contains("new key"));
@@ -142,7 +143,7 @@ const SIZE: u64 = 4096;
 
 #[test]
 fn a_session_goes_on_in_a_larger_volume() {
-    let bench = Bench::with(Freshness::Strict);
+    let bench = TestVolume::with(Freshness::Strict);
     let policy_file = tempfile::NamedTempFile::new().unwrap();
     let (service, events) = start_by(&bench, policy_file.path());
     done(&service, write(SIZE - 1, 1)).unwrap();
@@ -166,7 +167,7 @@ fn a_session_goes_on_in_a_larger_volume() {
 
 #[test]
 fn what_a_change_of_key_came_to_is_known_in_a_larger_volume() {
-    let bench = Bench::with(Freshness::Strict);
+    let bench = TestVolume::with(Freshness::Strict);
     let policy_file = tempfile::NamedTempFile::new().unwrap();
     let (service, _events) = start_by(&bench, policy_file.path());
     done(&service, write(0, 1)).unwrap();
@@ -189,7 +190,7 @@ fn what_a_change_of_key_came_to_is_known_in_a_larger_volume() {
 
 #[test]
 fn a_growth_that_is_refused_ends_no_session() {
-    let bench = Bench::with(Freshness::Strict);
+    let bench = TestVolume::with(Freshness::Strict);
     let directory = tempfile::tempdir().unwrap();
     let (service, _events) = start_by(&bench, &directory.path().join("policy.toml"));
     done(&service, write(0, 1)).unwrap();
@@ -203,14 +204,14 @@ fn a_growth_that_is_refused_ends_no_session() {
     service.stop().unwrap();
 
     // A policy that could not follow is found before anything is done.
-    let nowhere = Bench::with(Freshness::Strict);
+    let nowhere = TestVolume::with(Freshness::Strict);
     let (lost, _events) = start(&nowhere);
     let refused = lost.grow(&key(), Some(2 * SIZE)).unwrap_err();
     assert!(refused.is_usage() && refused.to_string().contains("nothing was changed"), "{refused}");
     assert_eq!(lost.size(), SIZE * 4096);
     lost.stop().unwrap();
 
-    let bench = Bench::with(Freshness::Transaction);
+    let bench = TestVolume::with(Freshness::Transaction);
     let (service, _events) = start_by(&bench, &directory.path().join("other.toml"));
     let refused = service.grow(&key(), Some(2 * SIZE)).unwrap_err();
     assert!(refused.is_usage() && refused.to_string().contains("transaction"), "{refused}");
@@ -219,7 +220,7 @@ fn a_growth_that_is_refused_ends_no_session() {
 
 #[test]
 fn a_policy_that_cannot_be_saved_is_lived_by_all_the_same() {
-    let bench = Bench::with(Freshness::Strict);
+    let bench = TestVolume::with(Freshness::Strict);
     let directory = tempfile::tempdir().unwrap();
     // A directory in its place passes what is tried before, and fails at the last step.
     let policy_file = directory.path().join("policy.toml");

@@ -14,7 +14,7 @@ use super::case::Case;
 use super::gate::Gate;
 use super::load::histogram;
 use super::report::show;
-use super::setup::{Bench, Setup, Side};
+use super::setup::{Contestants, Setup, Side};
 use super::{Run, quiesce};
 use job::Job;
 use limit::Limit;
@@ -33,7 +33,7 @@ const STANDARD: &[&str] = &["randread-4k-q1", "randwrite-4k-q1"];
 #[command(after_help = "\
 Example: on the disk under /srv
   cvmio bench upkeep --dir /srv")]
-pub struct UpkeepArgs {
+pub struct MaintenanceArgs {
     #[command(flatten)]
     setup: Setup,
     /// What users do meanwhile: `randread-4k-q1` and the like, separated by commas
@@ -48,9 +48,9 @@ pub struct UpkeepArgs {
 ///
 /// # Errors
 /// When it cannot be set up, or a request or a job fails.
-pub fn run(args: &UpkeepArgs) -> Result<()> {
+pub fn run(args: &MaintenanceArgs) -> Result<()> {
     let time = args.setup.scale.time()?;
-    let bench = Bench::new(&args.setup)?;
+    let bench = Contestants::new(&args.setup)?;
     bench.fill(Side::Protected)?;
     let bench = speeds(bench, args)?;
     let mut turns = Turns { bench, args, time };
@@ -73,7 +73,7 @@ fn mebibytes(blocks: f64) -> f64 {
 }
 
 /// Both jobs alone, in turns with their limits.
-fn speeds(mut bench: Bench, args: &UpkeepArgs) -> Result<Bench> {
+fn speeds(mut bench: Contestants, args: &MaintenanceArgs) -> Result<Contestants> {
     let filled = bench.filled;
     let mut limit = Limit::new(bench.raw.clone(), filled, &args.setup.protections)?;
     #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
@@ -100,8 +100,8 @@ fn speeds(mut bench: Bench, args: &UpkeepArgs) -> Result<Bench> {
 
 /// What a load's turns need.
 struct Turns<'a> {
-    bench: Bench,
-    args: &'a UpkeepArgs,
+    bench: Contestants,
+    args: &'a MaintenanceArgs,
     time: Duration,
 }
 

@@ -19,14 +19,14 @@ const TICK: Duration = Duration::from_millis(100);
 const ATTEMPTS: u64 = 3;
 
 /// The threads of one session.
-pub struct Upkeep {
+pub struct Maintenance {
     volume: Volume,
     stopping: Arc<AtomicBool>,
     maintenance: JoinHandle<Result<(), Failure>>,
     ticker: Option<JoinHandle<()>>,
 }
 
-impl Upkeep {
+impl Maintenance {
     /// Starts them. `events` hears of a session that fails.
     ///
     /// # Errors
@@ -35,17 +35,17 @@ impl Upkeep {
         let stopping = Arc::new(AtomicBool::new(false));
         let maintenance =
             maintain(volume.clone(), events.clone(), Arc::clone(&stopping), Arc::clone(tamper))?;
-        let mut upkeep =
+        let mut maintenance =
             Self { volume: volume.clone(), stopping: Arc::clone(&stopping), maintenance, ticker: None };
         match tick(volume.clone(), stopping) {
-            Ok(ticker) => upkeep.ticker = Some(ticker),
+            Ok(ticker) => maintenance.ticker = Some(ticker),
             Err(failure) => {
                 // The reason counts; that the volume could not be put away either would only hide it.
-                let _ = upkeep.end();
+                let _ = maintenance.end();
                 return Err(failure);
             }
         }
-        Ok(upkeep)
+        Ok(maintenance)
     }
 
     /// Ends the session: the last checkpoint is made, and the anchor released. Nobody has anything under way any more.

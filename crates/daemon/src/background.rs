@@ -18,7 +18,7 @@ const REST: u32 = 3;
 const LONGEST_REST: Duration = Duration::from_millis(500);
 
 /// Drives one job.
-pub struct Beside<C> {
+pub struct BackgroundRate<C> {
     clock: C,
     /// What [`Volume::uses`] said last, and when that had changed.
     uses: u64,
@@ -27,7 +27,7 @@ pub struct Beside<C> {
     began: Duration,
 }
 
-impl<C: Clock> Beside<C> {
+impl<C: Clock> BackgroundRate<C> {
     /// For a job that begins now, on a volume that has been used so often.
     pub fn new(clock: C, uses: u64) -> Self {
         Self { began: clock.now(), clock, uses, used: None }
@@ -109,39 +109,39 @@ mod tests {
     #[test]
     fn a_job_with_the_volume_to_itself_never_rests() {
         let clock = Still::default();
-        let mut beside = Beside::new(clock.clone(), 7);
+        let mut rate = BackgroundRate::new(clock.clone(), 7);
         for _ in 0..1000 {
             clock.pass(TEN);
-            assert!(!beside.is_used(7));
+            assert!(!rate.is_used(7));
         }
     }
 
     #[test]
     fn who_has_used_the_volume_a_moment_ago_still_uses_it() {
         let clock = Still::default();
-        let mut beside = Beside::new(clock.clone(), 7);
-        assert!(beside.is_used(8), "at once");
+        let mut rate = BackgroundRate::new(clock.clone(), 7);
+        assert!(rate.is_used(8), "at once");
         clock.pass(MOMENT - TEN);
-        assert!(beside.is_used(8));
+        assert!(rate.is_used(8));
         clock.pass(TEN);
-        assert!(!beside.is_used(8), "and then no longer");
-        assert!(beside.is_used(9));
+        assert!(!rate.is_used(8), "and then no longer");
+        assert!(rate.is_used(9));
     }
 
     #[test]
     fn beside_users_it_works_a_quarter_of_the_time() {
         let clock = Still::default();
-        let mut beside = Beside::new(clock.clone(), 0);
+        let mut rate = BackgroundRate::new(clock.clone(), 0);
         // Alone it has worked for long; that is nothing to rest from.
         clock.pass(Duration::from_mins(1));
         let (mut worked, mut rested) = (Duration::ZERO, Duration::ZERO);
         for uses in 1..=100 {
-            assert!(beside.is_used(uses));
+            assert!(rate.is_used(uses));
             clock.pass(TEN);
             worked += TEN;
-            rested += beside.rest();
-            clock.pass(beside.rest());
-            beside.rested();
+            rested += rate.rest();
+            clock.pass(rate.rest());
+            rate.rested();
         }
         assert_eq!(rested, worked * REST);
     }
@@ -149,9 +149,9 @@ mod tests {
     #[test]
     fn no_rest_is_so_long_that_a_stop_would_wait_for_it() {
         let clock = Still::default();
-        let mut beside = Beside::new(clock.clone(), 0);
-        assert!(beside.is_used(1));
+        let mut rate = BackgroundRate::new(clock.clone(), 0);
+        assert!(rate.is_used(1));
         clock.pass(Duration::from_mins(1));
-        assert_eq!(beside.rest(), LONGEST_REST);
+        assert_eq!(rate.rest(), LONGEST_REST);
     }
 }

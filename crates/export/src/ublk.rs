@@ -4,7 +4,7 @@
 //! Data is copied once, between the pages of who asked and the request's own memory, by reading and writing the driver's character device.
 //!
 //! A device with a [`Recovery`] outlives a server that is killed: its users wait until the next server goes on where the last one ended, and
-//! nothing that they were told is done is lost (see `kept.rs`).
+//! nothing that they were told is done is lost (see `recovery_log.rs`).
 //!
 //! **A server must not share its mount namespace with the users of its device**: see [`leave_mounts`].
 //!
@@ -12,9 +12,9 @@
 
 mod abi;
 mod control;
-mod kept;
 mod mounts;
 mod queue;
+mod recovery_log;
 
 use crate::budget::{Budget, IN_FLIGHT};
 use crate::{Device, Error};
@@ -22,8 +22,8 @@ pub use mounts::leave as leave_mounts;
 
 use abi::{Command, Info, State};
 use control::Control;
-use kept::{Kept, Log, Record};
 use queue::Queue;
+use recovery_log::{Log, Record, RecoveryLog};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
@@ -70,7 +70,7 @@ pub struct Ublk {
     path: PathBuf,
     number: u32,
     recovered: bool,
-    kept: Option<Kept>,
+    recovery: Option<RecoveryLog>,
     running: Mutex<Option<Running>>,
 }
 
@@ -90,8 +90,9 @@ pub fn available() -> Result<(), Error> {
 /// Whether a file at `path` would be in memory, as [`Recovery`] needs it.
 #[must_use]
 pub fn is_in_memory(path: &Path) -> bool {
-    path.parent()
-        .is_some_and(|directory| rustix::fs::statfs(directory).is_ok_and(|found| kept::is_memory(&found)))
+    path.parent().is_some_and(|directory| {
+        rustix::fs::statfs(directory).is_ok_and(|found| recovery_log::is_memory(&found))
+    })
 }
 
 /// Takes away the device that a killed server has left, by what it left at `path`. Its users get errors. Whether there was one.
@@ -134,13 +135,13 @@ impl Ublk {
     fn begin(mut control: Control, device: Arc<dyn Device>, options: &Options) -> Result<Self, Error> {
         let recoverable = options.recovery().is_some();
         let info = control.add(options.queues.max(1), options.depth.max(1), recoverable)?;
-        let mut kept = None;
+        let mut recovery = None;
         let shown = (|| {
             let device: Arc<dyn Device> = match options.recovery() {
                 Some(Recovery { path, owner }) => {
                     let record =
                         Record { number: info.number, servers: [std::process::id(); 2], owner: *owner };
-                    Arc::new(kept.insert(Kept::new(device, Log::create(path, &record)?)?).clone())
+                    Arc::new(recovery.insert(RecoveryLog::new(device, Log::create(path, &record)?)?).clone())
                 }
                 None => device,
             };
@@ -148,12 +149,12 @@ impl Ublk {
             serve(&mut control, info, &device, options.read_only, Command::Start)
         })();
         match shown {
-            Ok(queues) => Ok(Self::new(control, queues, info.number, false, kept)),
+            Ok(queues) => Ok(Self::new(control, queues, info.number, false, recovery)),
             Err(error) => {
                 // The reason counts; that there was nothing to stop would only hide it.
                 let _ = control.stop(info.number);
                 let _ = control.delete(info.number);
-                kept.iter().for_each(Kept::remove);
+                recovery.iter().for_each(RecoveryLog::remove);
                 Err(error)
             }
         }
@@ -162,10 +163,10 @@ impl Ublk {
     /// On errors, all stays as it was left.
     fn go_on(mut control: Control, info: Info, log: Log, device: Arc<dyn Device>) -> Result<Self, Error> {
         wait_while_busy(|| control.start_recovery(info.number))?;
-        let kept = Kept::new(device, log)?;
-        let device: Arc<dyn Device> = Arc::new(kept.clone());
+        let recovery = RecoveryLog::new(device, log)?;
+        let device: Arc<dyn Device> = Arc::new(recovery.clone());
         let queues = serve(&mut control, info, &device, false, Command::EndRecovery)?;
-        Ok(Self::new(control, queues, info.number, true, Some(kept)))
+        Ok(Self::new(control, queues, info.number, true, Some(recovery)))
     }
 
     fn new(
@@ -173,10 +174,10 @@ impl Ublk {
         queues: Vec<JoinHandle<()>>,
         number: u32,
         recovered: bool,
-        kept: Option<Kept>,
+        recovery: Option<RecoveryLog>,
     ) -> Self {
         let path = PathBuf::from(format!("/dev/ublkb{number}"));
-        Self { path, number, recovered, kept, running: Mutex::new(Some(Running { control, queues })) }
+        Self { path, number, recovered, recovery, running: Mutex::new(Some(Running { control, queues })) }
     }
 
     /// The block device.
@@ -203,7 +204,7 @@ impl Ublk {
         // The kernel has ended all requests, so the threads end.
         let defect = queues.into_iter().map(JoinHandle::join).any(|end| end.is_err());
         let deleted = control.delete(self.number);
-        self.kept.iter().for_each(Kept::remove);
+        self.recovery.iter().for_each(RecoveryLog::remove);
         if defect {
             return Err(Error::system(format!("serving {}", self.path.display()), Errno::IO));
         }

@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::{input, system};
 
 /// Held from the first session to the end of the last one: in between nobody else gets the store.
-pub struct Ground {
+pub struct SessionEnvironment {
     environment: Environment,
     policy: Policy,
     /// Where the owner keeps that.
@@ -44,7 +44,7 @@ impl Rekeying {
     }
 }
 
-impl Ground {
+impl SessionEnvironment {
     /// Opens store and anchor.
     ///
     /// # Errors

@@ -37,11 +37,11 @@ pub(super) struct Agreed {
 /// A read may be asked for in one piece.
 const SEND_DONT_FRAGMENT: u16 = 1 << 7;
 
-/// Haggles until the client uses the export. `None` if it goes away instead.
+/// Negotiates until the client uses the export. `None` if it goes away instead.
 ///
 /// # Errors
 /// When the connection breaks, or the client does not keep to the protocol.
-pub(super) fn haggle(link: Link, offer: &Offer<'_>) -> io::Result<Option<(Link, Agreed)>> {
+pub(super) fn handshake(link: Link, offer: &Offer<'_>) -> io::Result<Option<(Link, Agreed)>> {
     let mut link = link;
     link.output.write_all(&wire::greeting())?;
     let mut flags = [0; FLAGS_BYTES];
@@ -95,7 +95,7 @@ pub(super) fn haggle(link: Link, offer: &Offer<'_>) -> io::Result<Option<(Link, 
     Err(invalid(wire::Malformed("it asks for ever and uses nothing")))
 }
 
-/// The option that ends haggling.
+/// The option that ends the handshake.
 const GO: u32 = 7;
 
 /// The next option. The inner error is one that the client may be told about.

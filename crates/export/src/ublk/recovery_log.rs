@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A device whose changes are kept. Clones share it.
 #[derive(Clone)]
-pub(super) struct Kept(Arc<Shared>);
+pub(super) struct RecoveryLog(Arc<Shared>);
 
 struct Shared {
     device: Arc<dyn Device>,
@@ -42,7 +42,7 @@ struct State {
     flushing: bool,
 }
 
-impl Kept {
+impl RecoveryLog {
     /// Repeats what the log has, and keeps in it what comes.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl Kept {
         state.open.insert(position);
         let half_full = state.head - state.tail > CAPACITY / 2;
         drop(state);
-        let open = Open { kept: self.clone(), position };
+        let open = Open { recovery: self.clone(), position };
         let end = move |result: Result<Bytes, Errno>| {
             let result = result.and_then(|data| open.ended().map(|()| data));
             drop(open);
@@ -107,11 +107,11 @@ impl Kept {
 
     fn flush(&self, done: Done) {
         let covered = self.0.state().covered();
-        let kept = self.clone();
+        let recovery = self.clone();
         let end = move |result: Result<Bytes, Errno>| {
-            let result = result.and_then(|data| kept.0.release(covered).map(|()| data));
+            let result = result.and_then(|data| recovery.0.release(covered).map(|()| data));
             done(result);
-            kept.admit();
+            recovery.admit();
         };
         self.0.device.submit(Request::Flush, Box::new(end));
     }
@@ -146,7 +146,7 @@ impl Kept {
     }
 }
 
-impl Device for Kept {
+impl Device for RecoveryLog {
     fn size(&self) -> u64 {
         self.0.device.size()
     }
@@ -197,27 +197,27 @@ impl State {
 
 /// A change that the device has, until it has ended in whatever way.
 struct Open {
-    kept: Kept,
+    recovery: RecoveryLog,
     position: u64,
 }
 
 impl Open {
     /// Notes that it has ended well: from now on it may be called done.
     fn ended(&self) -> Result<(), Errno> {
-        let marked = self.kept.0.log.mark(self.position);
+        let marked = self.recovery.0.log.mark(self.position);
         marked.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.kept.0.state().open.remove(&self.position);
-        self.kept.relieve();
+        self.recovery.0.state().open.remove(&self.position);
+        self.recovery.relieve();
     }
 }
 
 /// A flush of our own, until it has ended in whatever way.
-struct Flushing(Kept);
+struct Flushing(RecoveryLog);
 
 impl Flushing {
     fn end(self, failed: Option<Errno>) {

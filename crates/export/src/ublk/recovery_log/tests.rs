@@ -84,58 +84,58 @@ fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap()
 }
 
-fn begin(disk: &Arc<Disk>, directory: &tempfile::TempDir) -> Kept {
+fn begin(disk: &Arc<Disk>, directory: &tempfile::TempDir) -> RecoveryLog {
     let log = Log::create(&directory.path().join("log"), &RECORD).unwrap();
-    Kept::new(Arc::clone(disk) as Arc<dyn Device>, log).unwrap()
+    RecoveryLog::new(Arc::clone(disk) as Arc<dyn Device>, log).unwrap()
 }
 
 /// What the next server does.
-fn go_on(disk: &Arc<Disk>, directory: &tempfile::TempDir) -> Kept {
+fn go_on(disk: &Arc<Disk>, directory: &tempfile::TempDir) -> RecoveryLog {
     let (log, record) = Log::open(&directory.path().join("log")).unwrap().unwrap();
     assert_eq!(record, RECORD);
-    Kept::new(Arc::clone(disk) as Arc<dyn Device>, log).unwrap()
+    RecoveryLog::new(Arc::clone(disk) as Arc<dyn Device>, log).unwrap()
 }
 
-fn try_write(kept: &Kept, block: u64, value: u8) -> Result<Bytes, Errno> {
+fn try_write(recovery: &RecoveryLog, block: u64, value: u8) -> Result<Bytes, Errno> {
     let request = Request::Write { offset: block * 4096, data: vec![value; 4096].into(), fua: false };
-    finish(&(Arc::new(kept.clone()) as Arc<dyn Device>), request)
+    finish(&(Arc::new(recovery.clone()) as Arc<dyn Device>), request)
 }
 
-fn write(kept: &Kept, block: u64, value: u8) {
-    try_write(kept, block, value).unwrap();
+fn write(recovery: &RecoveryLog, block: u64, value: u8) {
+    try_write(recovery, block, value).unwrap();
 }
 
-fn flush(kept: &Kept) {
-    finish(&(Arc::new(kept.clone()) as Arc<dyn Device>), Request::Flush).unwrap();
+fn flush(recovery: &RecoveryLog) {
+    finish(&(Arc::new(recovery.clone()) as Arc<dyn Device>), Request::Flush).unwrap();
 }
 
 #[test]
 fn what_had_ended_is_there_again() {
     let (disk, directory) = (Disk::new(), directory());
-    let kept = begin(&disk, &directory);
-    write(&kept, 0, 1);
-    write(&kept, 1, 1);
-    write(&kept, 0, 2);
-    kept.submit(Request::WriteZeroes { offset: 4096, length: 4096 }, Box::new(|_| ()));
+    let recovery = begin(&disk, &directory);
+    write(&recovery, 0, 1);
+    write(&recovery, 1, 1);
+    write(&recovery, 0, 2);
+    recovery.submit(Request::WriteZeroes { offset: 4096, length: 4096 }, Box::new(|_| ()));
     disk.cut();
     assert_eq!(disk.block(0), 0, "the disk has forgotten it");
-    let kept = go_on(&disk, &directory);
+    let recovery = go_on(&disk, &directory);
     assert_eq!((disk.block(0), disk.block(1)), (2, 0));
     // And so it stays, also if that server dies as well.
-    write(&kept, 5, 5);
+    write(&recovery, 5, 5);
     disk.cut();
-    let kept = go_on(&disk, &directory);
+    let recovery = go_on(&disk, &directory);
     assert_eq!((disk.block(0), disk.block(5)), (2, 5));
-    kept.remove();
+    recovery.remove();
     assert!(Log::open(&directory.path().join("log")).unwrap().is_none());
 }
 
 #[test]
 fn what_was_flushed_is_not_repeated() {
     let (disk, directory) = (Disk::new(), directory());
-    let kept = begin(&disk, &directory);
-    write(&kept, 0, 1);
-    flush(&kept);
+    let recovery = begin(&disk, &directory);
+    write(&recovery, 0, 1);
+    flush(&recovery);
     // Behind our back, to see whether the write comes again.
     disk.execute(Request::Write { offset: 0, data: vec![7; 4096].into(), fua: false });
     go_on(&disk, &directory);
@@ -145,13 +145,13 @@ fn what_was_flushed_is_not_repeated() {
 #[test]
 fn what_was_refused_or_had_not_ended_is_not_repeated() {
     let (disk, directory) = (Disk::new(), directory());
-    let kept = begin(&disk, &directory);
+    let recovery = begin(&disk, &directory);
     disk.full_at.store(7 * 4096, Ordering::Relaxed);
-    assert_eq!(try_write(&kept, 7, 1), Err(Errno::NOSPC));
-    write(&kept, 8, 1);
+    assert_eq!(try_write(&recovery, 7, 1), Err(Errno::NOSPC));
+    write(&recovery, 8, 1);
     disk.holding.store(true, Ordering::Relaxed);
     for block in [7, 9] {
-        kept.submit(
+        recovery.submit(
             Request::Write { offset: block * 4096, data: vec![1; 4096].into(), fua: false },
             Box::new(|_| ()),
         );
@@ -166,10 +166,10 @@ fn what_was_refused_or_had_not_ended_is_not_repeated() {
 #[test]
 fn a_write_that_ends_during_a_flush_is_kept() {
     let (disk, directory) = (Disk::new(), directory());
-    let kept = begin(&disk, &directory);
+    let recovery = begin(&disk, &directory);
     disk.holding.store(true, Ordering::Relaxed);
-    kept.submit(Request::Write { offset: 0, data: vec![4; 4096].into(), fua: false }, Box::new(|_| ()));
-    flush(&kept);
+    recovery.submit(Request::Write { offset: 0, data: vec![4; 4096].into(), fua: false }, Box::new(|_| ()));
+    flush(&recovery);
     disk.let_go();
     disk.cut();
     go_on(&disk, &directory);
@@ -179,7 +179,7 @@ fn a_write_that_ends_during_a_flush_is_kept() {
 #[test]
 fn more_is_written_than_the_log_holds() {
     let (disk, directory) = (Disk::new(), directory());
-    let kept = begin(&disk, &directory);
+    let recovery = begin(&disk, &directory);
     let begun = disk.flushes.load(Ordering::Relaxed);
     let done = Arc::new(AtomicU64::new(0));
     let submit = |number: u64| {
@@ -189,7 +189,7 @@ fn more_is_written_than_the_log_holds() {
             result.unwrap();
             done.fetch_add(1, Ordering::Relaxed);
         };
-        kept.submit(
+        recovery.submit(
             Request::Write { offset: (number % 8) << 20, data: data.into(), fua: false },
             Box::new(end),
         );

@@ -12,7 +12,7 @@
 mod answer;
 mod clients;
 mod connection;
-mod haggle;
+mod handshake;
 mod incoming;
 mod link;
 mod outbox;
@@ -26,7 +26,7 @@ use clients::{Clients, Seat};
 use connection::{Connection, MAX_REQUEST};
 use futures::executor::block_on;
 use futures::io::AllowStdIo;
-use haggle::{Offer, haggle};
+use handshake::{Offer, handshake};
 use incoming::Incoming;
 use link::{Input, Link, Socket};
 use outbox::{Writer, outbox};
@@ -93,10 +93,7 @@ impl Options {
             && !address.ip().is_loopback()
             && self.tls.as_ref().is_none_or(|tls| tls.clients.is_none())
         {
-            return Err(Error::Usage(format!(
-                "the host sees and can change all that goes through {address}, and can connect to it: listening there needs TLS with \
-                 certificates for both sides (--tls-cert, --tls-key and --tls-ca); else listen on 127.0.0.1 or on a unix socket"
-            )));
+            return Err(Error::Exposed(address));
         }
         self.tls.as_ref().map(Tls::load).transpose()
     }
@@ -271,7 +268,7 @@ fn talk(shared: &Shared, socket: Arc<Socket>, seat: Seat) -> io::Result<()> {
         tls: shared.tls.as_ref(),
     };
     let link = Link::new(Arc::clone(&socket), Instant::now() + PATIENCE);
-    let Some((mut link, agreed)) = haggle(link, &offer)? else { return Ok(()) };
+    let Some((mut link, agreed)) = handshake(link, &offer)? else { return Ok(()) };
     link.settle()?;
     let Link { input, output } = link;
     let (outbox, writer) = outbox(Arc::clone(&socket), output);
