@@ -18,7 +18,7 @@ use subject::{Before, Subject};
 
 /// How long `attach` takes to the first data
 ///
-/// In each turn the command is run as anybody runs it, with a key file and the process that serves the volume, and the first 4 KiB are read
+/// In each turn the command is run as a user runs it, with a key file and the process that serves the volume, and the first 4 KiB are read
 /// through the front end. Measured is the time from the start of the command to the data. First of a volume that was detached; then of one
 /// whose process was killed right after a flush, with what it had written since its last checkpoint still in the journal.
 /// A passphrase takes longer by what it costs to derive its key, some seconds.

@@ -212,7 +212,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs it; whoever else has the gate sees when it is measured, and may end that early.
+    /// Runs it; the other holder of the gate sees when it is measured, and may end that early.
     fn turn(&self, gate: &Gate, times: &mut Histogram<u64>) -> Result<Turn> {
         let (seen, elapsed, processor) = thread::scope(|scope| {
             let threads: Vec<_> = (0..self.threads)

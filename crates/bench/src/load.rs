@@ -135,7 +135,7 @@ impl<'a> Running<'a> {
         self.drain(lane)
     }
 
-    /// Keeps the queue full for as long as `go_on` says. What was sent last is waited for, so that whoever closes the gate while one request
+    /// Keeps the queue full for as long as `go_on` says. What was sent last is waited for, so that closing the gate while one request
     /// is under way has it counted.
     fn go(&mut self, lane: &mut dyn Lane, go_on: impl Fn(&Self, Instant) -> bool) -> Result<()> {
         let mut ended = Vec::new();
@@ -297,7 +297,7 @@ mod tests {
         }
     }
 
-    /// A lane on which a request takes its time; whoever has the gate closes it while the first counted one is under way.
+    /// A lane on which a request takes its time; the gate is closed while the first counted one is under way.
     struct Closing<'a> {
         gate: &'a Gate,
         waiting: Vec<Ended>,

@@ -43,10 +43,10 @@ Exit codes:
   10  locked: the passphrase or key file opens no key slot
   11  policy: it is missing or unreadable, or the store contradicts it
 
-Who asked for JSON also gets a failure so, on standard output:
+With --json, a failure is also printed on standard output:
   {\"error\":{\"code\":5,\"kind\":\"stale\",\"message\":\"...\"}}";
 
-/// Disks for confidential VMs, on storage that nobody trusts.
+/// Disks for confidential VMs, on storage that need not be trusted.
 ///
 /// An untrusted file or disk becomes a block device that its host can neither read, nor change, nor roll back.
 #[derive(Parser, Debug)]
@@ -81,9 +81,9 @@ pub enum VolumeCommand {
     Attach(Attach),
     /// Put a volume away
     ///
-    /// Refuses while the device is mounted or open, and says by whom. When it returns, everything that was written is durable and anchored, the
-    /// process that served the volume is gone, and the store is free. A ublk device whose daemon was killed, and that nobody has attached again,
-    /// is taken away whoever uses it.
+    /// Refuses while the device is mounted or open, and says by whom. When it returns, everything that was written is durable and anchored,
+    /// the process that served the volume is gone, and the store is free. A ublk device whose daemon was killed is taken away even while it is
+    /// in use, unless it was attached again.
     #[command(after_help = "Example:\n  umount /srv/ledger && cvmio volume detach ledger")]
     Detach(Named),
     List(List),
@@ -376,13 +376,13 @@ pub struct NbdArgs {
     /// both sides (only with --as nbd)
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: Option<SocketAddr>,
-    /// The server's certificate, in PEM form; nobody is let in without TLS then (only with --as nbd)
+    /// The server's certificate, in PEM form; clients then need TLS (only with --as nbd)
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
     /// Its key
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Authorities of clients; only who has a certificate of one of them is let in
+    /// Authorities of clients: each client needs a certificate of one of them
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_cert")]
     pub tls_ca: Option<PathBuf>,
 }
@@ -466,9 +466,9 @@ pub struct Check {
     pub runtime: RuntimeArgs,
 }
 
-/// Show what stands on a store: header, key slots, superblocks
+/// Show what a store holds: header, key slots, superblocks
 ///
-/// For looking into trouble; changes nothing. Without a key file or passphrase file it shows what the host can see too: header and
+/// For finding faults; changes nothing. Without a key file or passphrase file it shows what the host can see too: header and
 /// key slots, unverified. Keys are never shown.
 #[derive(Args, Debug)]
 #[command(after_help = "\

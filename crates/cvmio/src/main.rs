@@ -1,4 +1,4 @@
-//! `cvmio`: protected volumes on storage that nobody trusts, from the command line.
+//! `cvmio`: protected volumes on storage that need not be trusted, from the command line.
 
 mod anchors;
 mod cli;

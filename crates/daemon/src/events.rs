@@ -1,4 +1,4 @@
-//! What the daemon tells whoever watches it: to the journal when systemd started it, and in a line on standard error.
+//! What the daemon tells its operator: to the journal when systemd started it, and in a line on standard error.
 //!
 //! Signs of tampering have a message id of their own in the journal (`journalctl MESSAGE_ID=...`), which never changes.
 

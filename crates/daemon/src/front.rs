@@ -64,7 +64,7 @@ pub enum Shown {
     },
 }
 
-/// A front end that shows the volume. Dropping it takes the device away, whoever uses it.
+/// A front end that shows the volume. Dropping it takes the device away, even while it is in use.
 pub trait Front {
     /// Where the device is.
     fn shown(&self) -> Shown;
@@ -72,7 +72,7 @@ pub trait Front {
     /// Shows that the device has become larger.
     ///
     /// # Errors
-    /// When whoever shows it does not take that; it keeps the size that it had.
+    /// When the front end does not take that; it keeps the size that it had.
     fn resized(&self) -> Result<(), Failure> {
         self.shown().can_grow()
     }
@@ -122,7 +122,7 @@ impl Show {
         }
     }
 
-    /// What whoever chose this should know.
+    /// What a user of this should know.
     pub fn warning(&self) -> Option<String> {
         match self {
             Self::Fuse { .. } | Self::Ublk { .. } => None,
@@ -206,7 +206,7 @@ impl fmt::Display for Shown {
     }
 }
 
-/// Whoever left the choice to us should know what he has, and why.
+/// A user who left the choice to us should know what it is, and why.
 pub fn warn_of_loop(why: Option<&Failure>) {
     if let Some(failure) = why {
         output::warning(&format!("a loop device on a file, and no ublk device: {failure}"));

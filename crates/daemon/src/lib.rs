@@ -338,7 +338,7 @@ fn stay(
     // The front end goes last: until then requests are answered, with errors.
     drop(front);
     drop(claim);
-    // Whoever asked after the first one hears it now, and not that nobody answers.
+    // Clients that asked after the first one hear it now, and not that there is no answer.
     for event in events.try_iter() {
         if let Event::Detach(asker) = event {
             let _ = asker.result.send(Err(being_put_away()));
@@ -356,7 +356,7 @@ fn until_told(front: &dyn Front, events: &Receiver<Event>) -> Option<Asker> {
     loop {
         match events.recv() {
             Err(_) | Ok(Event::Signal) => return None,
-            // Reads may still work, and whoever has mounted it must see errors, not a device that is gone.
+            // Reads may still work, and a file system on it must see errors, not a device that is gone.
             Ok(Event::Failed(failure)) => events::failed("the session has failed", &failure),
             Ok(Event::Grown(told)) => drop(told.send(front.resized())),
             Ok(Event::Detach(asker)) => match front.hide() {

@@ -105,7 +105,7 @@ fn tick(volume: Volume, stopping: Arc<AtomicBool>) -> Result<JoinHandle<()>, Fai
     })
 }
 
-/// Tells whoever watches when the anchor goes away, and when it is back.
+/// Tells the operator when the anchor goes away, and when it is back.
 fn tell_of_anchor(volume: &Volume, was_away: bool) -> bool {
     let away = volume.anchor_away();
     match &away {

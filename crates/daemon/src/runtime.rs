@@ -132,7 +132,7 @@ impl Place {
         }
         let ended = peer.wait(&self.name(), peer::PATIENCE);
         match answer? {
-            // Asked at its very end, when it had answered whoever came first.
+            // Asked at its very end, when it had answered the first client.
             None if !self.0.exists() => Err(being_put_away()),
             answer => self.answered(answer).and(ended),
         }
@@ -282,7 +282,7 @@ pub struct Daemon {
     pub peer: Peer,
 }
 
-/// What whoever comes second is told.
+/// What a second client is told.
 pub fn being_put_away() -> Failure {
     Failure::usage("the volume is being put away already")
 }

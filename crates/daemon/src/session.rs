@@ -32,7 +32,7 @@ impl Session {
                 job?.block()
             })
             .map_err(|error| Error::new(Kind::Io, format!("a thread cannot be started: {error}")))?;
-        // Whoever works on the volume would wait for ever for a maintenance that never began.
+        // Users of the volume would wait for ever for a maintenance that never began.
         if let Ok(Some(error)) = begun.recv() {
             let _ = maintenance.join();
             return Err(error);
@@ -95,7 +95,7 @@ mod tests {
         let bench = TestVolume::new();
         let volume = bench.attach();
         bench.trouble.queues.store(0, Ordering::SeqCst);
-        // Whoever waits for ever for a maintenance that never began must not hang this test.
+        // A user that waits for a maintenance that never began must not hang this test.
         let (sender, ended) = mpsc::channel();
         let kept = volume.clone();
         thread::spawn(move || sender.send(Session::begin(kept).map(drop)));

@@ -25,7 +25,7 @@ use work::Source;
 
 /// Put a volume to work, then attack it in every way that its host could
 ///
-/// Makes a small volume in a temporary directory, a file system on it, and a database in that; then plays the host, who changes,
+/// Makes a small volume in a temporary directory, a file system on it, and a database in that; then plays the host, which changes,
 /// swaps and rolls back what it holds. Needs root, for the mount. Leaves nothing behind, also when it is interrupted.
 #[derive(Args, Debug)]
 #[command(after_help = "\

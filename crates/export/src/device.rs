@@ -51,7 +51,7 @@ pub enum Request {
 /// Memory for the data of a write, which a device lends: the device gets it back when nobody needs the data any more.
 pub struct Memory(Box<dyn Lent>);
 
-/// What [`Memory`] can be made of: always the same bytes, whoever asks.
+/// What [`Memory`] can be made of: the same bytes for every reader.
 pub trait Lent: AsRef<[u8]> + AsMut<[u8]> + Send + 'static {}
 
 impl<T: AsRef<[u8]> + AsMut<[u8]> + Send + 'static> Lent for T {}
@@ -99,7 +99,7 @@ pub type Found = Box<dyn FnOnce(Result<Vec<Extent>, Errno>) + Send>;
 
 /// A block device: what a front end shows, and what a volume is from outside.
 pub trait Device: Send + Sync + 'static {
-    /// Bytes. A whole number of blocks; it may become more, and whoever shows the device is told then.
+    /// Bytes. A whole number of blocks; it may become more, and the front end is told then.
     fn size(&self) -> u64;
     /// Memory for so many bytes that are to be written. Any other memory will do, too; this is the device's to plan with.
     fn memory(&self, bytes: usize) -> Memory {

@@ -148,7 +148,7 @@ pub fn resize(path: &Path) -> Result<(), Error> {
     let number = number_of(path)?;
     let nothing = || Error::Usage(format!("{}: nothing is attached to it", path.display()));
     let file = backing_file(OsStr::new(&format!("loop{number}"))).ok_or_else(nothing)?;
-    // The driver takes the size that the kernel knows, and it asks whoever serves the file only when somebody looks.
+    // The driver takes the size that the kernel knows, and it asks the server of the file only when the size is looked at.
     fs::metadata(&file).map_err(|error| Error::io(format!("looking at {}", file.display()), &error))?;
     let device = open_device(path, number, OFlags::RDONLY)?;
     // SAFETY: SET_CAPACITY takes no argument.

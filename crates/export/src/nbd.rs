@@ -124,7 +124,7 @@ struct Shared {
 }
 
 impl Server {
-    /// Listens, and serves `device` to whoever connects.
+    /// Listens, and serves `device` to all clients.
     ///
     /// # Errors
     /// As [`Options::check`], and [`Error::System`] if the socket or a thread can't be made.

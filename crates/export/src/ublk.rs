@@ -65,7 +65,7 @@ impl Options {
 const PATIENCE: Duration = Duration::from_secs(10);
 const GLANCE: Duration = Duration::from_millis(20);
 
-/// A device that is shown. Dropping it takes it away, whoever uses it.
+/// A device that is shown. Dropping it takes it away, even while it is in use.
 pub struct Ublk {
     path: PathBuf,
     number: u32,
@@ -192,7 +192,7 @@ impl Ublk {
         self.recovered
     }
 
-    /// Takes the device away, whoever uses it; what is in flight ends before. Does nothing if that was done before.
+    /// Takes the device away, even while it is in use; what is in flight ends before. Does nothing if that was done before.
     ///
     /// # Errors
     /// When the kernel refuses.

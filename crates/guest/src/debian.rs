@@ -92,7 +92,7 @@ impl Debian {
         match seal::check(directory, &wanted) {
             Ok(()) => return Self::open(directory),
             Err(Broken::Other) => {}
-            // Whoever waits for packages that he has already should know why.
+            // A developer who waits for packages that are there already should know why.
             Err(Broken::Damaged(path)) => {
                 let _ = writeln!(
                     std::io::stderr(),

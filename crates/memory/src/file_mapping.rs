@@ -1,4 +1,4 @@
-//! Files mapped into memory and shared with whoever else maps them.
+//! Files mapped into memory and shared with all others that map them.
 
 use std::ffi::c_void;
 use std::io;
@@ -122,7 +122,7 @@ impl FileMapping {
 
 impl Drop for FileMapping {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this address and length; whoever has an address of it keeps the mapping while it uses that.
+        // SAFETY: mapped in `new` with this address and length; each user of an address in it keeps the mapping meanwhile.
         let result = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
         debug_assert!(result.is_ok(), "a mapping of ours can be unmapped: {result:?}");
     }

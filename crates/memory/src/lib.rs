@@ -1,6 +1,6 @@
 //! Memory for I/O, and the only code that copies from or to memory that another security domain can write.
 //!
-//! *Shared* memory is memory that the host, or whoever else is not trusted, can write at any moment, also while we read or write it.
+//! *Shared* memory is memory that the host, or another party that is not trusted, can write at any moment, also while we read or write it.
 //! Everything else is *private*.
 //!
 //! * [`Buffer`] is an owned, block-aligned piece of memory, private or shared. [`Arena`] and [`Pool`] hand out private ones.

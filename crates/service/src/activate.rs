@@ -119,7 +119,7 @@ fn put_away(place: &Place, turn: &Turn) -> Result<(), Failure> {
     turn.remember(&Record::default())
 }
 
-/// What the daemon says; one that is just leaving, since it was told to or since whoever started it was killed, is waited for.
+/// What the daemon says; one that is just leaving, since it was told to or since its starter was killed, is waited for.
 fn settled(place: &Place) -> Result<Option<Value>, Failure> {
     let begun = Instant::now();
     let mut leaving: Option<Peer> = None;
@@ -150,7 +150,7 @@ fn unmount(turn: &Turn) -> Result<(), Failure> {
     }
 }
 
-/// Whether a ublk device has outlived its daemon: whoever uses it waits, and so would whoever unmounts it.
+/// Whether a ublk device has outlived its daemon: its users wait, and an unmount would wait, too.
 fn waits_for_daemon(place: &Place) -> bool {
     place.ublk().exists() && !place.is_taken()
 }
@@ -242,7 +242,7 @@ fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure
     Ok(())
 }
 
-/// Tells whoever watches why a volume cannot be used, as its daemon would.
+/// Tells the operator why a volume cannot be used, as its daemon would.
 fn tell_of(failure: &Failure, orders: &Orders, target: &Target, policy: &Policy) {
     events::refused(&target.name, policy.volume, failure);
     if let Ok(tamper) = Tamper::new(orders, &target.name, &target.store.to_string_lossy()) {

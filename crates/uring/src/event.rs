@@ -32,7 +32,7 @@ impl Event {
 
     /// Ends the read or poll that a ring has in flight, or the next one.
     pub fn signal(&self) {
-        // Fails only when the counter is at its limit, and then whoever waits has been woken anyway.
+        // Fails only when the counter is at its limit, and then the waiter has been woken anyway.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 

@@ -22,7 +22,7 @@ pub type CommandRing = RingOf<Entry128>;
 
 /// A ring. It is used by one thread at a time.
 ///
-/// A dropped ring does not wait for what is in flight: the kernel may go on to use the memory of such requests. Whoever has requests in
+/// A dropped ring does not wait for what is in flight: the kernel may go on to use the memory of such requests. A user with requests in
 /// flight that name memory must wait for their completions first, or leak that memory.
 pub struct RingOf<E: EntryMarker>(IoUring<E, cqueue::Entry>);
 

@@ -1,4 +1,4 @@
-//! Whoever reads and writes the volume, by one of its front ends.
+//! A client that reads and writes the volume, by one of its front ends.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -38,7 +38,7 @@ pub struct Which {
 
 /// Show what an anchor holds
 ///
-/// The stamp is shown as it is: whether it is the volume's own, only who has the volume's key can tell (`anchor verify`).
+/// The stamp is shown unverified. `anchor verify`, which takes the volume's key, checks that it is the volume's own.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example:
@@ -52,9 +52,9 @@ pub struct Show {
     pub json: bool,
 }
 
-/// Make a new anchor, and say what it is worth
+/// Make a new anchor, and say what it protects against
 ///
-/// Where nothing has to be made it sees to it that the anchor can be reached, and that no volume lives by it. `volume create` does the same
+/// Where nothing has to be made, it checks that the anchor can be reached and that no volume uses it. `volume create` does the same
 /// by itself.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -94,7 +94,7 @@ pub struct Migrate {
     pub force: bool,
 }
 
-/// See whether a volume's store is what its anchor vouches for
+/// Check a volume's store against its anchor
 ///
 /// Opens the volume as an attach for reading does, and claims and changes nothing. Exit code 5 is an older store, 6 one with a history of
 /// its own.

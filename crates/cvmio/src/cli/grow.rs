@@ -8,10 +8,10 @@ use daemon::input::parse_size;
 /// Let a volume use more of its store
 ///
 /// Nothing moves and nothing is lost: the content stays, and the new space reads as zeros. A file is made longer where that is needed; make a
-/// disk larger first. The policy file gets the new size, so whoever has a copy of it needs the new one. If it is cut short, do it again.
+/// disk larger first. The policy file gets the new size, so replace copies of it. If it is cut short, do it again.
 /// A volume grows 16 times at most, and never shrinks.
 ///
-/// With the NAME of an attached volume, those who use it go on: they wait a moment while one session ends and the next begins. Then its file
+/// Also takes the NAME of an attached volume. Its users wait a moment while one session ends and the next begins, and go on. Then its file
 /// and loop device have the new size, and NBD clients that connect from then on see it. A ublk device keeps its size: detach the volume first.
 #[derive(Args, Debug)]
 #[command(after_help = "\

@@ -16,7 +16,7 @@ pub enum Key {
 
 /// Let another passphrase or key file open a volume
 ///
-/// With the NAME of an attached volume, those who use it go on, and see nothing of it.
+/// Also takes the NAME of an attached volume; its users notice nothing.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example: a passphrase for emergencies, and a key file beside the users of an attached volume
@@ -44,9 +44,8 @@ pub struct KeyAdd {
 
 /// Empty a key slot of a volume
 ///
-/// With the NAME of an attached volume, those who use it go on, and see nothing of it. A removed passphrase opens no slot any more, and an
-/// older header cannot be put back unless freshness is off. But who has taken the volume key itself keeps it: for that, `cvmio volume
-/// rekey`.
+/// Also takes the NAME of an attached volume; its users notice nothing. A removed passphrase opens no slot any more, and an
+/// older header cannot be put back unless freshness is off. A copy of the volume key itself stays good: `cvmio volume rekey` replaces that key.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example:
@@ -95,8 +94,8 @@ pub enum Header {
 
 /// Save the header and the key slots of a volume to a file
 ///
-/// Without them the volume key is lost, and all data with it. The file holds no secret in the clear, but who has it may guess at its
-/// passphrases. Make a new one after each change of the keys: an older one cannot be put back, unless freshness is off.
+/// Without them the volume key is lost, and all data with it. The file holds no secret in the clear, but its passphrases can be guessed at.
+/// Make a new one after each change of the keys: an older one cannot be put back, unless freshness is off.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example:
@@ -127,11 +126,11 @@ pub struct HeaderRestore {
     pub file: PathBuf,
 }
 
-/// Say which state of a volume counts, when store and anchor no longer agree
+/// Choose the state that counts, when store and anchor no longer agree
 ///
-/// For honest trouble: a backup was put back, the anchor was lost or is to move, a disk has lied. Shows the states that STORE offers and
-/// what the anchor says, and checks the chosen state; with --confirm that state counts from now on, what came after it is given up, and a
-/// session that is still alive is fenced. Whoever serves STORE decides what it offers: confirm only what you expected to find.
+/// For faults without an attacker: a backup was put back, the anchor was lost or is to move, a disk has lied. Shows the states that STORE
+/// offers and what the anchor says, and checks the chosen state; with --confirm that state counts from now on. What came after it is given up,
+/// and a session that still runs is fenced. The host of STORE decides what it offers: confirm only what you expected to find.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example: look first, then accept what was shown

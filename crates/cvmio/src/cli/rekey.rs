@@ -8,18 +8,18 @@ use super::{Offline, RuntimeArgs};
 
 /// Give a volume a new key, and seal everything anew under it
 ///
-/// For when somebody may have the volume key: a removed key slot takes it from nobody. The change begins as fast as `key add`; from then on
+/// For when the volume key may be known to others: to remove a key slot does not help then. The change begins as fast as `key add`; from then on
 /// whatever is written is under the new key. Then everything that was there before is read, verified and sealed anew, and in the end the
 /// old key opens nothing that the volume refers to. What is no longer used stays on STORE as it was until it is overwritten.
 ///
-/// With the NAME of an attached volume, those who use it go on: they wait a moment while one session ends and the next begins, and the
+/// Also takes the NAME of an attached volume. Its users wait a moment while one session ends and the next begins; then they go on, and the
 /// sealing leaves them three quarters of the time. This command waits for the end, and shows how far it is, as `status` does; run again, it
 /// goes on waiting. Of a volume that is not attached this command seals everything itself.
 ///
 /// It may be interrupted at any time. Run it again and it goes on; and an attached volume goes on by itself.
 ///
-/// Only key slots whose passphrase or key file is given here can be made to open the new key. The others are removed, if
-/// --remove-other-slots allows it; else nothing is done. Make a new header backup afterwards: older ones are worth nothing.
+/// The new key is put into the key slots whose passphrase or key file is given here. Other slots are removed with --remove-other-slots;
+/// without it they are a reason to refuse. Make a new header backup afterwards: older ones open nothing.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example: of an attached volume, beside those who use it

@@ -30,9 +30,9 @@ impl StreamCredential {
 
 /// Write the content of a volume that is not attached as a sealed stream
 ///
-/// For backups, and for moving to another host, by way of places that nobody trusts: whoever keeps the stream can neither read it nor change
-/// it, nor leave out its end unnoticed. Only data is in it, holes take no room. It holds the state that the anchor vouches for now, and is named
-/// by it; note the state, if `import --expect` shall refuse an older stream. Changes nothing on STORE. If it is cut short, go on with --resume.
+/// For backups, and for moving to another host, through places that need not be trusted: there the stream can't be read, nor be changed or cut
+/// short unnoticed. Only data is in it, holes take no room. It holds the state that the anchor vouches for now, and is named by it; note the
+/// state, if `import --expect` shall refuse an older stream. Changes nothing on STORE. If it is cut short, go on with --resume.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example: a backup
@@ -64,8 +64,9 @@ pub struct Export {
 /// Make a new volume of a stream that `export` wrote
 ///
 /// The new volume has an id, key, policy and anchor of its own, and may differ in everything but its content. Until all of the stream has been
-/// verified, its policy lies at POLICY.importing, and no attach takes it for a whole volume. If it is cut short, run the same command again: what
-/// is there already is compared, and not written again. One that had ended says so, if all that the volume holds is still what the stream holds.
+/// verified, its policy lies at POLICY.importing, and no attach takes it for a whole volume. If it is cut short, run the same command again:
+/// what is there already is compared, and not written again. One that had ended says so, if all that the volume holds is still what the stream
+/// holds.
 ///
 /// With --check no volume is made: the stream is verified from its beginning to its end, and what it holds is said. That needs the stream's
 /// own key and nothing else. Check each backup when it is made, and now and then where it lies.

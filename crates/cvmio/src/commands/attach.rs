@@ -114,7 +114,7 @@ fn show(args: &Attach, policy: &Policy) -> Result<Show, Failure> {
     }
 }
 
-/// Options of another front end would do nothing, and whoever gave one wanted something.
+/// Options of another front end would do nothing, and were given for a reason.
 fn refuse_any(options: &[(&str, bool)], owner: &str) -> Result<(), Failure> {
     match options.iter().find(|(_, given)| *given) {
         None => Ok(()),

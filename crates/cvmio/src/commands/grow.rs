@@ -85,7 +85,7 @@ fn report(args: &Grow, room: &Room, next: &str) -> Result<(), Failure> {
             size(room.size)
         ),
         (true, _) => format!(
-            "grown from {} to {}; it uses {} of its store, and the policy file says so\n{next} Whoever has a copy of the policy or a header backup needs a new one.",
+            "grown from {} to {}; it uses {} of its store, and the policy file says so\n{next} Replace copies of the policy, and header backups.",
             size(room.size_before),
             size(room.size),
             size(room.store_size),

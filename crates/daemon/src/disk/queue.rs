@@ -55,7 +55,7 @@ pub(super) fn serve(
     }
 }
 
-/// However the thread ends, whoever waits for it gets an error and not silence.
+/// However the thread ends, what waits for it gets an error and not silence.
 struct Closing(Arc<Lane>);
 
 impl Drop for Closing {

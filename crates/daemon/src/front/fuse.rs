@@ -131,7 +131,7 @@ impl Front for Fuse {
         for device in export::loopdev::holders(file)? {
             loop_detach(&device)?;
         }
-        // Whoever has closed the file, or is about to end, leaves a moment before the kernel lets go of it.
+        // The kernel lets go of the file a moment after its user has closed it or ended.
         let begun = Instant::now();
         loop {
             match self.mount.unmount() {

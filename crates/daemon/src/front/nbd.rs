@@ -50,7 +50,7 @@ impl Where {
         Ok(self.options(place, false).check()?)
     }
 
-    /// What whoever chose this should know.
+    /// What a user of this should know.
     pub fn warning(&self) -> Option<String> {
         let open = self.tls.as_ref().is_none_or(|files| files.clients.is_none());
         (open && self.listen.is_some()).then(|| {

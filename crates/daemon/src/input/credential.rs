@@ -139,7 +139,7 @@ fn ask(prompt: &str) -> Result<SecretBytes, Failure> {
     silent.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
     silent.special_codes[SpecialCodeIndex::VMIN] = 1;
     silent.special_codes[SpecialCodeIndex::VTIME] = 0;
-    // Silent before it asks: whoever answers at once is not to see the answer, nor lose its beginning.
+    // Silent before it asks: an answer that comes at once must not be shown, nor lose its beginning.
     tcsetattr(&terminal, OptionalActions::Flush, &silent).map_err(|errno| fail(errno.into()))?;
     let answer = terminal.write_all(prompt.as_bytes()).map_err(fail).and_then(|()| type_in(&mut terminal));
     tcsetattr(&terminal, OptionalActions::Flush, &before).map_err(|errno| fail(errno.into()))?;

@@ -10,7 +10,7 @@ use tempfile::NamedTempFile;
 
 use crate::failure::Failure;
 
-/// Makes a file durable, with its directory. It gets its name when it is whole: whoever is interrupted here leaves none, or the one that was
+/// Makes a file durable, with its directory. It gets its name when it is whole: an interruption leaves none, or the one that was
 /// there. `mode` is as for `open(2)`. What is replaced keeps owner and mode, and a symbolic link to it stays one.
 ///
 /// # Errors
@@ -81,7 +81,7 @@ fn check_no_mount(path: &Path) -> io::Result<()> {
 /// Whether there is a directory for a new file. The system would name a file in it that nobody has heard of.
 pub fn check_directory(path: &Path) -> io::Result<()> {
     let place = directory(path);
-    // What cannot be told, whoever makes the file is told.
+    // What cannot be found out here, the attempt to make the file finds out.
     if place.try_exists().unwrap_or(true) {
         return Ok(());
     }

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Address {
-    /// A Unix socket, for whoever may open it: where, as it was written.
+    /// A Unix socket, open to all that may open its file: where, as it was written.
     Unix(PathBuf),
-    /// A port of the loopback interface, for whoever is on this machine.
+    /// A port of the loopback interface, open to all users of this machine.
     Loopback(SocketAddr),
 }
 

@@ -86,7 +86,7 @@ fn rekey(page: &mut Page, standing: Option<&rekey::Standing>) {
     page.gauge("rekey_size_bytes", all, bytes(rekey.of));
 }
 
-/// Every field has its place: whoever adds one to the status finds that this does not compile.
+/// Every field has its place: when one is added to the status, this no longer compiles.
 fn volume(page: &mut Page, status: &Status) {
     let Status {
         volume,

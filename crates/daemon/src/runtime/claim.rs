@@ -30,7 +30,7 @@ impl Place {
         Ok(())
     }
 
-    /// Takes the lock; `None` if somebody has it. "Not found" if whoever had it before took it away between two calls.
+    /// Takes the lock; `None` if another process has it. "Not found" if its former holder took it away between two calls.
     fn lock(&self) -> std::io::Result<Option<File>> {
         self.make()?;
         let path = self.0.join("lock");
@@ -122,8 +122,8 @@ impl Claim {
         std::mem::forget(self);
     }
 
-    /// What this process says on standard error goes to the log from now on. Whoever starts it must not make that file: only the owner of the name
-    /// knows that nobody is just taking the directory away.
+    /// What this process says on standard error goes to the log from now on. The process that starts it must not make that file: only the
+    /// owner of the name knows that nobody is just taking the directory away.
     pub fn take_log(&self) -> Result<(), Failure> {
         let path = self.place.log();
         let log = File::options().create(true).append(true).open(&path);
@@ -174,7 +174,7 @@ mod tests {
 
     use super::*;
 
-    /// Whoever ends takes the directory away while others claim it: they have the name or are told that it is taken, and nothing else.
+    /// A daemon that ends takes the directory away while others claim it: they have the name or are told that it is taken, and nothing else.
     #[test]
     fn a_name_that_is_being_given_up_is_had_or_taken() {
         let directory = tempfile::tempdir().unwrap();

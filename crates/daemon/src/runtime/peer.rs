@@ -1,7 +1,7 @@
 //! Waiting for the end of the process that answers on a control socket.
 //!
-//! A daemon answers `detach` when its volume is put away, and ends a moment later. Whoever goes on before that finds files open that he wants
-//! to remove or to unmount.
+//! A daemon answers `detach` when its volume is put away, and ends a moment later. A caller that goes on before that finds files open that it
+//! wants to remove or to unmount.
 
 use std::fs;
 use std::io;
@@ -60,7 +60,7 @@ impl Peer {
         self.process
     }
 
-    /// Waits until it has ended, whoever its parent is, and whether or not that has taken note of it.
+    /// Waits until it has ended, whatever its parent is, and whether or not the parent has taken note of it.
     ///
     /// # Errors
     /// When it does not end within `patience`. `name` is the volume's.

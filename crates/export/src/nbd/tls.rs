@@ -16,7 +16,7 @@ pub struct Tls {
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
-    /// Authorities; a client must show a certificate of one of them. Without, whoever can connect is let in.
+    /// Authorities; a client must show a certificate of one of them. Without, every client is let in.
     pub clients: Option<PathBuf>,
 }
 

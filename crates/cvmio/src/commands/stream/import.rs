@@ -77,7 +77,7 @@ fn done_already(
     let imported = compared.map_err(|failure| {
         failure.with(format!("so nothing says that this import had ended: {there}. Nothing was changed"))
     })?;
-    // Whoever was cut may not have come to this.
+    // An import that was cut may not have come to this.
     input::sync_directory(policy_path)
         .map_err(|error| Failure::io(format!("{}: {error}", policy_path.display())))?;
     report(args, &policy, policy_path, &header, imported, true)

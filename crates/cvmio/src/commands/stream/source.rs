@@ -58,7 +58,7 @@ fn check_state(args: &Import, header: &StreamHeader) -> Result<(), Failure> {
         Some(expected) if expected != header.state() => Err(volume::Error::new(
             Kind::Stale,
             format!(
-                "the stream holds the state {}, and {expected} is expected: it is an older one, or of another volume. Nothing was written; get the right one, and suspect whoever kept it",
+                "the stream holds the state {}, and {expected} is expected: it is an older one, or of another volume. Nothing was written; get the right one, and suspect the place where it was kept",
                 header.state()
             ),
         )
