@@ -80,6 +80,11 @@ impl SessionEnvironment {
         Self { environment, policy, policy_file, unsaved: false, file: None, options, read_only: false }
     }
 
+    /// Where the volume lies.
+    pub fn store(&self) -> &dyn store::Store {
+        self.environment.store.as_ref()
+    }
+
     /// A session; behind the one that has left this, if that is said.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 //! process that is about to run another program has, until it does, all that its parent has open. They are waited for.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -40,36 +41,45 @@ fn with_processes(mut users: Vec<String>, targets: &[PathBuf]) -> Vec<String> {
 pub fn of_block_device(device: &Path) -> Vec<String> {
     let name = device.file_name().unwrap_or_default();
     let block = Path::new("/sys/class/block").join(name);
-    let names =
-        |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.file_name());
-    let parts = names(block.clone()).filter(|part| block.join(part).join("partition").exists());
+    let parts = names(&block).filter(|part| block.join(part).join("partition").exists());
     let mut devices = vec![device.to_path_buf()];
     devices.extend(parts.map(|part| Path::new("/dev").join(part)));
     let mut users = Vec::new();
     for device in &devices {
         let block = Path::new("/sys/class/block").join(device.file_name().unwrap_or_default());
         users.extend(
-            names(block.join("holders"))
+            names(&block.join("holders"))
                 .map(|holder| format!("{} lies on {}", holder.display(), device.display())),
         );
     }
-    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
-    let swaps = swaps.lines().filter_map(|line| line.split_whitespace().next());
-    users.extend(
-        swaps
-            .filter(|swap| devices.iter().any(|device| device == Path::new(swap)))
-            .map(|swap| format!("{swap} is swap")),
-    );
+    users.extend(swaps_in(&fs::read_to_string("/proc/swaps").unwrap_or_default(), &devices));
     users.extend(mounts_anywhere(&devices));
-    // A file system of several devices names one of them only in the tables of mounts.
-    let devices_of = names(PathBuf::from("/sys/fs/btrfs")).flat_map(|id| {
-        names(Path::new("/sys/fs/btrfs").join(&id).join("devices")).map(move |device| (id.clone(), device))
+    users.extend(btrfs_in(Path::new("/sys/fs/btrfs"), &devices));
+    with_processes(users, &devices)
+}
+
+/// What is in a directory; nothing, if it cannot be read.
+fn names(path: &Path) -> impl Iterator<Item = OsString> {
+    fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.file_name())
+}
+
+/// From a table of the kernel's (proc_swaps(5)).
+fn swaps_in(table: &str, devices: &[PathBuf]) -> Vec<String> {
+    let swaps = table.lines().filter_map(|line| line.split_whitespace().next());
+    let ours = swaps.filter(|swap| devices.iter().any(|device| device == Path::new(swap)));
+    ours.map(|swap| format!("{swap} is swap")).collect()
+}
+
+/// File systems of several devices: the tables of mounts name one of them only. `root` has a directory for each, with its devices below.
+fn btrfs_in(root: &Path, devices: &[PathBuf]) -> Vec<String> {
+    let parts = names(root).flat_map(|id| {
+        names(&root.join(&id).join("devices")).map(move |device| (id.clone(), device)).collect::<Vec<_>>()
     });
-    users.extend(devices_of.filter_map(|(id, device)| {
+    let ours = parts.filter_map(|(id, device)| {
         let found = devices.iter().find(|known| known.file_name() == Some(&device))?;
         Some(format!("btrfs {} has {}", id.display(), found.display()))
-    }));
-    with_processes(users, &devices)
+    });
+    ours.collect()
 }
 
 /// Mounts of the devices in the mount namespaces of all processes.
@@ -172,6 +182,20 @@ mod tests {
         let users = of(&path);
         child.wait().unwrap();
         assert_eq!(users, Vec::<String>::new());
+    }
+
+    #[test]
+    fn swap_and_the_second_device_of_a_btrfs_are_named() {
+        let devices = [PathBuf::from("/dev/loop4"), PathBuf::from("/dev/loop4p1")];
+        let table =
+            "Filename Type Size Used Priority\n/dev/loop44 partition 1 0 -2\n/dev/loop4p1 partition 1 0 -3\n";
+        assert_eq!(swaps_in(table, &devices), ["/dev/loop4p1 is swap"]);
+        let root = tempfile::tempdir().unwrap();
+        for part in ["1-2/devices/sda", "1-2/devices/loop4", "3-4/devices/loop44", "features/x"] {
+            fs::create_dir_all(root.path().join(part)).unwrap();
+        }
+        assert_eq!(btrfs_in(root.path(), &devices), ["btrfs 1-2 has /dev/loop4"]);
+        assert!(btrfs_in(&root.path().join("none"), &devices).is_empty());
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod policy;
 
 pub use anchor::anchor_options;
 pub use credential::{Origin, Source, copy, from_pipe, load, take_stdin, to_pipe};
-pub use distinct::{anchor_file, refuse_same};
+pub use distinct::{Named, VolumeFiles, anchor_files, named, refuse_same};
 pub use file::{check_directory, new_file, sync_directory, unwritten};
 pub use policy::{
     already_there, check_new_policy, check_policy_can_follow, default_policy, read_policy, save_policy,

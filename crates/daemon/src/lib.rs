@@ -17,6 +17,7 @@ pub mod launch;
 mod maintenance;
 pub mod metrics;
 pub mod output;
+mod rehearsal;
 pub mod rekey;
 pub mod runtime;
 pub mod scrub;
@@ -52,6 +53,7 @@ pub use front::fuse::clear_left;
 use front::{Front, Show, Shown};
 use runtime::{Claim, Place, being_put_away};
 use service::Service;
+pub use slots::Changed as SlotsChanged;
 use tamper::Tamper;
 
 /// What to attach, and how.
@@ -191,8 +193,18 @@ pub fn run(
         warnings,
     };
     let service = Arc::new(service);
-    let _metrics = metrics.map(|metrics| measure(metrics, &service, &ready)).transpose()?;
-    answer(listener, claim.place().clone(), &service, &ready, sender)?;
+    let begun = metrics.map(|metrics| measure(metrics, &service, &ready)).transpose().and_then(|metrics| {
+        answer(listener, claim.place().clone(), &service, &ready, sender)?;
+        Ok(metrics)
+    });
+    let _metrics = match begun {
+        Ok(metrics) => metrics,
+        Err(failure) => {
+            // As above: the anchor must not stay claimed by a session that nobody can ask to end.
+            let _ = service.stop();
+            return Err(failure);
+        }
+    };
     let told = announce(&ready);
     service.settle(told.is_ok());
     if let Err(error) = &told {
@@ -218,6 +230,7 @@ fn measure(
 
 fn attach(order: &Order, credential: Credential) -> Result<(Volume, SessionEnvironment), Failure> {
     let environment = SessionEnvironment::new(order)?;
+    rehearsal::rehearse(environment.store(), order.queues)?;
     Ok((environment.attach(credential, None)?, environment))
 }
 

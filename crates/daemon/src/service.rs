@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use seal::slot::{Credential, SlotInfo, SlotLimits};
-use volume::{CheckProgress, Clock, KeyChange, Kind, Volume};
+use volume::{CheckProgress, Clock, KeyChange, KeysChanged, Kind, Volume};
 
 use super::disk::{Disk, Threads};
 use super::environment::SessionEnvironment;
@@ -223,7 +223,7 @@ impl Service {
     ///
     /// # Errors
     /// The volume's own, and when it is being put away.
-    pub fn change_slots(&self, credential: Credential, change: KeyChange) -> Result<Vec<SlotInfo>, Failure> {
+    pub fn change_slots(&self, credential: Credential, change: KeyChange) -> Result<KeysChanged, Failure> {
         // Held to the end: nobody puts the volume away meanwhile, or changes its session.
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         if threads.is_none() {

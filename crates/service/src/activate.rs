@@ -16,7 +16,7 @@ use super::{Target, filesystem};
 use daemon::control::Request;
 use daemon::failure::Failure;
 use daemon::front::{Shown, warn_of_loop};
-use daemon::input::{self, Origin};
+use daemon::input::{self, Origin, VolumeFiles};
 use daemon::runtime::{Daemon, Peer, Place};
 use daemon::tamper::{Orders, Tamper};
 use daemon::{Order, events, holders, launch, output, system};
@@ -79,6 +79,9 @@ pub fn activate(target: &Target, runtime: &Path) -> Result<Active, Failure> {
     let turn = Turn::take(runtime, &target.name)?;
     let place = Place::new(runtime, &target.name);
     let policy = input::read_policy(&target.policy)?;
+    VolumeFiles::known(&target.store, &target.policy, &policy)
+        .opened_by(target.credential())
+        .refuse_same(&[])?;
     let found = settled(&place)?;
     let is_new = found.is_none();
     let status = match found {
@@ -215,6 +218,9 @@ fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure
     let credential = input::load(target.credential(), Origin::Known)?;
     let (show, why_loop) = target.show(policy.volume);
     show.check(&Place::new(runtime, &target.name))?;
+    if let (Some(fs), Some(mountpoint)) = (target.fs, &target.mountpoint) {
+        filesystem::check(fs, mountpoint, policy.format_if_blank && !target.read_only)?;
+    }
     warn_of_loop(why_loop.as_ref());
     let tamper = target.tamper()?;
     first_use(target, policy).inspect_err(|failure| tell_of(failure, &tamper, target, policy))?;

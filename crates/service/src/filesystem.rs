@@ -132,6 +132,35 @@ pub fn bring_up(
     run("mount", &arguments, turn)
 }
 
+/// What would keep a file system from being made and mounted, found before there is a volume to make it on.
+///
+/// # Errors
+/// Says what to do about it.
+pub fn check(fs: FileSystem, mountpoint: &Path, may_make: bool) -> Result<(), Failure> {
+    let mkfs = format!("mkfs.{fs}");
+    let programs = [Some("mount"), may_make.then_some(mkfs.as_str())];
+    if let Some(missing) = programs.into_iter().flatten().find(|program| !is_there(program)) {
+        return Err(Failure::usage(format!("{missing} is needed, and is not there; install it")));
+    }
+    let there = mountpoint.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
+    let whole = there == mountpoint;
+    if !there.is_dir() {
+        let why = if whole { "no directory" } else { "below a file" };
+        return Err(Failure::usage(format!(
+            "the mountpoint {} is {why}; name another",
+            mountpoint.display()
+        )));
+    }
+    let made = if whole { Ok(()) } else { rustix::fs::access(there, rustix::fs::Access::WRITE_OK) };
+    made.map_err(|error| Failure::usage(format!("{} cannot be made: {error}", mountpoint.display())))
+}
+
+/// Whether a program would be found.
+fn is_there(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}
+
 fn other_content(fs: FileSystem, found: &str) -> Failure {
     Failure::usage(format!(
         "the volume holds {found}, and not {fs}; nothing was changed. Was the first use interrupted? Then make the file system by hand"
@@ -200,6 +229,22 @@ mod tests {
         start[126] = 1;
         assert!(FileSystem::Xfs.is_unfinished(&start) && !FileSystem::Ext4.is_unfinished(&start));
         assert!(!FileSystem::Xfs.is_unfinished(b"XFSB"));
+    }
+
+    #[test]
+    fn what_keeps_a_file_system_away_is_found_before() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::write(at("file"), b"").unwrap();
+        for (mountpoint, why) in [("file", "no directory"), ("file/below", "below a file")] {
+            let failure = check(FileSystem::Ext4, &at(mountpoint), false).unwrap_err();
+            assert!(failure.is_usage() && failure.to_string().contains(why), "{failure}");
+        }
+        for mountpoint in ["", "new", "new/deep"] {
+            check(FileSystem::Ext4, &at(mountpoint), false).unwrap();
+            assert!(!at("new").exists(), "looking made a directory");
+        }
+        assert!(is_there("mount") && !is_there("mkfs.no-such-file-system"));
     }
 
     #[test]

@@ -47,6 +47,8 @@ coverage! {
     blanked: "blanked disks refused",
     /// Times the disk had little room left.
     rooms: "times with little room",
+    /// Steps at which the bound on what a thin volume takes was below the size of its store.
+    bounds: "steps with a bound on the space",
     /// Times something waited for room.
     waits_for_room: "waits for room",
     /// Free blocks that the disk was told to forget.

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use memory::BLOCK_SIZE;
 use seal::SecretBytes;
-use seal::slot::{Argon2Params, Credential, SlotInfo, SlotLimits};
+use seal::slot::{Argon2Params, Credential, SlotLimits};
 use testkit::hostile::{Image, Session};
 use volume::format::header::{self, Header};
-use volume::{Driven, Error, KeyChange, Kind, change_keys};
+use volume::{Driven, Error, KeyChange, KeysChanged, Kind, change_keys};
 
 use crate::simulation::{Failure, Outcomes, Simulation, say};
 
@@ -64,7 +64,7 @@ pub(crate) struct ChangingKeys {
     job: Changing,
 }
 
-type Changing = Driven<Result<Vec<SlotInfo>, Error>>;
+type Changing = Driven<Result<KeysChanged, Error>>;
 
 /// What a change was to do.
 #[derive(Clone, Copy)]
@@ -88,8 +88,8 @@ impl Simulation {
             return Ok(());
         };
         match result {
-            Ok(slots) => {
-                let labels = slots.into_iter().map(|slot| slot.label).collect();
+            Ok(changed) => {
+                let labels = changed.slots.into_iter().map(|slot| slot.label).collect();
                 self.changed(wanted, &labels, before)
             }
             Err(error) => {
@@ -131,9 +131,9 @@ impl Simulation {
         let (stopping, failed) = (guest.stopping, guest.volume.failure().is_some());
         let Some(ChangingKeys { wanted, before, .. }) = guest.keys.take() else { return Ok(()) };
         match result {
-            Ok(slots) => {
+            Ok(changed) => {
                 self.coverage.key_changes_beside += 1;
-                let labels = slots.into_iter().map(|slot| slot.label).collect();
+                let labels = changed.slots.into_iter().map(|slot| slot.label).collect();
                 self.changed(wanted, &labels, before)
             }
             Err(error) => {

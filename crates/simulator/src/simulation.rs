@@ -109,6 +109,8 @@ pub(crate) struct Simulation {
     pub(crate) hasty: bool,
     /// What the disk held before the volume grew.
     pub(crate) before_growth: Option<Image>,
+    /// Most blocks that were ever mapped, and most units that were the predecessor's.
+    pub(crate) most_in_use: (u64, u64),
     /// A superblock knows the last growth.
     pub(crate) lifted: bool,
     /// What the last guest left, if it has detached just now; what one left before; and what the next attach is to follow.
@@ -183,6 +185,7 @@ impl Simulation {
             lost: false,
             hasty: false,
             before_growth: None,
+            most_in_use: (0, 0),
             lifted: false,
             left: None,
             past: None,
@@ -237,6 +240,7 @@ impl Simulation {
             self.trace.set_step(step);
             self.step()?;
             self.check_commits()?;
+            self.check_taken()?;
             if let Some(what) = self.audit.complaint() {
                 return Err(Failure(what));
             }
@@ -295,6 +299,30 @@ impl Simulation {
 
     pub(crate) fn is_thin(&self) -> bool {
         self.plan.create.provision == Provision::Thin
+    }
+
+    /// A thin volume takes no more of its store than the documents say, whatever others leave it.
+    fn check_taken(&mut self) -> Outcomes {
+        let Some(guest) = self.guest.as_ref().filter(|_| self.plan.create.provision == Provision::Thin)
+        else {
+            return Ok(());
+        };
+        let status = guest.volume.status();
+        let (mapped, foreign) = &mut self.most_in_use;
+        (*mapped, *foreign) = ((*mapped).max(status.mapped_blocks), (*foreign).max(status.foreign_units));
+        let mischief = &self.plan.mischief;
+        // What the host writes, or has written by one that it runs beside, is not the volume's; nor is what a dead guest's writes take that
+        // happen when nobody counts on them any more.
+        let by_others = mischief.fork || mischief.undead || mischief.late;
+        let excused = self.tainted || by_others || mischief.lies || mischief.rollback;
+        let (taken, most) = (self.store.taken(), self.geometry.most_taken(*mapped, *foreign));
+        self.coverage.bounds += u64::from(!excused && most < self.geometry.physical_blocks);
+        if excused || taken <= most {
+            return Ok(());
+        }
+        Err(Failure(format!(
+            "the volume has taken {taken} blocks of its store, and may take {most}; at most {mapped} were mapped, and {foreign} units the predecessor's"
+        )))
     }
 
     /// What survives, should the session end now.

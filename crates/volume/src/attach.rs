@@ -15,6 +15,7 @@ use seal::slot::{Credential, SlotLimits};
 use seal::{DataMode, MacKey, VolumeKey};
 
 use crate::anchoring::{advance, overtaking, sign_stamp};
+use crate::block_cache::BlockCache;
 use crate::core::{Core, Environment};
 use crate::error::{Error, Kind, Remedy, Result};
 use crate::format::header::Header;
@@ -208,6 +209,8 @@ impl Attaching {
             let core = self.reading_core(header, keys, stamp, stamp_key, replayed)?;
             return Ok(Volume::new(Arc::new(core)));
         }
+        // Of what a session needs, this can be refused. It is let go of again: a rival may make this attempt one of several.
+        drop(BlockCache::new(self.options.block_cache)?);
         let session = draw_session(&self.environment)?;
         // Everything that was accepted becomes durable before anything vouches for it.
         if !mutated(Mutation::AcceptedNotFlushed) {

@@ -441,6 +441,18 @@ impl Geometry {
         sizing::reserve_target(self.data_blocks, &self.shape)
     }
 
+    /// Most blocks that a thin volume takes of its store, however often it is overwritten, if never more than `mapped` were mapped, and no
+    /// session left alone more than `foreign` units of its predecessor: `docs/semantics.md`, "Space".
+    pub fn most_taken(&self, mapped: u64, foreign: u64) -> u64 {
+        let changes = 2 * self.pinned_limit();
+        let nodes = self.most_nodes_of(mapped + changes);
+        let in_use = mapped + nodes + 4;
+        let pinned = changes + nodes + 4;
+        let fixed = self.physical_blocks - self.data_blocks;
+        let ahead = self.reserve_target() + self.map_nodes().min(4096);
+        fixed + (in_use + pinned) * 3 / 2 + ahead + (2 + foreign) * u64::from(self.unit_blocks)
+    }
+
     /// Blocks kept aside for the salt table.
     pub fn salt_reserve(&self) -> u64 {
         self.shape.salts.of(self.logical_blocks)

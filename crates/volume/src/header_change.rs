@@ -17,7 +17,7 @@ use crate::create::sign_header;
 use crate::error::{Error, Kind, Result};
 use crate::format::header::Header;
 use crate::io::{Driven, Io};
-use crate::key_slots::{KeyChange, next_generation, put_in_force};
+use crate::key_slots::{KeyChange, KeysChanged, next_generation, put_in_force};
 use crate::mutation::{Mutation, mutated};
 use crate::open_header::{COPIES, Pair, header_holds, read_pair, write_pair};
 use crate::volume::Volume;
@@ -114,7 +114,7 @@ impl Core {
         credential: &Credential,
         change: KeyChange,
         limits: &SlotLimits,
-    ) -> Result<Vec<SlotInfo>> {
+    ) -> Result<KeysChanged> {
         self.check_writable()?;
         // It takes seconds, in which nobody else may have to wait for his turn.
         let seen = self.in_force.get()?;
@@ -125,19 +125,18 @@ impl Core {
         if !header_holds(&seen, &key.mac("header"))? {
             return Err(Error::new(Kind::Corrupt, "this slot opens to another key than the volume's"));
         }
-        change.apply(&mut slots, &self.header.volume, &key, self.random.as_ref())?;
+        let by = (&key, credential);
+        let notice = change.apply(&mut slots, &self.header.volume, by, limits, self.random.as_ref())?;
         let changed = self.change_header(io, Some(&seen), |_, now| {
             *now = slots;
             Ok(())
         });
-        Ok(changed.await?.list())
+        Ok(KeysChanged { slots: changed.await?.list(), notice })
     }
 }
 
 impl Volume {
     /// Changes the key slots, beside those who use the volume. `credential` must open one of them.
-    ///
-    /// The result is the list of slots in force.
     ///
     /// # Errors
     /// [`Kind::Io`] when the store has no queue for it. In the job: [`Kind::Locked`] for a credential that opens none; [`Kind::Usage`] for a
@@ -148,7 +147,7 @@ impl Volume {
         credential: Credential,
         change: KeyChange,
         limits: SlotLimits,
-    ) -> Result<Driven<Result<Vec<SlotInfo>>>> {
+    ) -> Result<Driven<Result<KeysChanged>>> {
         let core = std::sync::Arc::clone(self.core());
         Driven::new(self.core().environment.store.as_ref(), 16, move |io| {
             async move { core.change_keys(&io, &credential, change, &limits).await }.boxed_local()

@@ -5,11 +5,12 @@
 //! of a session or of another change, can still be on its way to the anchor. So before anything is written, the anchor is taken. And a copy
 //! counts as whole when the disk has made it durable, not when it reads so: each write of a copy begins with a flush (`write_pair`).
 
+use std::fmt;
 use std::sync::Arc;
 
 use anchor::{Stamp, State};
 use futures::FutureExt;
-use seal::slot::{Argon2Params, Credential, KeySlots, SlotError, SlotInfo};
+use seal::slot::{Argon2Params, Credential, KeySlots, SlotError, SlotInfo, SlotLimits};
 use seal::{MacKey, Random, VolumeKey};
 
 use crate::anchoring::{advance, overtaking, sign_stamp};
@@ -42,28 +43,73 @@ pub enum KeyChange {
     },
 }
 
+/// What came of a change of the key slots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeysChanged {
+    /// The slots in force.
+    pub slots: Vec<SlotInfo>,
+    /// What its owner may not have meant.
+    pub notice: Option<KeyNotice>,
+}
+
+/// A change that was made as it was asked for, and perhaps not meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyNotice {
+    /// The new secret opened a slot already.
+    OpensAlready {
+        /// That slot.
+        slot: usize,
+    },
+    /// What the change was made with opens no slot any more.
+    OwnRemoved {
+        /// The slot that was removed.
+        slot: usize,
+    },
+}
+
+impl fmt::Display for KeyNotice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::OpensAlready { slot } => write!(
+                f,
+                "the new secret opens slot {slot} as well: it is there twice, and to take it away both slots must be removed"
+            ),
+            Self::OwnRemoved { slot } => write!(
+                f,
+                "slot {slot} was the one that you have opened the volume with: what you gave opens nothing any more. Make sure that you have what opens one of the others"
+            ),
+        }
+    }
+}
+
 impl KeyChange {
+    /// `by` is what the change is made with.
     pub(crate) fn apply(
         self,
         slots: &mut KeySlots,
         volume: &[u8; 16],
-        key: &VolumeKey,
+        (key, by): (&VolumeKey, &Credential),
+        limits: &SlotLimits,
         random: &dyn Random,
-    ) -> Result<()> {
+    ) -> Result<Option<KeyNotice>> {
         let refused = |error: SlotError| Error::new(Kind::Usage, error.to_string());
         match self {
             Self::Add { credential, label, argon2 } => {
-                slots.add(volume, key, credential, &label, argon2, random).map_err(refused).map(drop)
+                let already = slots.opened_by(volume, &credential, limits);
+                slots.add(volume, key, credential, &label, argon2, random).map_err(refused)?;
+                Ok(already.map(|slot| KeyNotice::OpensAlready { slot }))
             }
-            Self::Remove { slot } => slots.remove(slot).map_err(refused),
+            Self::Remove { slot } => {
+                slots.remove(slot).map_err(refused)?;
+                let left = slots.opened_by(volume, by, limits);
+                Ok(left.is_none().then_some(KeyNotice::OwnRemoved { slot }))
+            }
         }
     }
 }
 
 /// Changes the key slots of a volume that nobody has attached. `force` goes on although the last session did not detach; if it still
 /// runs, it is fenced.
-///
-/// The result is the list of slots in force.
 ///
 /// # Errors
 /// In the job: as [`attach`](crate::attach) for everything that is checked; [`Kind::Usage`] for a change that cannot be made, or without
@@ -75,12 +121,12 @@ pub fn change_keys(
     change: KeyChange,
     force: bool,
     options: AttachOptions,
-) -> Result<Driven<Result<Vec<SlotInfo>>>> {
+) -> Result<Driven<Result<KeysChanged>>> {
     let store = Arc::clone(&environment.store);
     Driven::new(store.as_ref(), 16, move |io| {
         async move {
             let opened = open_header(&io, &environment, &policy, &credential, &options).await?;
-            Changing { environment, io, force }.run(opened, change).await
+            Changing { environment, io, force }.run(opened, change, &credential, &options.slot_limits).await
         }
         .boxed_local()
     })
@@ -123,14 +169,21 @@ pub(crate) struct Changing {
 }
 
 impl Changing {
-    async fn run(&self, mut opened: Opened, change: KeyChange) -> Result<Vec<SlotInfo>> {
+    async fn run(
+        &self,
+        mut opened: Opened,
+        change: KeyChange,
+        by: &Credential,
+        limits: &SlotLimits,
+    ) -> Result<KeysChanged> {
         self.check_released(&opened)?;
         // First what may be refused: to take the anchor would end a session for nothing.
         let random = self.environment.random.as_ref();
-        change.apply(&mut opened.slots, &opened.header.volume, &opened.key, random)?;
+        let key = (&opened.key, by);
+        let notice = change.apply(&mut opened.slots, &opened.header.volume, key, limits, random)?;
         self.equalize(&mut opened).await?;
         self.put(&mut opened).await?;
-        Ok(opened.slots.list())
+        Ok(KeysChanged { slots: opened.slots.list(), notice })
     }
 
     /// Puts what was changed in force, as a new generation. Both copies must be the one in force until then.

@@ -68,7 +68,7 @@ pub use error::{Error, Kind, Remedy, Result};
 pub use grow::{Enlarge, Grown, Growth, check_growth, grow};
 pub use header_backup::{BackedUp, HeaderInfo, Restored, backup_header, restore_header};
 pub use io::Driven;
-pub use key_slots::{KeyChange, change_keys};
+pub use key_slots::{KeyChange, KeyNotice, KeysChanged, change_keys};
 pub use queue::{Completion, Queue, Request};
 pub use reanchor::{Reanchor, reanchor};
 pub use rekey::{RekeyOrder, Rekeyed, begin_rekey, check_rekey};

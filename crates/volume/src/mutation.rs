@@ -87,6 +87,7 @@ mutations! {
     UsedBeforeReserved, "used-before-reserved", "a unit is written to when its reservation is durable";
     WritersForgotten, "writers-forgotten", "a superblock lists a unit until no write can be on its way there";
     DiscardUnreserved, "discard-unreserved", "a discard goes only to units that are reserved, as a write does";
+    ThinSpreads, "thin-spreads", "a thin volume takes new space near what it has";
     ForeignSegmentsTaken, "foreign-segments-taken", "the predecessor's journal segments are left alone";
     PairShared, "superblock-pair-shared", "a session has a superblock pair of its own";
     // Trees and superblocks.

@@ -11,6 +11,7 @@ use super::create::new_anchor;
 use super::offline::{self, Opened};
 use crate::cli::anchor::{AnchorCommand, Init, Migrate, Show, Verify, Which};
 use daemon::failure::Failure;
+use daemon::input::VolumeFiles;
 use daemon::{input, output, system};
 
 /// Carries out a command on an anchor.
@@ -114,7 +115,10 @@ fn migrate(args: &Migrate) -> Result<(), Failure> {
     let options = input::anchor_options(&args.options.anchor_options)?;
     anchor::check_address(&args.to, &options)?;
     let policy_path = input::default_policy(&offline.store, offline.policy.as_deref())?;
-    let Opened { environment, policy, credential } = offline::open(offline, true)?;
+    let refuse_same = |files: VolumeFiles<'_>| files.refuse_new_anchor(&args.to, &options);
+    let Opened { environment, policy, credential } = offline::open_with(offline, true, refuse_same)?;
+    // Before anything moves that it would have to follow.
+    input::check_policy_can_follow(&policy_path)?;
     let from = environment.anchor.as_ref().map(|anchor| anchor.address());
     let Some(from) = from.filter(|from| *from != args.to) else {
         return Err(Failure::usage("the policy names no anchor, or this very one; nothing was changed"));

@@ -9,7 +9,7 @@ use crate::cli::{Attach, FrontEnd};
 use daemon::failure::Failure;
 use daemon::front::Show;
 use daemon::front::nbd::{Files, Where};
-use daemon::input::{self, Origin};
+use daemon::input::{self, Origin, VolumeFiles};
 use daemon::metrics::Address;
 use daemon::runtime::Place;
 use daemon::{Errors, Order, Ready, launch, tamper};
@@ -41,6 +41,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
         ))
     })?;
     let policy = input::read_policy(&policy_path)?;
+    VolumeFiles::known(&args.store, &policy_path, &policy).opened_by(&args.credential).refuse_same(&[])?;
     let show = show(args, &policy)?;
     let store = whole(&args.store)?;
     let name = match &args.name {

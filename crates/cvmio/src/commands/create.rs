@@ -15,7 +15,7 @@ use volume::{CreateOptions, Environment, SavePolicy};
 
 use crate::cli::{Create, NewVolume};
 use daemon::failure::Failure;
-use daemon::input::{self, Origin};
+use daemon::input::{self, Origin, VolumeFiles};
 use daemon::{output, system};
 
 /// A volume to be made.
@@ -29,7 +29,7 @@ pub(super) struct Wanted<'a> {
 pub fn run(args: &Create) -> Result<(), Failure> {
     let wanted = Wanted { store: &args.store, size: args.size, new: &args.new };
     let policy_path = input::default_policy(&args.store, args.new.policy.as_deref())?;
-    refuse_same(&args.store, &policy_path, &args.new, &[])?;
+    files(&args.store, &policy_path, &args.new)?.refuse_same(&[])?;
     input::check_new_policy(&policy_path, args.new.force)?;
     let options = options(wanted)?;
     check_anchor(&args.new)?;
@@ -47,23 +47,14 @@ pub fn run(args: &Create) -> Result<(), Failure> {
     report(args, &made?, &policy_path)
 }
 
-/// Before anything is made or opened: what is given for two things.
-pub(super) fn refuse_same(
-    store: &Path,
-    policy: &Path,
+/// The files of a volume that is to be made, of which none may be given for two things.
+pub(super) fn files<'a>(
+    store: &'a Path,
+    policy: &'a Path,
     new: &NewVolume,
-    more: &[(&str, Option<&Path>)],
-) -> Result<(), Failure> {
-    let anchor = input::anchor_file(new.anchor.as_deref());
-    let mut named = vec![
-        ("store", Some(store)),
-        ("policy", Some(policy)),
-        ("anchor", anchor.as_deref()),
-        ("key file", new.credential.key_file.as_deref()),
-        ("passphrase file", new.credential.passphrase_file.as_deref()),
-    ];
-    named.extend_from_slice(more);
-    input::refuse_same(&named)
+) -> Result<VolumeFiles<'a>, Failure> {
+    let options = input::anchor_options(&new.anchor_options.anchor_options)?;
+    Ok(VolumeFiles::new(store, policy, new.anchor.as_deref(), &options).opened_by(&new.credential))
 }
 
 /// Makes store and anchor where they are not there, and lets `create` make the volume. If that fails, what was made goes again.

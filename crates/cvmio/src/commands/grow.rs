@@ -9,7 +9,7 @@ use daemon::control::Request;
 use daemon::failure::Failure;
 use daemon::front::Shown;
 use daemon::growth::Room;
-use daemon::input::{self, Origin};
+use daemon::input::{self, Origin, VolumeFiles};
 use daemon::runtime::Place;
 use daemon::{output, system};
 
@@ -48,6 +48,9 @@ fn grow(args: &Grow, logical_blocks: Option<u64>) -> Result<(), Failure> {
     let offline = &args.offline;
     let policy_path = input::default_policy(&offline.store, offline.policy.as_deref())?;
     let policy = input::read_policy(&policy_path)?;
+    VolumeFiles::known(&offline.store, &policy_path, &policy)
+        .opened_by(&offline.credential)
+        .refuse_same(&[])?;
     input::check_policy_can_follow(&policy_path)?;
     // With the lock of one who writes: nobody on this machine may have it attached.
     let store = system::open_store(&offline.store, offline.buffered)?;

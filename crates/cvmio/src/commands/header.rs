@@ -11,6 +11,7 @@ use volume::{AttachOptions, BackedUp, HeaderInfo, Restored};
 use super::offline::{self, Opened};
 use crate::cli::header::{Header, HeaderBackup, HeaderRestore};
 use daemon::failure::Failure;
+use daemon::input::VolumeFiles;
 use daemon::{input, output};
 
 pub fn run(args: &Header) -> Result<(), Failure> {
@@ -21,7 +22,8 @@ pub fn run(args: &Header) -> Result<(), Failure> {
 }
 
 fn back_up(args: &HeaderBackup) -> Result<(), Failure> {
-    let Opened { environment, policy, credential } = offline::open(&args.offline, false)?;
+    let refuse_same = |files: VolumeFiles<'_>| files.refuse_same(&[vec![("backup", Some(&args.file))]]);
+    let Opened { environment, policy, credential } = offline::open_with(&args.offline, false, refuse_same)?;
     let spinner = output::spinner("reading the header");
     let job = volume::backup_header(environment, policy, credential, AttachOptions::default())?;
     let BackedUp { bytes, header: info } = job.block()?;
@@ -36,7 +38,8 @@ fn back_up(args: &HeaderBackup) -> Result<(), Failure> {
 
 fn restore(args: &HeaderRestore) -> Result<(), Failure> {
     let bytes = load(&args.file)?;
-    let Opened { environment, policy, credential } = offline::open(&args.offline, true)?;
+    let refuse_same = |files: VolumeFiles<'_>| files.refuse_same(&[vec![("backup", Some(&args.file))]]);
+    let Opened { environment, policy, credential } = offline::open_with(&args.offline, true, refuse_same)?;
     let spinner = output::spinner("restoring the header");
     let options = AttachOptions::default();
     let restored = volume::restore_header(environment, policy, credential, bytes, options)?.block()?;

@@ -11,7 +11,7 @@ use daemon::control::Request;
 use daemon::failure::Failure;
 use daemon::input::{self, Origin};
 use daemon::runtime::Place;
-use daemon::{output, system};
+use daemon::{SlotsChanged, output, system};
 
 pub fn run(args: &Key) -> Result<(), Failure> {
     match args {
@@ -60,17 +60,21 @@ fn change_attached(
     let mut credentials = vec![input::load(&args.credential, Origin::Known)?];
     credentials.extend(more()?);
     let spinner = output::spinner("changing the key slots");
-    let slots = place.ask_with(request, &credentials)?;
+    let answer = place.ask_with(request, &credentials)?;
     drop(spinner);
-    show(&from_daemon(slots)?, args.json)
+    let SlotsChanged { slots, warning } = from_daemon(answer)?;
+    warning.iter().for_each(|warning| output::warning(warning));
+    show(&slots, args.json)
 }
 
 fn change_keys(args: &Offline, opened: Opened, change: KeyChange, force: bool) -> Result<(), Failure> {
     let spinner = output::spinner("changing the key slots");
     let Opened { environment, policy, credential } = opened;
     let options = AttachOptions::default();
-    volume::change_keys(environment.clone(), policy, credential, change, force, options)?.block()?;
+    let job = volume::change_keys(environment.clone(), policy, credential, change, force, options)?;
+    let notice = job.block()?.notice;
     drop(spinner);
+    notice.iter().for_each(|notice| output::warning(&notice.to_string()));
     show(&on_store(environment)?, args.json)
 }
 
@@ -78,9 +82,9 @@ fn list(args: &KeyList) -> Result<(), Failure> {
     let KeyList { store, policy, buffered, json, .. } = args;
     if let Some(place) = offline::running(store, &args.runtime)? {
         offline::refuse_for_attached(store, policy.as_deref(), *buffered, false)?;
-        return show(&from_daemon(place.ask_soon(&Request::Slots)?)?, *json);
+        return show(&from_daemon::<Vec<SlotDump>>(place.ask_soon(&Request::Slots)?)?, *json);
     }
-    let (environment, _) = offline::open_public(store, policy.as_deref(), *buffered, false)?;
+    let (environment, _) = offline::open_public(store, policy.as_deref(), *buffered)?;
     show(&on_store(environment)?, *json)
 }
 
@@ -89,8 +93,8 @@ fn on_store(environment: Environment) -> Result<Vec<SlotDump>, Failure> {
     Ok(dump.slots()?.to_vec())
 }
 
-fn from_daemon(slots: serde_json::Value) -> Result<Vec<SlotDump>, Failure> {
-    serde_json::from_value(slots).map_err(|error| Failure::internal(error.to_string()))
+fn from_daemon<T: serde::de::DeserializeOwned>(answer: serde_json::Value) -> Result<T, Failure> {
+    serde_json::from_value(answer).map_err(|error| Failure::internal(error.to_string()))
 }
 
 fn show(slots: &[SlotDump], json: bool) -> Result<(), Failure> {

@@ -9,7 +9,7 @@ use volume::{AttachOptions, Environment};
 
 use crate::cli::{self, Offline, RuntimeArgs};
 use daemon::failure::Failure;
-use daemon::input::{self, Origin};
+use daemon::input::{self, Origin, VolumeFiles};
 use daemon::runtime::Place;
 use daemon::{output, system};
 
@@ -58,24 +58,46 @@ pub fn refuse_for_attached(
 
 /// Opens what the arguments name, for reading or for changing.
 pub fn open(args: &Offline, write: bool) -> Result<Opened, Failure> {
+    open_with(args, write, |files| files.refuse_same(&[]))
+}
+
+/// The same beside other files. `refuse_same` refuses what is given for two things; it is called before the anchor is opened.
+pub fn open_with(
+    args: &Offline,
+    write: bool,
+    refuse_same: impl FnOnce(VolumeFiles<'_>) -> Result<(), Failure>,
+) -> Result<Opened, Failure> {
     system::protect()?.iter().for_each(|warning| output::warning(warning));
-    let (environment, policy) = open_public(&args.store, args.policy.as_deref(), args.buffered, write)?;
+    let refuse_same = |files: VolumeFiles<'_>| refuse_same(files.opened_by(&args.credential));
+    let (environment, policy) =
+        open_both(&args.store, args.policy.as_deref(), (args.buffered, write), refuse_same)?;
     let credential = input::load(&args.credential, Origin::Known)?;
     Ok(Opened { environment, policy, credential })
 }
 
+/// Opens store and anchor for reading, where no secret is needed.
 pub fn open_public(
     store: &Path,
     policy: Option<&Path>,
     buffered: bool,
-    write: bool,
+) -> Result<(Environment, Policy), Failure> {
+    open_both(store, policy, (buffered, false), |files| files.refuse_same(&[]))
+}
+
+fn open_both(
+    store: &Path,
+    policy: Option<&Path>,
+    (buffered, write): (bool, bool),
+    refuse_same: impl FnOnce(VolumeFiles<'_>) -> Result<(), Failure>,
 ) -> Result<(Environment, Policy), Failure> {
     let opened = if write {
         system::open_store(store, buffered)
     } else {
         system::open_store_read_only(store, buffered)
     }?;
-    let policy = input::read_policy(&input::default_policy(store, policy)?)?;
+    let path = input::default_policy(store, policy)?;
+    let policy = input::read_policy(&path)?;
+    refuse_same(VolumeFiles::known(store, &path, &policy))?;
     let anchor = if write { system::open_anchor(&policy) } else { system::open_anchor_read_only(&policy) }?;
     Ok((system::environment(opened, anchor), policy))
 }

@@ -13,7 +13,7 @@ use super::create::new_anchor;
 use crate::cli::header::Reanchor;
 use daemon::check::{self, Report};
 use daemon::failure::Failure;
-use daemon::input::{self, Origin};
+use daemon::input::{self, Origin, VolumeFiles};
 use daemon::{output, system};
 
 pub fn run(args: &Reanchor) -> Result<(), Failure> {
@@ -21,6 +21,12 @@ pub fn run(args: &Reanchor) -> Result<(), Failure> {
     system::protect()?.iter().for_each(|warning| output::warning(warning));
     let policy_path = input::default_policy(&offline.store, offline.policy.as_deref())?;
     let policy = input::read_policy(&policy_path)?;
+    let anchor_options = input::anchor_options(&args.anchor_options.anchor_options)?;
+    let files = VolumeFiles::known(&offline.store, &policy_path, &policy).opened_by(&offline.credential);
+    match &args.anchor {
+        Some(address) => files.refuse_new_anchor(address, &anchor_options)?,
+        None => files.refuse_same(&[])?,
+    }
     // With the lock of one who writes: nobody on this machine may have it attached.
     let store = system::open_store(&offline.store, offline.buffered)?;
     let anchor = old_anchor(args, &policy)?;

@@ -93,6 +93,7 @@ fn wait(args: &Rekey, begun: Option<&Begun>, place: &Place) -> Result<(), Failur
 /// Of a volume that is not attached: begins, and seals anew.
 fn change(args: &Rekey) -> Result<(), Failure> {
     let opened = offline::open(&args.offline, true)?;
+    let interrupt = Interrupt::new()?;
     let order = RekeyOrder { keep: keep(args)?, remove_others: args.remove_other_slots, force: args.force };
     let spinner = output::spinner("changing the key");
     let Opened { environment, policy, credential } = opened;
@@ -106,7 +107,6 @@ fn change(args: &Rekey) -> Result<(), Failure> {
         return begun_only(args, &begun);
     }
     let volume = volume::attach(environment.clone(), policy.clone(), first, options)?.block()?;
-    let interrupt = Interrupt::new()?;
     let report = reseal(volume, &interrupt)?;
     if report.ended {
         // Another session, which overwrites the superblocks that are still under the old key.

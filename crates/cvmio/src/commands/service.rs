@@ -46,6 +46,10 @@ pub fn prepare(args: &Prepare) -> Result<(), Failure> {
             args.policy.display()
         )));
     }
+    let anchor = input::anchor_files(Some(&args.anchor), &policy.anchor_options);
+    input::refuse_same(&[vec![("policy", Some(&args.policy))], input::named("anchor", &anchor)])?;
+    // Before an anchor is made, which nobody could use without it.
+    input::check_new_policy(&args.policy, false)?;
     let created = new_anchor(&args.anchor, &policy.anchor_options)?;
     service::refuse_claimed(created.anchor.as_ref())?;
     let saved = input::save_policy(&args.policy, &policy, false);

@@ -52,9 +52,9 @@ fn one_file_for_two_things_is_refused_and_nothing_is_written() {
         assert!(!store.exists() && !desk.path("anchor").exists(), "{options}");
         assert_eq!(desk.read("key"), key);
     }
-    let said = desk
-        .run(&format!("volume import key --to disk.img --key-file other --stream-key-file other {anchor}"));
-    assert_eq!(said.code, 2, "{said:?}");
+    let said =
+        desk.run(&format!("volume import key --to disk.img --key-file key --stream-key-file other {anchor}"));
+    assert!(said.code == 2 && said.error.contains("key file and as the stream"), "{said:?}");
 }
 
 #[test]
@@ -215,6 +215,7 @@ fn small_mistakes_are_refused_or_forgiven() {
         ("--mount full", "is not empty"),
         ("--tamper-hook hook", "cannot be run"),
         ("--memory 1000T", "more than all memory"),
+        ("--block-cache 1000T", "more than all memory"),
     ] {
         let said = desk.run(&format!("{attach} {options}"));
         assert!(said.code == 2 && said.error.contains(what), "{options}: {said:?}");

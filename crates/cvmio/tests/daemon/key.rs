@@ -108,3 +108,36 @@ fn a_volume_that_is_only_read_keeps_its_slots() {
     assert_eq!(desk.done("volume key list disk.img"), "slot  0  key-file  first\n");
     desk.done("volume detach disk");
 }
+
+/// What was done is what was asked for; that it may not be what was meant is said.
+#[test]
+fn who_locks_himself_out_or_adds_a_secret_twice_is_told() {
+    let desk = Desk::new();
+    desk.create("");
+    let said = |arguments: &str| {
+        let said = desk.run(&format!("volume key {arguments}"));
+        assert_eq!(said.code, 0, "{arguments}: {said:?}");
+        said.error
+    };
+    for (store, attach) in [("disk.img", false), ("disk", true)] {
+        if attach {
+            desk.done("volume attach disk.img --key-file key --as nbd --memory 32M");
+        }
+        // Slot 0 is opened by `key`.
+        let twice = said(&format!("add {store} --key-file key --new-key-file key"));
+        assert!(twice.contains("warning: the new secret opens slot 0 as well"), "{twice}");
+        // The same secret opens the other slot still.
+        assert_eq!(said(&format!("remove {store} 1 --key-file key")), "");
+        assert_eq!(said(&format!("add {store} --key-file key --new-key-file other")), "");
+        assert_eq!(said(&format!("remove {store} 1 --key-file key")), "", "somebody else's");
+        assert_eq!(said(&format!("add {store} --key-file key --new-key-file other")), "");
+        let out = said(&format!("remove {store} 0 --key-file key"));
+        assert!(out.contains("warning: slot 0 was the one that you have opened the volume with"), "{out}");
+        assert_eq!(said(&format!("add {store} --key-file other --new-key-file key")), "");
+        assert!(!said(&format!("remove {store} 1 --key-file other")).is_empty());
+        if attach {
+            desk.done("volume detach disk");
+        }
+    }
+    desk.done("volume check disk.img --key-file key");
+}

@@ -4,6 +4,7 @@
 mod common;
 
 mod at_once;
+mod before;
 mod detach;
 mod grow;
 mod hands;
@@ -12,6 +13,7 @@ mod left;
 mod life;
 mod metrics;
 mod nbd;
+mod paths;
 mod read_only;
 mod rekey;
 mod tamper;

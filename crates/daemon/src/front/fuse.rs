@@ -44,14 +44,16 @@ pub fn check(mount: Option<&Path>, use_loop: bool) -> Result<(), Failure> {
         return Err(no_fuse(&std::fs::read_to_string("/proc/filesystems").unwrap_or_default()));
     }
     let control = use_loop.then(|| File::options().read(true).write(true).open("/dev/loop-control"));
-    if let Some(Err(error)) = control
-        && error.kind() == std::io::ErrorKind::PermissionDenied
-    {
-        return Err(Failure::usage(
-            "a loop device needs root; without --loop the volume is a file of this user",
-        ));
-    }
-    Ok(())
+    let Some(Err(error)) = control else { return Ok(()) };
+    Err(Failure::usage(match error.kind() {
+        std::io::ErrorKind::PermissionDenied => {
+            "a loop device needs root; without --loop the volume is a file of this user".into()
+        }
+        std::io::ErrorKind::NotFound => {
+            "there is no /dev/loop-control, so no loop device can be made: load the module (modprobe loop), or give this container the device".into()
+        }
+        _ => format!("no loop device can be made: {error}"),
+    }))
 }
 
 /// `known`: the kernel's list of file systems (proc_filesystems(5)).
@@ -92,8 +94,13 @@ impl Fuse {
         claim.link(mounted.file())?;
         let device = if mount.is_some() { mounted.file().to_path_buf() } else { claim.place().disk() };
         let loop_device = if use_loop { Some(loop_attach(mounted.file(), read_only)?) } else { None };
-        if let Some(identity) = loop_device.as_deref().and_then(export::loopdev::identity) {
-            claim.note_loop(&identity)?;
+        if let Some(device) = &loop_device
+            && let Some(identity) = export::loopdev::identity(device)
+            && let Err(failure) = claim.note_loop(&identity)
+        {
+            // Without the note it would stay, and show errors for ever.
+            let _ = loop_detach(device);
+            return Err(failure);
         }
         Ok(Self { mount: mounted, loop_device, device })
     }

@@ -106,7 +106,7 @@ fn requests_that_make_no_sense_are_refused_and_the_next_one_is_served() {
     let shown = ByNbd::new(true);
     let mut client = Client::connect(&shown.socket(), true);
     let (none, end) = (Flags::default(), 8_u64 << 20);
-    let (sent, large) = ([0; 512], vec![0; 5 << 20]);
+    let (sent, large, huge) = ([0; 512], vec![0; 5 << 20], vec![0; 33 << 20]);
     for (command, flags, offset, length, data, error) in [
         (Command::Read, none, 0, 0, &[][..], 22),
         (Command::Read, none, end - 1, 2, &[], 22),
@@ -116,6 +116,8 @@ fn requests_that_make_no_sense_are_refused_and_the_next_one_is_served() {
         (Command::Write, none, end, 512, &sent, 28),
         // More than may be at once: its data is passed over, and the connection goes on.
         (Command::Write, none, 0, 5 * MIB, &large, 22),
+        (Command::Write, none, 0, 33 * MIB, &huge, 22),
+        (Command::Read, none, 0, 33 * MIB, &[], 22),
         (Command::Write, Flags(1 << 9), 0, 512, &sent, 22),
         (Command::Trim, none, end, 512, &[], 22),
         (Command::WriteZeroes, none, end, 512, &[], 28),

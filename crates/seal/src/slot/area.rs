@@ -111,6 +111,25 @@ impl KeySlots {
         Err(first_error.unwrap_or(SlotError::WrongCredential))
     }
 
+    /// The first slot that `credential` opens. A passphrase is tried on each passphrase slot, at that slot's cost; one that cannot be tried counts
+    /// as not opened.
+    #[must_use]
+    pub fn opened_by(
+        &self,
+        volume_id: &[u8; 16],
+        credential: &Credential,
+        limits: &SlotLimits,
+    ) -> Option<usize> {
+        let slots = self.0.iter().enumerate();
+        let opens = |index: usize, slot: &Slot| {
+            matches!(wrap::unwrap(volume_id, index, slot, credential, limits), Ok(Some(_)))
+        };
+        slots
+            .filter_map(|(index, slot)| Some((index, slot.as_ref()?)))
+            .find(|(index, slot)| opens(*index, slot))
+            .map(|(index, _)| index)
+    }
+
     /// The slots of a volume whose key is `new` from now on: each one that one of `credentials` opens to `old` keeps its place, kind, cost
     /// and label. The others are empty: what opens them is not known.
     ///

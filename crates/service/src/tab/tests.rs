@@ -115,6 +115,24 @@ fn what_is_no_text_is_named_with_its_place() {
     assert!(error.message.contains("UTF-8"), "{error}");
 }
 
+/// As an editor of another system writes it.
+#[test]
+fn a_mark_of_the_byte_order_and_the_ends_of_lines_of_another_system_are_no_part_of_a_table() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let told = |bytes: &[u8]| {
+        std::fs::write(file.path(), bytes).unwrap();
+        read(file.path()).map(|lines| lines.into_iter().map(|line| line.target).collect::<Vec<_>>())
+    };
+    let plain = told(b"a /s /p key-file:/k fs=ext4,mountpoint=/srv\n").unwrap();
+    for bytes in [
+        &b"\xef\xbb\xbfa /s /p key-file:/k fs=ext4,mountpoint=/srv\n"[..],
+        b"\xef\xbb\xbfa /s /p key-file:/k fs=ext4,mountpoint=/srv\r\n",
+    ] {
+        assert_eq!(format!("{:?}", told(bytes).unwrap()), format!("{plain:?}"));
+    }
+    assert!(told(b"\xff\xfea /s /p key-file:/k").is_err(), "UTF-16 is no text here");
+}
+
 /// A line like one of the table's, with something of it changed.
 fn damaged() -> impl Strategy<Value = String> {
     let lines: Vec<&'static str> = TABLE.lines().collect();

@@ -77,3 +77,61 @@ fn discard(device: &OwnedFd, block: u64, blocks: u64) -> i32 {
         _ => -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::fs::MetadataExt;
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::{FileStore, Options};
+
+    /// A loop device stands for the disk.
+    #[test]
+    fn a_device_forgets_the_blocks_that_were_named_and_no_others() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&[0x5a; 256 * 4096]).unwrap();
+        file.as_file().sync_all().unwrap();
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(file.path()).output();
+        let Some(made) = made.ok().filter(|made| made.status.success()) else {
+            let _ = writeln!(
+                io::stderr(),
+                "\nSKIPPED a_device_forgets_the_blocks_that_were_named_and_no_others: no loop device to be had"
+            );
+            return;
+        };
+        let device = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+        let before = file.as_file().metadata().unwrap().blocks();
+        let found = discard_on(&device);
+        assert!(Command::new("losetup").args(["--detach", &device]).status().unwrap().success());
+        let (first, beyond) = found;
+        assert_eq!(first, 0);
+        assert!(beyond < 0, "a discard behind the end of the device did not fail: {beyond}");
+        let after = file.as_file().metadata().unwrap().blocks();
+        assert!(after + 1024 <= before, "{after} of {before} sectors are left");
+        let content = std::fs::read(file.path()).unwrap();
+        let kept = content[..16 * 4096].iter().chain(&content[(16 + 128) * 4096..]);
+        assert!(kept.into_iter().all(|byte| *byte == 0x5a), "more than was asked for is gone");
+        assert!(content[16 * 4096..(16 + 128) * 4096].iter().all(|byte| *byte == 0));
+    }
+
+    /// The results of a discard, and of one behind the end.
+    fn discard_on(device: &str) -> (i32, i32) {
+        let store = FileStore::open(device, Options::default()).unwrap();
+        let discarder =
+            Discarder::start(Arc::clone(&store.inner), Arc::new(Doorbell::new().unwrap())).unwrap();
+        let requests = [(1, 16, 128), (2, 4096, 16)];
+        requests.map(|(token, block, blocks)| discarder.submit(Discard { token, block, blocks }));
+        let (begun, mut ended) = (Instant::now(), Vec::new());
+        while ended.len() < 2 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{ended:?}");
+            ended.extend(discarder.ended());
+            thread::sleep(Duration::from_millis(1));
+        }
+        let tokens: Vec<u64> = ended.iter().map(|(discard, _)| discard.token).collect();
+        assert_eq!(tokens, [1, 2]);
+        (ended[0].1, ended[1].1)
+    }
+}

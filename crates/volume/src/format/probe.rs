@@ -167,3 +167,37 @@ pub fn at_end(end: &[u8], size: u64) -> Option<Kind> {
 fn has(start: &[u8], offset: usize, bytes: &[u8]) -> bool {
     start.get(offset..).is_some_and(|rest| rest.starts_with(bytes))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk whose beginning is blank, with something near its end.
+    fn found(size: u64, from_end: u64, bytes: &[u8]) -> Option<Kind> {
+        let mut end = vec![0; END_SIZE.min(usize::try_from(size).unwrap())];
+        let at = end.len() - usize::try_from(from_end).unwrap();
+        end[at..at + bytes.len()].copy_from_slice(bytes);
+        at_end(&end, size)
+    }
+
+    #[test]
+    fn what_a_disk_holds_at_its_end_only_is_known() {
+        let (md, size) = (b"\xfc\x4e\x2b\xa9", (64 << 20) + 12_288);
+        for (from_end, bytes, kind) in [
+            (512, &b"EFI PART"[..], Kind::Gpt),
+            (4096, b"EFI PART", Kind::Gpt),
+            // Version 1.0 of Linux' RAID, and 0.90 at the last boundary of 64 KiB that leaves room for one.
+            (8192, md, Kind::LinuxRaid),
+            (65_536 + 12_288, md, Kind::LinuxRaid),
+            (1024, b"Intel Raid ISM Cfg Sig. ", Kind::LinuxRaid),
+            (512, b"\xde\x11\xde\x11", Kind::LinuxRaid),
+            (12_288 + 0x4_0000 - 131_032, b"\x11\x7a\x0c\xb1\x7a\xda\x10\x02", Kind::Zfs),
+            (1 << 20, b"\0\0\0\0 LVM2 x[5A%r0N*>", Kind::Lvm2),
+        ] {
+            assert_eq!(found(size, from_end, bytes), Some(kind), "{from_end} {kind}");
+            assert_eq!(found(size, from_end + 8, bytes), None, "{from_end} {kind}: it does not begin there");
+        }
+        assert_eq!(at_end(&[0; 8192], 8192), None);
+        assert_eq!(at_end(&[], 0), None);
+    }
+}

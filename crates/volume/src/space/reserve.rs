@@ -21,7 +21,8 @@ impl Space {
     /// that keeps [near](Self::near) what is there looks at no more units than it needs.
     pub(crate) fn choose(&self, want: u64, most: usize) -> Vec<u32> {
         let mut inner = self.lock();
-        let count = if self.near { inner.zone(want) } else { inner.units.len() };
+        let near = self.near && !mutated(Mutation::ThinSpreads);
+        let count = if near { inner.zone(want) } else { inner.units.len() };
         let open: Vec<u64> = inner.units[..count]
             .iter()
             .filter(|unit| unit.is_open() && unit.purpose == Purpose::Data)

@@ -7,15 +7,15 @@ use crate::common::medium::{image, put, put_back};
 use crate::common::{Bench, credential, options, page};
 use memory::BLOCK_SIZE;
 use seal::SecretBytes;
-use seal::slot::{Argon2Params, Credential, SlotInfo};
+use seal::slot::{Argon2Params, Credential};
 use store::MemoryStore;
 use volume::format::backup;
 use volume::format::protections::Freshness;
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;
 use volume::{
-    BackedUp, Driven, Environment, HeaderInfo, KeyChange, Kind, RekeyOrder, Restored, Result, backup_header,
-    begin_rekey, change_keys, restore_header,
+    BackedUp, Driven, Environment, HeaderInfo, KeyChange, KeysChanged, Kind, RekeyOrder, Restored, Result,
+    backup_header, begin_rekey, change_keys, restore_header,
 };
 
 const LEVELS: [Freshness; 2] = [Freshness::Strict, Freshness::Off];
@@ -50,7 +50,7 @@ fn restore(bench: &Bench, policy: &Policy, backup: &[u8]) -> Result<Restored> {
 }
 
 /// Another key is being added, so that the header is a newer one.
-fn renewing(bench: &Bench, policy: &Policy) -> Driven<Result<Vec<SlotInfo>>> {
+fn renewing(bench: &Bench, policy: &Policy) -> Driven<Result<KeysChanged>> {
     let change = KeyChange::Add {
         credential: Credential::Passphrase(SecretBytes::from_slice(b"open sesame")),
         label: "other".into(),

@@ -8,7 +8,7 @@ use store::Operation;
 use volume::format::protections::Freshness;
 use volume::geometry::Shape;
 use volume::policy::Policy;
-use volume::{AttachOptions, Environment, KeyChange, Kind, Remedy, Result, attach, change_keys, dump};
+use volume::{AttachOptions, Environment, KeyChange, KeyNotice, Kind, Remedy, Result, attach, change_keys, dump};
 
 const COST: Argon2Params = Argon2Params { memory_kib: 8, passes: 1, lanes: 1 };
 
@@ -37,7 +37,7 @@ fn change(
     force: bool,
 ) -> Result<Vec<usize>> {
     let job = change_keys(environment.clone(), policy.clone(), by, change, force, AttachOptions::default());
-    Ok(job?.block()?.iter().map(|slot| slot.index).collect())
+    Ok(job?.block()?.slots.iter().map(|slot| slot.index).collect())
 }
 
 /// The indices of the slots in force, by what anybody can read and the anchor.
@@ -184,4 +184,20 @@ fn a_dump_shows_structure_and_no_secret() {
     assert_eq!(full.stamp.unwrap().state, "released");
     let bare = dump::dump(bench.environment.clone(), None, None, options).unwrap().block().unwrap();
     assert!(bare.superblocks.is_none() && bare.copies.iter().all(|copy| !copy.verified));
+}
+
+#[test]
+fn a_change_that_may_not_be_meant_is_noticed() {
+    let (bench, policy) = bench(Freshness::Strict);
+    let notice = |by: Credential, change: KeyChange| {
+        let (environment, options) = (bench.environment.clone(), AttachOptions::default());
+        let job = change_keys(environment, policy.clone(), by, change, false, options).unwrap();
+        job.block().unwrap().notice
+    };
+    assert_eq!(notice(credential(), add()), None);
+    assert_eq!(notice(credential(), add()), Some(KeyNotice::OpensAlready { slot: 1 }));
+    // What opened two slots opens one still.
+    assert_eq!(notice(other(), KeyChange::Remove { slot: 1 }), None);
+    assert_eq!(notice(other(), KeyChange::Remove { slot: 2 }), Some(KeyNotice::OwnRemoved { slot: 2 }));
+    assert_eq!(slots(&bench.environment), [0]);
 }

@@ -33,7 +33,7 @@ fn spare() -> KeyChange {
 
 fn change(session: &mut Session, by: Credential, change: KeyChange) -> Result<Vec<usize>> {
     let mut job = session.volume.change_keys(by, change, SlotLimits::default()).expect("a queue");
-    Ok(drive(session, &mut job)?.iter().map(|slot| slot.index).collect())
+    Ok(drive(session, &mut job)?.slots.iter().map(|slot| slot.index).collect())
 }
 
 /// The slots of a session by what it knows, and by what anybody can read.

@@ -77,7 +77,7 @@ fn a_copy_of_the_header_that_cannot_be_read_keeps_nobody_out_and_is_mended_by_th
         };
         let (environment, policy) = (case.bench.environment.clone(), case.policy.clone());
         let changing = change_keys(environment, policy, credential(), change, false, case.bench.attach);
-        assert_eq!(changing.expect("a queue").block().expect("changed").len(), 2);
+        assert_eq!(changing.expect("a queue").block().expect("changed").slots.len(), 2);
         assert!(!case.is_worn(), "block {block} was not written");
         case.use_it().expect("both copies are there");
     }

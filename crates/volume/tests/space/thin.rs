@@ -57,18 +57,9 @@ impl Case {
         }
     }
 
-    /// What `docs/semantics.md` says that a thin volume with so much in use takes at most.
-    fn bound(&self, in_use: u64) -> u64 {
-        let geometry = &self.geometry;
-        let fixed = geometry.physical_blocks - geometry.data_blocks();
-        let pinned = 2 * geometry.pinned_limit() + geometry.map_nodes() + 4;
-        let ahead = geometry.reserve_target() + geometry.map_nodes().min(4096);
-        fixed + (in_use + pinned) * 3 / 2 + ahead + 2 * u64::from(geometry.unit_blocks)
-    }
-
-    fn in_use(&self, session: &Session) -> u64 {
-        let mapped = session.volume.status().mapped_blocks;
-        mapped + self.geometry.map_nodes().min(mapped) + 4
+    /// What `docs/semantics.md` says that the volume takes at most.
+    fn bound(&self, session: &Session) -> u64 {
+        self.geometry.most_taken(session.volume.status().mapped_blocks, 0)
     }
 }
 
@@ -88,20 +79,20 @@ fn it_takes_no_more_than_the_bound_however_often_it_is_overwritten() {
         for round in 0..20 {
             write_all(&mut session, 7680, round);
             case.pass_time(&mut session, 2);
-            let (taken, most) = (case.store.taken(), case.bound(case.in_use(&session)));
+            let (taken, most) = (case.store.taken(), case.bound(&session));
             assert!(taken <= most, "round {round}, discard {discard:?}: {taken} of {most} blocks");
         }
         session.checkpoint();
         case.pass_time(&mut session, 100);
         let taken = case.store.taken();
-        let rest = case.in_use(&session) + case.bound(0) / 2;
+        let rest = session.volume.status().mapped_blocks + case.geometry.most_taken(0, 0) / 2;
         assert!(discard.is_some() || taken <= rest, "{taken} of {rest}");
         // And across sessions.
         session.detach().expect("detached");
         for round in 20..26 {
             let mut session = case.attach();
             write_all(&mut session, 7680, round);
-            let (taken, most) = (case.store.taken(), case.bound(case.in_use(&session)));
+            let (taken, most) = (case.store.taken(), case.bound(&session));
             assert!(taken <= most, "session {round}, discard {discard:?}: {taken} of {most} blocks");
             session.check_each([0, 64, 7616], round);
             session.detach().expect("detached");

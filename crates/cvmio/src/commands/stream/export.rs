@@ -18,12 +18,16 @@ use super::drive;
 use crate::cli::stream::Export;
 use crate::commands::offline::{self, Opened};
 use daemon::failure::Failure;
-use daemon::input::{self, Origin};
+use daemon::input::{self, Origin, VolumeFiles};
 use daemon::output;
 
 pub fn run(args: &Export) -> Result<(), Failure> {
     check(args)?;
-    let Opened { environment, policy, credential } = offline::open(&args.offline, false)?;
+    let to = super::place(&args.to, "/proc/self/fd/1");
+    let refuse_same = |files: VolumeFiles<'_>| {
+        super::with_secrets(files, &args.credential).refuse_same(&[vec![("stream", Some(to))]])
+    };
+    let Opened { environment, policy, credential } = offline::open_with(&args.offline, false, refuse_same)?;
     let spinner = output::spinner("opening");
     let reading = if args.force { Reading::PinnedBesideWriter } else { Reading::Pinned };
     let options = AttachOptions { reading, ..AttachOptions::default() };

@@ -33,12 +33,9 @@ pub fn run(args: &Import) -> Result<(), Failure> {
     // What is replaced is the file, not a link to it.
     let target = policy_path.is_symlink().then(|| std::fs::canonicalize(&policy_path).ok()).flatten();
     let policy_path = target.unwrap_or(policy_path);
-    let stream = [
-        ("stream", Some(args.from.as_path())),
-        ("stream's key file", args.stream.stream_key_file.as_deref()),
-        ("stream's passphrase file", args.stream.stream_passphrase_file.as_deref()),
-    ];
-    create::refuse_same(args.to(), &policy_path, &args.new, &stream)?;
+    let files = create::files(args.to(), &policy_path, &args.new)?;
+    let stream = super::place(&args.from, "/proc/self/fd/0");
+    super::with_secrets(files, &args.stream).refuse_same(&[vec![("stream", Some(stream))]])?;
     let is_there = !args.new.force && policy_path.exists();
     create::check_anchor(&args.new)?;
     let (reader, length) = source::open(args)?;
