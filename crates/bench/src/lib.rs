@@ -6,7 +6,6 @@ mod gate;
 mod lane;
 mod load;
 mod maintenance;
-mod nbd;
 mod program;
 mod report;
 mod setup;
@@ -78,11 +77,10 @@ impl Scale {
 )]
 pub enum BenchCommand {
     Volume(BenchArgs),
-    Nbd(nbd::NbdArgs),
     Upkeep(maintenance::MaintenanceArgs),
     Attach(attach::AttachArgs),
     #[command(flatten)]
-    Programs(measure::commands::Measure),
+    Programs(Box<measure::commands::Measure>),
 }
 
 /// Runs a benchmark.
@@ -92,7 +90,6 @@ pub enum BenchCommand {
 pub fn run(command: &BenchCommand) -> std::result::Result<(), Failure> {
     match command {
         BenchCommand::Volume(args) => Ok(run_volume(args)?),
-        BenchCommand::Nbd(args) => nbd::run(args),
         BenchCommand::Upkeep(args) => Ok(maintenance::run(args)?),
         BenchCommand::Attach(args) => attach::run(args),
         BenchCommand::Programs(command) => with_programs(command),

@@ -4,8 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use initramfs::Archive;
+
 use crate::Bed;
-use crate::archive::Archive;
 use crate::machine::{self, Machine, Outcome, Trouble};
 
 /// A guest that is yet to be booted: two processors, 1 GiB, no network.
@@ -178,7 +179,7 @@ impl<'a> Guest<'a> {
             let name = module.file_stem().unwrap_or_default().display();
             archive.file(&format!("modules/{number:03}-{name}"), &self.unpack(module));
         }
-        archive.finish()
+        archive.finish().unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// A module as busybox can load it.

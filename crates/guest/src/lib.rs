@@ -13,7 +13,6 @@
 
 #![forbid(unsafe_code)]
 
-mod archive;
 mod command;
 mod debian;
 mod image;
@@ -69,6 +68,25 @@ impl Bed {
     pub fn write_to(&self, disk: &Path, server: &str) {
         let mut command = self.debian.program("usr/bin/qemu-img");
         command::output(command.args(["convert", "-n", "-f", "raw", "-O", "raw"]).arg(disk).arg(server));
+    }
+
+    /// A directory with `boot/vmlinuz-VERSION` and the modules of that kernel.
+    #[must_use]
+    pub fn kernel(&self) -> PathBuf {
+        self.debian.path("")
+    }
+
+    /// QEMU as one program for this machine.
+    ///
+    /// # Panics
+    /// When the script that starts it cannot be written.
+    #[must_use]
+    pub fn qemu(&self) -> PathBuf {
+        let path = self.running.join("qemu");
+        let script = machine::script(self.debian);
+        fs::write(&path, script).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        command::output(std::process::Command::new("chmod").arg("+x").arg(&path));
+        path
     }
 
     /// A guest that can be booted, with `cvmio` and busybox in it.

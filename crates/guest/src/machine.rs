@@ -1,5 +1,6 @@
 //! QEMU, from power on to power off.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -82,14 +83,33 @@ pub(crate) fn run(machine: &Machine<'_>) -> Result<Outcome, Trouble> {
     }
 }
 
-fn command(machine: &Machine<'_>, directory: &Path) -> Command {
-    let debian = machine.debian;
+/// QEMU with its own libraries, modules and firmware.
+fn qemu(debian: &Debian) -> Command {
     let mut command = debian.program("usr/bin/qemu-system-x86_64");
-    command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null());
     for firmware in ["usr/share/qemu", "usr/share/seabios"] {
         command.arg("-L").arg(debian.path(firmware));
     }
     command.env("QEMU_MODULE_DIR", debian.path("usr/lib/x86_64-linux-gnu/qemu"));
+    command
+}
+
+/// A shell script that runs it with the arguments that it is given.
+pub(crate) fn script(debian: &Debian) -> String {
+    let quoted = |text: &OsStr| format!("'{}'", text.to_string_lossy().replace('\'', r"'\''"));
+    let command = qemu(debian);
+    let mut script = String::from("#!/bin/sh\n");
+    for (name, value) in command.get_envs() {
+        script += &format!("export {}={}\n", name.display(), quoted(value.unwrap_or_default()));
+    }
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words: Vec<String> = words.map(quoted).collect();
+    format!("{script}exec {} \"$@\"\n", words.join(" "))
+}
+
+fn command(machine: &Machine<'_>, directory: &Path) -> Command {
+    let debian = machine.debian;
+    let mut command = qemu(debian);
+    command.current_dir(directory).stdin(Stdio::null()).stdout(Stdio::null());
     command.args(HARDWARE.split(' ')).args([
         "-cpu",
         machine.processor,

@@ -5,6 +5,7 @@ mod compile;
 mod memory;
 mod postgres;
 mod redis;
+mod rocksdb;
 mod sqlite;
 
 use std::collections::BTreeMap;
@@ -18,7 +19,7 @@ use rustix::fs::{Advice, fadvise, syncfs};
 
 use crate::error::{Context, Error, Result};
 use crate::interrupt::Interrupt;
-use crate::program::package;
+use crate::program::{find, package};
 use crate::session::{Measured, Prepared, Work};
 use crate::target::Need;
 
@@ -29,6 +30,8 @@ pub enum App {
     Sqlite,
     /// redis-benchmark's SET and GET, with the append-only file on the target
     Redis,
+    /// RocksDB with six mixes of reads, updates and inserts, by a small program that is compiled for it
+    Rocksdb,
     /// pgbench's own transactions
     Postgres,
     /// tar with gzip of a real tree, both ways
@@ -48,6 +51,10 @@ pub struct Sizes {
     pub inserts: u32,
     /// Requests of redis-benchmark.
     pub requests: u32,
+    /// Records of RocksDB.
+    pub records: u32,
+    /// Operations of RocksDB.
+    pub operations: u32,
     /// Seconds of pgbench.
     pub seconds: u32,
     /// The tree that is packed.
@@ -64,6 +71,7 @@ enum Task {
     SqliteInsert,
     SqliteMix,
     Redis(&'static str),
+    Rocksdb(&'static str),
     Postgres,
     TarCompress,
     TarExtract,
@@ -83,6 +91,14 @@ impl App {
             Self::Redis => {
                 &[("redis-set", Rate, Task::Redis("set")), ("redis-get", Rate, Task::Redis("get"))]
             }
+            Self::Rocksdb => &[
+                ("rocksdb-read-update", Rate, Task::Rocksdb("a")),
+                ("rocksdb-read-mostly", Rate, Task::Rocksdb("b")),
+                ("rocksdb-read-insert", Rate, Task::Rocksdb("c")),
+                ("rocksdb-read-modify-write", Rate, Task::Rocksdb("d")),
+                ("rocksdb-update-insert", Rate, Task::Rocksdb("e")),
+                ("rocksdb-read-only", Rate, Task::Rocksdb("f")),
+            ],
             Self::Postgres => &[("postgres-pgbench", Rate, Task::Postgres)],
             Self::Tar => &[
                 ("tar-gzip-compress", Duration, Task::TarCompress),
@@ -105,6 +121,7 @@ impl App {
         match self {
             Self::Sqlite => &["sqlite3"],
             Self::Redis => &["redis-server", "redis-benchmark"],
+            Self::Rocksdb => &["cc"],
             Self::Postgres => &["initdb", "pg_ctl", "pgbench", "setpriv"],
             Self::Tar => &["tar", "gzip"],
             Self::Lz4 => &["tar", "lz4"],
@@ -118,11 +135,16 @@ impl App {
 pub struct Apps {
     tasks: Vec<(Case, Task)>,
     sizes: Sizes,
+    rocksdb: Option<rocksdb::Program>,
 }
 
 impl Apps {
     /// Plans applications; also what is left out, because a program or a project is missing.
-    pub fn new(apps: &[App], sizes: Sizes) -> (Self, Vec<String>) {
+    ///
+    /// # Errors
+    /// When what must be compiled is not.
+    pub fn new(apps: &[App], sizes: Sizes, interrupt: &Interrupt) -> Result<(Self, Vec<String>)> {
+        let mut program = None;
         let (mut tasks, mut missing) = (Vec::new(), Vec::new());
         for app in apps {
             if let Some(program) = app.programs().iter().find(|program| find(program).is_none()) {
@@ -136,29 +158,25 @@ impl Apps {
                 missing.push("Compile: name a C project that `make` builds with --project DIR".into());
                 continue;
             }
+            if *app == App::Rocksdb {
+                if let Some(why) = rocksdb::missing() {
+                    missing.push(why);
+                    continue;
+                }
+                program = Some(rocksdb::Program::compile(interrupt)?);
+            }
             tasks.extend(app.tasks().iter().map(|(name, metric, task)| {
                 let command = describe(*task, &sizes);
                 (Case { name: (*name).into(), metric: *metric, aged: false, command }, *task)
             }));
         }
-        (Self { tasks, sizes }, missing)
+        Ok((Self { tasks, sizes, rocksdb: program }, missing))
     }
 
     /// Whether nothing is left to do.
     pub fn is_empty(&self) -> bool {
         self.tasks.is_empty()
     }
-}
-
-/// Where a program is: on the path, or where Debian keeps PostgreSQL's and the administrator's.
-fn find(program: &str) -> Option<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut places: Vec<PathBuf> = std::env::split_paths(&path).collect();
-    places.extend(["/usr/sbin", "/sbin"].map(PathBuf::from));
-    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
-    // First, so that server and tools are of one version.
-    places.splice(0..0, versions.map(|version| version.path().join("bin")));
-    places.into_iter().map(|place| place.join(program)).find(|path| path.is_file())
 }
 
 /// A command of a program by its place.
@@ -176,6 +194,10 @@ fn describe(task: Task, sizes: &Sizes) -> String {
                 sizes.requests
             )
         }
+        Task::Rocksdb(mix) => format!(
+            "ycsb TARGET/db {mix} {} {} (crates/measure/rocksdb/ycsb.c)",
+            sizes.records, sizes.operations
+        ),
         Task::Postgres => format!("pgbench -T {} -c 4 on a server with -D TARGET", sizes.seconds),
         Task::TarCompress => {
             format!("tar -czf TARGET/a.tgz of a copy of {} on TARGET, sync", sizes.tree.display())
@@ -280,6 +302,10 @@ impl Work for Apps {
             Task::SqliteInsert => sqlite::insert(&place),
             Task::SqliteMix => sqlite::mix(&place),
             Task::Redis(what) => redis::benchmark(&place, what),
+            Task::Rocksdb(mix) => {
+                let program = self.rocksdb.as_ref();
+                program.ok_or_else(|| Error::io("RocksDB's program was not compiled"))?.mix(&place, mix)
+            }
             Task::Postgres => postgres::pgbench(&place),
             Task::TarCompress => archive::tar_compress(&place),
             Task::TarExtract => archive::tar_extract(&place),

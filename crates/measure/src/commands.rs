@@ -1,9 +1,12 @@
 //! The command line of measuring: what is measured, and what is shown of it.
 
+mod breakdown;
+mod dump;
 mod measure;
 mod rq;
 mod show;
 mod targets;
+mod vm;
 
 use std::path::PathBuf;
 
@@ -11,9 +14,12 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::error::Result;
 
+pub use breakdown::BreakdownArgs;
+pub use dump::DumpArgs;
 pub use measure::{AppsArgs, FioArgs};
 pub use rq::RqArgs;
 pub use targets::TargetArgs;
+pub use vm::VmArgs;
 
 /// What can be measured with programs, and shown.
 #[derive(Subcommand, Debug, Clone)]
@@ -21,7 +27,10 @@ pub use targets::TargetArgs;
 pub enum Measure {
     Fio(FioArgs),
     Apps(AppsArgs),
+    Vm(VmArgs),
     Rq(RqArgs),
+    Breakdown(BreakdownArgs),
+    Dump(DumpArgs),
     Again(AgainArgs),
     Resume(ResumeArgs),
     Report(ReportArgs),
@@ -121,7 +130,10 @@ pub fn run(command: &Measure, words: Vec<String>, cvmio: PathBuf) -> Result<()> 
     match command {
         Measure::Fio(args) => measure::fio(args, measure::Order::new(words, cvmio)),
         Measure::Apps(args) => measure::apps(args, measure::Order::new(words, cvmio)),
+        Measure::Vm(args) => vm::vm(args, measure::Order::new(words, cvmio)),
         Measure::Rq(args) => rq::rq(args, measure::Order::new(words, cvmio)),
+        Measure::Breakdown(args) => breakdown::breakdown(args, measure::Order::new(words, cvmio)),
+        Measure::Dump(args) => dump::dump(args, &cvmio),
         Measure::Again(args) => measure::again(args, cvmio),
         Measure::Resume(args) => measure::resume(args, cvmio),
         Measure::Report(args) => show::report(args),

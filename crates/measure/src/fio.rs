@@ -14,7 +14,7 @@ use crate::error::{Context, Error, Result};
 use crate::interrupt::Interrupt;
 use crate::program::{output as output_of, run};
 use crate::session::{Measured, Prepared, Work};
-use crate::target::{Address, Need};
+use crate::target::{Address, Need, Ready};
 
 pub use sets::{Job, Set, open_loop};
 
@@ -104,7 +104,8 @@ impl Fio {
     /// Lets fio read the options of a job, without running it.
     fn check(&self, case: &Case, load: &Load, interrupt: &Interrupt) -> Result<()> {
         let address = Address::File { path: "/nonexistent".into(), direct: true };
-        let (mut command, _file) = self.command(load, &address, self.scale.seconds)?;
+        let site = Site { address: &address, engine: self.engine, polls: false };
+        let (mut command, _file) = self.command(load, &site, self.scale.seconds)?;
         command.arg("--parse-only");
         let ended = run(&mut command, interrupt)?;
         if ended.success {
@@ -128,16 +129,28 @@ impl Fio {
         }
     }
 
+    /// Where requests to a target go.
+    fn site<'r>(&self, ready: &'r Ready) -> Site<'r> {
+        match &ready.guest {
+            // Its kernel is ours to choose, and has io_uring.
+            Some(guest) => Site { address: &ready.address, engine: "io_uring", polls: guest.polls },
+            None => Site { address: &ready.address, engine: self.engine, polls: false },
+        }
+    }
+
     /// The options that say where requests go.
-    fn place(&self, address: &Address) -> Vec<String> {
-        let mut options = match address {
+    fn place(&self, site: &Site<'_>) -> Vec<String> {
+        let mut options = match site.address {
             Address::File { path, direct } => vec![
-                format!("ioengine={}", self.engine),
+                format!("ioengine={}", site.engine),
                 format!("filename={}", escaped(&path.to_string_lossy())),
                 format!("direct={}", u8::from(*direct)),
             ],
             Address::Nbd(uri) => vec!["ioengine=nbd".into(), format!("uri={uri}")],
         };
+        if site.polls {
+            options.push("hipri=1".into());
+        }
         options.extend([
             format!("size={}", self.scale.size),
             "thread=1".into(),
@@ -155,10 +168,10 @@ impl Fio {
     fn command(
         &self,
         load: &Load,
-        address: &Address,
+        site: &Site<'_>,
         seconds: f64,
     ) -> Result<(Command, Option<NamedTempFile>)> {
-        let mut options = self.place(address);
+        let mut options = self.place(site);
         options.extend([
             "time_based=1".into(),
             format!("runtime={}ms", milliseconds(seconds)),
@@ -183,13 +196,23 @@ impl Fio {
     }
 
     /// Writes the whole target once, with requests of one size.
-    fn overwrite(&self, address: &Address, how: &[&str], interrupt: &Interrupt) -> Result<()> {
+    fn overwrite(&self, target: &mut Prepared<'_>, how: &[&str]) -> Result<()> {
         let mut command = Command::new("fio");
         command.args(["--output-format=json", "--name=fill"]);
-        command.args(self.place(address).iter().map(|option| format!("--{option}")));
+        // By interrupts: polling is for what is measured.
+        let site = Site { polls: false, ..self.site(target.ready) };
+        command.args(self.place(&site).iter().map(|option| format!("--{option}")));
         command.args(how);
-        run(&mut command, interrupt)?.must_succeed(&command).map(drop)
+        target.ready.run(&mut command, None, target.ground.interrupt)?.must_succeed(&command).map(drop)
     }
+}
+
+/// Where requests go, and how.
+struct Site<'a> {
+    address: &'a Address,
+    engine: &'static str,
+    /// Whether fio is to look for the end of requests by itself.
+    polls: bool,
 }
 
 /// fio ends a file name at a colon, unless a backslash stands before it.
@@ -234,7 +257,7 @@ impl Work for Fio {
     fn prepare(&self, target: &mut Prepared<'_>) -> Result<()> {
         // What was never written reads from nowhere, and a first write of it costs more than a second one.
         let how = ["--rw=write", "--bs=128k", "--iodepth=16", "--end_fsync=1"];
-        self.overwrite(&target.ready.address, &how, target.ground.interrupt)
+        self.overwrite(target, &how)
     }
 
     fn age(&self, target: &mut Prepared<'_>) -> Result<()> {
@@ -243,13 +266,15 @@ impl Work for Fio {
         }
         // Twice the size at random: then nothing lies where it was written in order.
         let loops = ["--rw=randwrite", "--bs=4k", "--iodepth=32", "--loops=2", "--end_fsync=1"];
-        self.overwrite(&target.ready.address, &loops, target.ground.interrupt)
+        self.overwrite(target, &loops)
     }
 
     fn turn(&self, case: usize, target: &mut Prepared<'_>) -> Result<Measured> {
         let (case, load) = self.loads.get(case).ok_or_else(|| Error::io("there is no such case"))?;
-        let (mut command, _file) = self.command(load, &target.ready.address, self.scale.seconds)?;
-        let ended = run(&mut command, target.ground.interrupt)?.must_succeed(&command)?;
+        let site = self.site(target.ready);
+        let (mut command, file) = self.command(load, &site, self.scale.seconds)?;
+        let file = file.as_ref().map(NamedTempFile::path);
+        let ended = target.ready.run(&mut command, file, target.ground.interrupt)?.must_succeed(&command)?;
         let measured = output::figures(&ended.said, case.metric)?;
         check_rate(load, &measured, self.scale.seconds)?;
         Ok(measured)

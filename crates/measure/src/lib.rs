@@ -7,7 +7,9 @@
 #![forbid(unsafe_code)]
 
 pub mod apps;
+mod breakdown;
 pub mod commands;
+pub mod dump;
 pub mod error;
 pub mod fio;
 pub mod interrupt;
@@ -15,4 +17,5 @@ mod machine;
 mod program;
 mod progress;
 pub mod session;
+mod size;
 pub mod target;

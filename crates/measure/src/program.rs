@@ -1,8 +1,9 @@
 //! Running the programs that measure and that are measured.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read, Seek};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const MOST_OUTPUT: usize = 1000;
 
 /// The Debian packages of the programs that may be missing.
-const PACKAGES: [(&str, &str); 25] = [
+const PACKAGES: [(&str, &str); 31] = [
     ("fio", "fio"),
     ("nbdkit", "nbdkit"),
     ("nbdfuse", "libnbd-bin"),
@@ -46,11 +47,31 @@ const PACKAGES: [(&str, &str); 25] = [
     ("blockdev", "util-linux"),
     ("setpriv", "util-linux"),
     ("dmsetup", "dmsetup"),
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("busybox", "busybox-static"),
+    ("ldd", "libc-bin"),
+    ("xz", "xz-utils"),
+    ("zstd", "zstd"),
+    ("strip", "binutils"),
 ];
 
 /// The Debian package that has a program.
 pub fn package(program: &str) -> &str {
     PACKAGES.iter().find(|(name, _)| *name == program).map_or(program, |(_, package)| package)
+}
+
+/// Where a program is: at its path, on the search path, or where Debian keeps PostgreSQL's and the administrator's.
+pub fn find(program: &str) -> Option<PathBuf> {
+    if program.contains('/') {
+        return Path::new(program).is_file().then(|| program.into());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    places.extend(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    // First, so that server and tools are of one version.
+    places.splice(0..0, versions.map(|version| version.path().join("bin")));
+    places.into_iter().map(|place| place.join(program)).find(|path| path.is_file())
 }
 
 /// A command as a shell would take it.
@@ -101,6 +122,11 @@ pub struct Ended {
 }
 
 impl Ended {
+    /// A program that ran elsewhere.
+    pub fn new(said: String, complained: String, took: Duration, code: i32) -> Self {
+        Self { said, complained, took, success: code == 0, status: format!("exit status: {code}") }
+    }
+
     /// # Errors
     /// When the program says that it failed: with its output.
     pub fn must_succeed(self, command: &Command) -> Result<Self> {

@@ -86,6 +86,8 @@ pub struct Plan {
     pub turns: u32,
     /// Versions of the programs that take part.
     pub programs: BTreeMap<String, String>,
+    /// Whether the processor of a target is emulated.
+    pub emulated: bool,
     /// What a reader must know beforehand.
     pub notes: Vec<String>,
     /// Where the run file goes.
@@ -182,7 +184,7 @@ impl<'a> Session<'a> {
     fn start(&mut self, index: usize) -> Result<()> {
         let Some(planned) = self.plan.targets.get(index) else { return Ok(()) };
         self.progress.at(&format!("making {} ready", planned.name));
-        if let Some(why) = planned.spec.unavailable() {
+        if let Some(why) = planned.spec.unavailable(self.ground) {
             self.note(index, |target| target.unavailable = Some(why.clone()));
             self.entrants[index].out = true;
             return Ok(());
@@ -320,7 +322,7 @@ fn fresh(plan: &Plan, work: &dyn Work, ground: &Ground<'_>) -> Run {
         question: plan.question,
         started: machine::now(),
         state: State::Running,
-        emulated: false,
+        emulated: plan.emulated,
         command: plan.command.clone(),
         files: plan.files.clone(),
         machine: machine::describe(ground.directory),

@@ -2,23 +2,26 @@
 
 mod device;
 mod dm;
-mod file;
+pub(crate) mod file;
 mod mounts;
 mod servers;
 mod spec;
+pub mod vm;
 mod volume;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 use tempfile::TempDir;
 
 use crate::error::{Context, Error, Result};
 use crate::interrupt::Interrupt;
-use crate::program::{Server, output, shown};
+use crate::program::{Ended, Server, output, run, shown};
 
 pub use mounts::{Kept, Mount};
-pub use spec::{Front, Spec, Variation, Volume, one_less};
+pub use spec::{Front, Settings, Spec, Variation, Volume, one_less};
+pub use vm::{Accel, Guests, Vm};
 
 /// What is needed of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +44,8 @@ pub struct Ground<'a> {
     pub cvmio: &'a Path,
     /// Targets that hold data and may be overwritten, as the user wrote them.
     pub destroy: &'a [String],
+    /// What guests are made of.
+    pub guests: &'a Guests,
     /// Ends everything.
     pub interrupt: &'a Interrupt,
 }
@@ -69,6 +74,8 @@ pub struct Ready {
     pub note: Option<String>,
     /// Bytes that it shows.
     pub size: u64,
+    /// The guest that it is seen from, if not from this machine.
+    pub guest: Option<vm::Guest>,
     // The order in which they are put away: first what stands on the others.
     mounts: Vec<Kept>,
     server: Option<Server>,
@@ -79,13 +86,45 @@ pub struct Ready {
 impl Ready {
     fn new(address: Address, size: u64) -> Self {
         let (commands, mounts, devices) = (Vec::new(), Vec::new(), Vec::new());
-        Self { address, commands, note: None, size, mounts, server: None, devices, place: None }
+        Self { address, commands, note: None, size, guest: None, mounts, server: None, devices, place: None }
     }
 
     /// # Errors
     /// When the server behind it has ended.
     pub fn check(&mut self) -> Result<()> {
         self.server.as_mut().map_or(Ok(()), Server::check)
+    }
+
+    /// Runs a program where the target is seen from, with the file that it reads if it does.
+    ///
+    /// # Errors
+    /// When it cannot be run, or the end was asked for.
+    pub fn run(
+        &mut self,
+        command: &mut Command,
+        file: Option<&Path>,
+        interrupt: &Interrupt,
+    ) -> Result<Ended> {
+        match (&mut self.guest, &mut self.server) {
+            (Some(guest), Some(server)) => {
+                let began = Instant::now();
+                let answer = guest.run(&vm::script(command, file)?, server, interrupt)?;
+                guest.pause()?;
+                Ok(vm::ended(answer, began.elapsed()))
+            }
+            _ => run(command, interrupt),
+        }
+    }
+
+    /// Runs a script in the guest.
+    ///
+    /// # Errors
+    /// When there is no guest, or it does not answer.
+    pub fn script(&mut self, script: &str, interrupt: &Interrupt) -> Result<vm::agent::Answer> {
+        match (&mut self.guest, &mut self.server) {
+            (Some(guest), Some(server)) => guest.run(script, server, interrupt),
+            _ => Err(Error::usage("this target is no virtual machine")),
+        }
     }
 
     /// Makes a file system on it, and mounts that; the directory.
@@ -136,6 +175,7 @@ impl Ready {
 
 impl Drop for Ready {
     fn drop(&mut self) {
+        self.guest = None;
         self.mounts.clear();
         self.server = None;
         self.devices.clear();
@@ -160,12 +200,14 @@ impl Spec {
             Self::QemuLuks => servers::qemu(true, ground),
             Self::DmCrypt => dm::start(false, ground),
             Self::DmIntegrity => dm::start(true, ground),
+            Self::Vm(machine) => vm::start(machine, ground),
         }
     }
 
-    /// Why this kernel cannot have it, whatever is installed.
-    pub fn unavailable(&self) -> Option<String> {
+    /// Why this machine cannot have it, whatever is installed.
+    pub fn unavailable(&self, ground: &Ground<'_>) -> Option<String> {
         match self {
+            Self::Vm(machine) => vm::unavailable(machine, ground.guests, ground.need),
             Self::DmCrypt | Self::DmIntegrity => dm::unavailable(),
             Self::Cvmio(Volume { front: Some(Front::Ublk), .. })
                 if !Path::new("/dev/ublk-control").exists() =>
@@ -186,13 +228,13 @@ impl Spec {
             Self::NbdkitLuks => "nbdkit LUKS".into(),
             Self::Qemu => "qemu file".into(),
             Self::QemuLuks => "qemu LUKS".into(),
-            other => other.to_string().replacen("cvmio:", "cvmio ", 1),
+            other => other.to_string().replacen("cvmio:", "cvmio ", 1).replacen("vm:", "vm ", 1),
         }
     }
 }
 
 /// A private directory in the ground's.
-fn place(ground: &Ground<'_>) -> Result<TempDir> {
+pub(crate) fn place(ground: &Ground<'_>) -> Result<TempDir> {
     let made = TempDir::with_prefix_in("cvmio-bench-", ground.directory);
     made.map_err(|error| {
         Error::usage(format!(

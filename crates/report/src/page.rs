@@ -7,7 +7,7 @@ use std::fmt::Write;
 
 use crate::plot::{Plot, PlotError};
 use crate::question::Question;
-use crate::run::{Metric, Run, State};
+use crate::run::{Run, State};
 use crate::table::{self, Table};
 
 pub use parts::{plots, sentences};
@@ -84,12 +84,13 @@ fn section(run: &Run, options: &Options) -> Result<String, PlotError> {
         Some(question) => list(&question.title(), &question.answer(run, options)),
         None => list("At a glance", &sentences(run, options)),
     };
+    html += &filled(&parts::glance(run, options));
     html += &figures(&plots(run, options))?;
     for metric in table::metrics(run) {
         html += &table::values(run, metric).html();
     }
     if let Some(baseline) = options.baseline(run) {
-        html += &table::ratios(run, baseline).html();
+        html += &filled(&table::ratios(run, baseline));
     }
     if !options.without_papers {
         html += &filled(&parts::papers(run, options));
@@ -145,13 +146,13 @@ fn about(run: &Run) -> String {
     let machine = &run.machine;
     let confidential = machine.confidential.as_deref().unwrap_or("not a confidential guest");
     escape(&format!(
-        "{} · {} · {} cores · {} GiB · Linux {} · {confidential} · {} turns",
+        "{} · {} · {} cores · {} GiB · Linux {} · {confidential} · {}",
         run.started,
         machine.cpu,
         machine.cores,
         machine.memory >> 30,
         machine.kernel,
-        run.turns
+        table::turns(run)
     ))
 }
 
@@ -184,9 +185,4 @@ pub fn markdown(run: &Run, options: &Options) -> String {
         let _ = writeln!(text, "* Not measured: {missing}");
     }
     text
-}
-
-/// The title of a metric's plot.
-fn plot_title(run: &Run, metric: Metric) -> String {
-    if run.emulated { format!("{} ({EMULATED})", metric.title()) } else { metric.title().into() }
 }

@@ -3,7 +3,7 @@
 //! They are in `crates/report/papers/`. A set gives either values, or what the paper's text says of their ratio; where the text can be read in
 //! two ways, `doubt` says how it was read.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
@@ -178,11 +178,33 @@ fn of(paper: &str, set: &Set) -> Vec<Claim> {
     all
 }
 
-/// What the papers' comparisons of a target like this one are about, by the first word of its specification.
-pub fn about(spec: &str) -> Option<&'static str> {
+/// What the papers' comparisons of two targets like these are about, by their specifications.
+pub fn about(baseline: &str, spec: &str) -> Option<&'static str> {
+    if let (Some(base), Some(of)) = (settings(baseline), settings(spec)) {
+        let differs: Vec<&str> = base.symmetric_difference(&of).copied().collect();
+        return match differs.as_slice() {
+            // The papers say what interrupts cost over polling, not what polling gains.
+            ["completion=poll"] if base.contains("completion=poll") => Some("polling"),
+            ["bounce=on"] if of.contains("bounce=on") => Some("bounce-buffer"),
+            ["protect=dm-crypt" | "protect=dm-integrity" | "protect=cvmio"] if base.is_empty() => {
+                Some("encryption")
+            }
+            ["kind=snp" | "kind=tdx"] if of.len() > base.len() => Some("cvm"),
+            _ => None,
+        };
+    }
     match spec.split([':', ',']).next()? {
         "cvmio" | "nbdkit-luks" | "qemu-luks" | "dm-crypt" | "dm-integrity" => Some("encryption"),
         "tmpfs" => Some("tmpfs"),
+        _ => None,
+    }
+}
+
+/// The settings of a virtual machine that are not the usual ones; nothing if it is none.
+fn settings(spec: &str) -> Option<BTreeSet<&str>> {
+    match spec.split_once(':') {
+        None if spec == "vm" => Some(BTreeSet::new()),
+        Some(("vm", settings)) => Some(settings.split(',').collect()),
         _ => None,
     }
 }
@@ -224,6 +246,19 @@ mod tests {
         let read = find("5.1, RQ4", "SEV-SNP", "bandwidth-read");
         assert!(near(read.ratio, 1.0 / 2.89) && read.doubt.is_some());
         assert!(near(find("5.1; figure 3", "4 KiB", "in-memory-write-4k").ratio, 71.0));
+    }
+
+    #[test]
+    fn machines_are_compared_by_the_setting_in_which_they_differ() {
+        assert_eq!(about("vm:completion=poll", "vm"), Some("polling"));
+        assert_eq!(about("vm", "vm:completion=poll"), None);
+        assert_eq!(about("vm:disk=nvme", "vm:disk=nvme,bounce=on"), Some("bounce-buffer"));
+        assert_eq!(about("vm", "vm:protect=dm-crypt"), Some("encryption"));
+        assert_eq!(about("vm", "vm:disk=nvme,protect=dm-crypt"), None);
+        assert_eq!(
+            (about("vm", "vm:kind=snp"), about("/srv", "qemu-luks")),
+            (Some("cvm"), Some("encryption"))
+        );
     }
 
     #[test]

@@ -71,8 +71,16 @@ impl Table {
     /// For a page, in a box that scrolls by itself where the page is narrow.
     pub fn html(&self) -> String {
         let row = |cells: &Vec<String>, tag: &str| {
-            let cells: String =
-                cells.iter().map(|cell| format!("<{tag}>{}</{tag}>", crate::page::escape(cell))).collect();
+            let one = |cell: &String| {
+                // What is better or worse is seen before it is read.
+                let class = match cell.rsplit(' ').next() {
+                    Some("better") => " class=\"better\"",
+                    Some("worse") => " class=\"worse\"",
+                    _ => "",
+                };
+                format!("<{tag}{class}>{}</{tag}>", crate::page::escape(cell))
+            };
+            let cells: String = cells.iter().map(one).collect();
             format!("<tr>{cells}</tr>\n")
         };
         let body: String = self.rows.iter().map(|cells| row(cells, "td")).collect();
@@ -107,15 +115,29 @@ pub fn unit(run: &Run, metric: Metric) -> Unit {
     Unit::of(metric, Summary::of(values).map_or(0.0, |summary| summary.median.value))
 }
 
+/// How many turns there were.
+pub fn turns(run: &Run) -> String {
+    match run.turns {
+        1 => "1 turn".into(),
+        more => format!("{more} turns"),
+    }
+}
+
+/// What stands in the caption of each table of figures from an emulated machine.
+fn warning(emulated: bool) -> String {
+    if emulated { format!(" ({})", crate::page::EMULATED) } else { String::new() }
+}
+
 /// The values of one metric: a row for each case, a column for each target.
 pub fn values(run: &Run, metric: Metric) -> Table {
     let unit = unit(run, metric);
     let better = if metric.more_is_better() { "higher" } else { "lower" };
     let caption = format!(
-        "{} in {}: median and spread of {} turns; {better} is better",
+        "{} in {}: median and spread of {}; {better} is better{}",
         metric.title(),
         unit.name,
-        run.turns
+        turns(run),
+        warning(run.emulated)
     );
     let mut table = Table::new(caption, &["case"]);
     table.head.extend(run.targets.iter().map(|target| target.name.clone()));
@@ -136,7 +158,8 @@ pub fn values(run: &Run, metric: Metric) -> Table {
 
 /// What each target makes of the baseline: the ratios with their intervals.
 pub fn ratios(run: &Run, baseline: &str) -> Table {
-    let caption = format!("Ratio to {baseline}, with 95 % interval over the pairs of turns");
+    let caption =
+        format!("Ratio to {baseline}, with 95 % interval over the pairs of turns{}", warning(run.emulated));
     let head = ["case", "target", "here", baseline, "ratio", "95 % interval", "verdict"];
     let mut table = Table::new(caption, &head);
     for comparison in comparisons(run, baseline) {
@@ -156,8 +179,14 @@ pub fn comparisons(run: &Run, baseline: &str) -> Vec<Comparison> {
 
 /// Two runs: each target of the second against itself in the first.
 pub fn across(first: &Run, second: &Run) -> Table {
-    let caption =
-        format!("{} ({}) against {} ({})", second.title, second.started, first.title, first.started);
+    let caption = format!(
+        "{} ({}) against {} ({}){}",
+        second.title,
+        second.started,
+        first.title,
+        first.started,
+        warning(first.emulated || second.emulated)
+    );
     let head = ["case", "target", "second", "first", "ratio", "95 % interval", "verdict"];
     let mut table = Table::new(caption, &head);
     for comparison in compare::runs(first, second) {

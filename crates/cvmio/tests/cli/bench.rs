@@ -1,4 +1,4 @@
-//! `cvmio bench volume` in all its cases; `cvmio bench nbd` with the real servers and clients, and what it leaves behind;
+//! `cvmio bench volume` in all its cases; `cvmio bench fio` with the real servers and clients, and what it leaves behind;
 //! `cvmio bench upkeep`; `cvmio bench attach`.
 
 use std::fs;
@@ -27,36 +27,60 @@ fn at_work(here: &str, word: &str) -> usize {
     fs::read_dir("/proc").unwrap().flatten().filter(is_one).count()
 }
 
+/// All front ends that need no driver of the kernel's own, on what a user has: the programs of Debian, and a volume by its command line.
 #[test]
-fn every_peer_takes_its_turns_and_nothing_is_left() {
+fn a_volume_in_each_front_end_and_its_peers_take_turns_and_nothing_is_left() {
     if let Some(missing) = missing() {
         return tell_skipped(&format!("there is no {missing}"));
     }
     let desk = Desk::new();
-    let command =
-        "bench nbd --dir . --size 16 --turns 2 --seconds 0.2 --cases randread-4k-q8,seqwrite-64k-q4 --json";
-    let said = desk.done(command);
-    let rows: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let subjects: Vec<_> =
-        rows.iter().map(|row| (row["case"].as_str().unwrap(), row["peer"].as_str().unwrap())).collect();
-    let peers = ["nbdkit-file", "nbdkit-luks", "qemu-raw", "qemu-luks"];
-    let expected: Vec<_> = ["randread-4k-q8", "seqwrite-64k-q4"]
-        .into_iter()
-        .flat_map(|case| peers.map(|peer| (case, peer)))
-        .collect();
-    assert_eq!(subjects, expected);
-    for row in &rows {
-        let number = |key: &str| row[key].as_f64().unwrap_or_else(|| panic!("{key} in {row}"));
-        assert!(number("peer-speed") > 0.0 && number("cvmio-speed") > 0.0, "{row}");
-        assert!(
-            number("peer-p50") <= number("peer-p99") && number("cvmio-p50") <= number("cvmio-p99"),
-            "{row}"
-        );
-        assert!(number("ratio-low") <= number("ratio") && number("ratio") <= number("ratio-high"), "{row}");
-    }
+    let fuse = fs::File::options().read(true).write(true).open("/dev/fuse").is_ok();
+    let loops = fuse && fs::File::open("/dev/loop-control").is_ok();
+    let mut fronts = vec!["cvmio", "cvmio:suite=aegis-128x2,level=off", "cvmio:level=off,integrity=off"];
+    fronts.extend(fuse.then_some("cvmio:front=fuse"));
+    fronts.extend(loops.then_some("cvmio:front=loop"));
+    let peers = ["nbdkit", "nbdkit-luks", "qemu", "qemu-luks"];
+    let targets: String = fronts.iter().chain(&peers).map(|target| format!(" --target {target}")).collect();
+    desk.done(&format!(
+        "bench fio --dir . --size 16M --turns 1 --seconds 0.2 --warm-up 0 --only latency-randwrite --out run.json{targets}"
+    ));
+    let run: Value = serde_json::from_slice(&fs::read(desk.path("run.json")).unwrap()).unwrap();
+    assert_eq!((&run["state"], &run["failures"]), (&"complete".into(), &Value::Array(Vec::new())));
+    let measured: Vec<&str> =
+        run["samples"].as_array().unwrap().iter().map(|sample| sample["target"].as_str().unwrap()).collect();
+    // And the control.
+    assert_eq!(measured.len(), fronts.len() + peers.len() + 1, "{measured:?}");
+    assert!(run["programs"]["cvmio"].as_str().unwrap().starts_with("cvmio "), "{}", run["programs"]);
+    let said = desk.done("bench compare run.json");
+    assert!(said.contains("qemu LUKS") && said.contains("cvmio front=fuse") == fuse, "{said}");
     let here = desk.path("").display().to_string();
     assert_eq!(at_work(&here, ""), 0, "no server is left");
     assert!(!sh(&format!("ls -a {here}")).contains("cvmio-bench-"), "its files are gone");
+    assert!(!sh("cat /proc/mounts").contains(&here), "no mount is left");
+}
+
+#[test]
+fn a_missing_and_an_old_fio_are_named() {
+    let desk = Desk::new();
+    let programs = desk.path("programs");
+    fs::create_dir(&programs).unwrap();
+    let said = || {
+        let bench = Command::new(crate::common::programs::cvmio())
+            .args(["bench", "fio", "--target=tmpfs", "--size=16M", "--out"])
+            .arg(desk.path("run.json"))
+            .env("PATH", &programs)
+            .output()
+            .unwrap();
+        assert_eq!(bench.status.code(), Some(2));
+        String::from_utf8_lossy(&bench.stderr).into_owned()
+    };
+    let missing = said();
+    assert!(missing.contains("fio is not installed") && missing.contains("package fio"), "{missing}");
+    fs::write(programs.join("fio"), "#!/bin/sh\necho fio-2.21\n").unwrap();
+    sh(&format!("chmod +x {}", programs.join("fio").display()));
+    let old = said();
+    assert!(old.contains("fio-2.21 is too old") && old.contains("3.16"), "{old}");
+    assert!(!desk.path("run.json").exists());
 }
 
 /// Ends with the test, also when that fails.
@@ -79,7 +103,22 @@ fn an_interrupt_puts_everything_away_at_once() {
     let desk = Desk::new();
     let here = desk.path("").display().to_string();
     let bench = Command::new(crate::common::programs::cvmio())
-        .args(["bench", "nbd", "--peers=nbdkit-file,qemu-luks", "--size=16", "--seconds=600", "--dir", &here])
+        .args([
+            "bench",
+            "fio",
+            "--target=nbdkit",
+            "--target=cvmio",
+            "--target=qemu-luks",
+            "--only=latency-read",
+        ])
+        .args([
+            "--size=16M",
+            "--seconds=600",
+            "--out",
+            &desk.path("run.json").display().to_string(),
+            "--dir",
+            &here,
+        ])
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -93,7 +132,9 @@ fn an_interrupt_puts_everything_away_at_once() {
     wait_for("its end", || child.try_wait().unwrap().is_some());
     let output = bench.0.take().unwrap().wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("everything was put away"));
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("cvmio bench resume"), "{said}");
     assert_eq!(at_work(&here, ""), 0, "no server is left");
     assert!(!sh(&format!("ls -a {here}")).contains("cvmio-bench-"), "its files are gone");
 }

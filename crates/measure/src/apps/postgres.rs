@@ -6,9 +6,9 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::Command;
 
-use super::{Place, command, find};
+use super::{Place, command};
 use crate::error::{Context, Error, Result};
-use crate::program::{Server, output};
+use crate::program::{Server, find, output};
 use crate::session::Measured;
 
 /// PostgreSQL refuses to run as root; the user that Debian makes for it.

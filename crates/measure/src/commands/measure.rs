@@ -16,7 +16,7 @@ use crate::fio::{Fio, Job, Scale, Set, open_loop};
 use crate::interrupt::Interrupt;
 use crate::program::version;
 use crate::session::{self, Plan, Work};
-use crate::target::Ground;
+use crate::target::{Accel, Ground, Spec};
 
 /// fio on each target, in turns
 ///
@@ -73,7 +73,7 @@ pub struct AppsArgs {
     #[expect(missing_docs, reason = "it has its own")]
     pub targets: TargetArgs,
     /// What is run
-    #[arg(long, value_enum, value_delimiter = ',', default_values = ["sqlite", "redis", "postgres", "tar", "lz4"])]
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["sqlite", "redis", "rocksdb", "postgres", "tar", "lz4"])]
     pub apps: Vec<App>,
     /// Inserts of sqlite, each a transaction; also the operations of its mix
     #[arg(long, default_value_t = 2500, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
@@ -81,6 +81,12 @@ pub struct AppsArgs {
     /// Requests of redis-benchmark
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub requests: u32,
+    /// Records of 1000 bytes that RocksDB holds
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(3..))]
+    pub records: u32,
+    /// Operations of each of RocksDB's mixes
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub operations: u32,
     /// Seconds of pgbench
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86400))]
     pub seconds: u32,
@@ -103,17 +109,33 @@ pub struct Order {
     /// What is left out, and why.
     missing: Vec<String>,
     question: Option<u8>,
+    /// The run's title, if it is not the work's.
+    title: Option<String>,
 }
 
 impl Order {
     /// A command as it was typed.
     pub fn new(words: Vec<String>, cvmio: PathBuf) -> Self {
-        Self { words, cvmio, files: None, before: None, out: None, missing: Vec::new(), question: None }
+        Self {
+            words,
+            cvmio,
+            files: None,
+            before: None,
+            out: None,
+            missing: Vec::new(),
+            question: None,
+            title: None,
+        }
     }
 
     /// The same, for a research question.
     pub fn asking(self, question: u8) -> Self {
         Self { question: Some(question), ..self }
+    }
+
+    /// The same, with another title.
+    pub fn titled(self, title: &str) -> Self {
+        Self { title: Some(title.into()), ..self }
     }
 }
 
@@ -161,12 +183,14 @@ pub fn apps(args: &AppsArgs, order: Order) -> Result<()> {
     let sizes = Sizes {
         inserts: args.inserts,
         requests: args.requests,
+        records: args.records,
+        operations: args.operations,
         seconds: args.seconds,
         tree: args.tree.clone(),
         project: args.project.clone(),
         memory: MEMORY,
     };
-    let (work, missing) = Apps::new(&args.apps, sizes);
+    let (work, missing) = Apps::new(&args.apps, sizes, &interrupt)?;
     if work.is_empty() {
         return Err(Error::usage(format!("nothing can be run: {}", missing.join("; "))));
     }
@@ -206,7 +230,10 @@ fn jobs(args: &FioArgs) -> Result<Vec<Job>> {
 }
 
 /// Measures what a plan says, and tells what came out.
-fn carry_out(
+///
+/// # Errors
+/// When nothing can be measured.
+pub fn carry_out(
     args: &TargetArgs,
     order: Order,
     title: String,
@@ -228,9 +255,18 @@ fn carry_out(
     if let Some(version) = version(&order.cvmio.to_string_lossy(), interrupt) {
         programs.insert("cvmio".into(), version);
     }
+    let title = order.title.unwrap_or(title);
     let out = order.out.or_else(|| args.out.clone()).unwrap_or_else(|| default_out(&title));
     let control = !args.no_control;
-    let (command, notes) = (order.words, order.missing);
+    let (command, mut notes) = (order.words, order.missing);
+    let guests = targets.iter().any(|target| matches!(target.spec, Spec::Vm(_)));
+    if let Some(version) = guests.then(|| version(&args.guests.qemu, interrupt)).flatten() {
+        programs.insert("qemu".into(), version);
+    }
+    let emulated = guests && args.guests.accel() == Accel::Tcg;
+    if emulated {
+        notes.push("The guests' processors are emulated, since this machine has no KVM: their figures show that it works, not how fast it is.".into());
+    }
     let turns = args.turns;
     let question = order.question;
     let title = question.and_then(Question::of).map_or(title, Question::title);
@@ -244,6 +280,7 @@ fn carry_out(
         control,
         turns,
         programs,
+        emulated,
         notes,
         out: out.clone(),
     };
@@ -257,6 +294,7 @@ fn carry_out(
         size: args.size,
         cvmio,
         destroy: &args.destroy_data,
+        guests: &args.guests,
         interrupt,
     };
     tell_duration(&plan, work);
@@ -348,6 +386,8 @@ fn repeat(path: &Path, order: Order) -> Result<()> {
         Measure::Fio(args) => fio(&args, order),
         Measure::Apps(args) => apps(&args, order),
         Measure::Rq(args) => super::rq::rq(&args, order),
+        Measure::Vm(args) => super::vm::vm(&args, order),
+        Measure::Breakdown(args) => super::breakdown::breakdown(&args, order),
         _ => Err(Error::usage(format!("{}: its command measures nothing", path.display()))),
     }
 }

@@ -6,16 +6,17 @@ use clap::Args;
 
 use crate::error::{Error, Result};
 use crate::session::Planned;
-use crate::target::{Spec, Variation, Volume, one_less};
+use crate::target::{Guests, Spec, Variation, Vm, Volume, one_less};
 
 /// What is measured, where, and how often.
 #[derive(Args, Debug, Clone)]
 pub struct TargetArgs {
     /// What is measured; once for each. A directory (a file is made in it), an existing file or block device, an NBD address, tmpfs,
-    /// cvmio[:SETTING=VALUE,...], nbdkit, nbdkit-luks, qemu, qemu-luks, dm-crypt, dm-integrity [default: the directory of --dir, and cvmio]
+    /// cvmio[:SETTING=VALUE,...], nbdkit, nbdkit-luks, qemu, qemu-luks, dm-crypt, dm-integrity, vm[:SETTING=VALUE,...] [default: the directory
+    /// of --dir, and cvmio]
     #[arg(long = "target", value_name = "TARGET")]
     pub targets: Vec<Spec>,
-    /// Measure each cvmio target with all values of these settings, as in suite=aes-256-gcm,aegis-128x2,level=strict,off
+    /// Measure each cvmio or vm target with all values of these settings, as in suite=aes-256-gcm,aegis-128x2,level=strict,off
     #[arg(long, value_name = "SETTING=VALUE,...", conflicts_with = "one_less")]
     pub vary: Option<Variation>,
     /// Measure each cvmio target with all protections, and with one taken away at a time
@@ -25,7 +26,7 @@ pub struct TargetArgs {
     #[arg(long, default_value = ".")]
     pub dir: PathBuf,
     /// Bytes of each target that are used, as 512M or 4G
-    #[arg(long, default_value = "1G", value_parser = parse_size)]
+    #[arg(long, default_value = "1G", value_parser = crate::size::parse)]
     pub size: u64,
     /// How often each target has its turn at each case
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -42,25 +43,9 @@ pub struct TargetArgs {
     /// Where the run file goes [default: one named by the time]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-}
-
-/// A size in bytes, with K, M, G or T for powers of 1024.
-///
-/// # Errors
-/// When it is none, or less than 1 MiB.
-pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
-    let wrong = || format!("`{text}` is no size; one is 512M or 4G");
-    let (digits, shift) = match text.char_indices().last() {
-        Some((at, 'K' | 'k')) => (&text[..at], 10),
-        Some((at, 'M' | 'm')) => (&text[..at], 20),
-        Some((at, 'G' | 'g')) => (&text[..at], 30),
-        Some((at, 'T' | 't')) => (&text[..at], 40),
-        _ => (text, 0),
-    };
-    let bytes =
-        digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift)).ok_or_else(wrong)?;
-    // Sizes that a volume cannot have are found out by the volume.
-    if bytes < 1 << 20 { Err(format!("{text}: at least 1M is needed")) } else { Ok(bytes - bytes % 4096) }
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "it has its own")]
+    pub guests: Guests,
 }
 
 impl TargetArgs {
@@ -73,9 +58,13 @@ impl TargetArgs {
         if specs.is_empty() {
             specs = vec![Spec::Path(self.dir.clone()), Spec::Cvmio(Volume::default())];
         }
-        let varied = self.vary.is_some() || self.one_less;
-        if varied && !specs.iter().any(|spec| matches!(spec, Spec::Cvmio(_))) {
-            return Err(Error::usage("only cvmio targets have settings to vary; add --target cvmio"));
+        let volumes = self.one_less || self.vary.as_ref().is_some_and(Variation::concerns::<Volume>);
+        if volumes && !specs.iter().any(|spec| matches!(spec, Spec::Cvmio(_))) {
+            return Err(Error::usage("only cvmio targets have these settings to vary; add --target cvmio"));
+        }
+        let machines = self.vary.as_ref().is_some_and(Variation::concerns::<Vm>);
+        if machines && !specs.iter().any(|spec| matches!(spec, Spec::Vm(_))) {
+            return Err(Error::usage("only vm targets have these settings to vary; add --target vm"));
         }
         let specs = specs.iter().flat_map(|spec| match spec {
             Spec::Cvmio(volume) => {
@@ -85,6 +74,10 @@ impl TargetArgs {
                     None => vec![volume.clone()],
                 };
                 all.into_iter().map(Spec::Cvmio).collect()
+            }
+            Spec::Vm(vm) => {
+                let all = self.vary.as_ref().map_or_else(|| vec![vm.clone()], |variation| variation.of(vm));
+                all.into_iter().map(Spec::Vm).collect()
             }
             other => vec![other.clone()],
         });
@@ -144,20 +137,15 @@ mod tests {
         assert_eq!(names, ["tmpfs", "tmpfs (2)", "cvmio"]);
         assert_eq!(baseline, "cvmio");
         assert_eq!(plan("--target cvmio --one-less").unwrap().0.len(), 4);
+        let (names, _) = plan("--target vm --target tmpfs --vary disk=virtio-blk,nvme,cache=on,off").unwrap();
+        assert_eq!(names, ["vm cache=on", "vm", "vm disk=nvme,cache=on", "vm disk=nvme", "tmpfs"]);
     }
 
     #[test]
     fn a_plan_that_makes_no_sense_is_refused() {
         assert!(plan("--target tmpfs --baseline qemu").unwrap_err().to_string().contains("there are tmpfs"));
         assert!(plan("--target tmpfs --one-less").is_err());
-    }
-
-    #[test]
-    fn sizes() {
-        assert_eq!(parse_size("16M").unwrap(), 16 << 20);
-        assert_eq!(parse_size("1048577").unwrap(), 1 << 20);
-        for bad in ["", "G", "1X", "4K", "99999999999T"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
-        }
+        assert!(plan("--target cvmio --vary disk=nvme").unwrap_err().to_string().contains("--target vm"));
+        assert!(plan("--target vm --vary level=off").unwrap_err().to_string().contains("--target cvmio"));
     }
 }

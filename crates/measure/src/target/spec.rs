@@ -1,9 +1,11 @@
 //! What can be measured, as it is written on the command line.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+
+use super::vm::Vm;
 
 /// How a cvm-io volume is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,15 +67,45 @@ impl Default for Volume {
     }
 }
 
-/// The settings of a volume, for messages.
-const KEYS: &str = "suite, level, anchor, front, confidentiality, integrity, buffered, block-cache";
+/// What has settings that can be varied.
+pub trait Settings: Clone {
+    /// Their names.
+    const KEYS: &'static [&'static str];
+    /// What has them, for messages.
+    const WHAT: &'static str;
 
-impl Volume {
     /// Changes one setting.
     ///
     /// # Errors
     /// When there is no such setting, or no such value.
-    pub fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+    fn set(&mut self, key: &str, value: &str) -> Result<(), String>;
+
+    /// That there is no such setting.
+    fn unknown(key: &str) -> String {
+        format!("{} has no setting `{key}`; it has {}", Self::WHAT, Self::KEYS.join(", "))
+    }
+
+    /// Changes settings, as `KEY=VALUE,KEY=VALUE`.
+    ///
+    /// # Errors
+    /// When it is not written so, or there is no such setting, or no such value.
+    fn read(mut self, settings: &str) -> Result<Self, String> {
+        for setting in settings.split(',') {
+            let (key, value) = setting
+                .split_once('=')
+                .ok_or_else(|| format!("`{setting}` is no setting; one is KEY=VALUE"))?;
+            self.set(key, value)?;
+        }
+        Ok(self)
+    }
+}
+
+impl Settings for Volume {
+    const KEYS: &'static [&'static str] =
+        &["suite", "level", "anchor", "front", "confidentiality", "integrity", "buffered", "block-cache"];
+    const WHAT: &'static str = "a volume";
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         let switch = || match value {
             "on" => Ok(true),
             "off" => Ok(false),
@@ -94,7 +126,7 @@ impl Volume {
             "integrity" => self.integrity = switch()?,
             "buffered" => self.buffered = switch()?,
             "block-cache" => self.block_cache = Some(value.into()),
-            _ => return Err(format!("a volume has no setting `{key}`; it has {KEYS}")),
+            _ => return Err(Self::unknown(key)),
         }
         Ok(())
     }
@@ -123,11 +155,13 @@ pub enum Spec {
     DmCrypt,
     /// dm-crypt with dm-integrity.
     DmIntegrity,
+    /// The disk of a virtual machine, from within.
+    Vm(Vm),
 }
 
 /// What a target may be, for messages.
 const KINDS: &str = "a path, an NBD address (nbd://HOST or nbd+unix:///?socket=PATH), tmpfs, cvmio[:SETTING=VALUE,...], nbdkit, nbdkit-luks, \
-                     qemu, qemu-luks, dm-crypt or dm-integrity";
+                     qemu, qemu-luks, dm-crypt, dm-integrity or vm[:SETTING=VALUE,...]";
 
 impl FromStr for Spec {
     type Err = String;
@@ -142,24 +176,16 @@ impl FromStr for Spec {
             "qemu-luks" => Self::QemuLuks,
             "dm-crypt" => Self::DmCrypt,
             "dm-integrity" => Self::DmIntegrity,
+            "vm" => Self::Vm(Vm::default()),
             _ if text.starts_with("nbd://") || text.starts_with("nbd+unix://") => Self::Nbd(text.into()),
             _ if text.starts_with('/') || text.starts_with('.') => Self::Path(text.into()),
-            _ => match text.strip_prefix("cvmio:") {
-                Some(settings) => Self::Cvmio(volume(settings)?),
-                None => return Err(format!("`{text}` is no target; a target is {KINDS}")),
+            _ => match text.split_once(':') {
+                Some(("cvmio", settings)) => Self::Cvmio(Volume::default().read(settings)?),
+                Some(("vm", settings)) => Self::Vm(Vm::default().read(settings)?),
+                _ => return Err(format!("`{text}` is no target; a target is {KINDS}")),
             },
         })
     }
-}
-
-fn volume(settings: &str) -> Result<Volume, String> {
-    let mut volume = Volume::default();
-    for setting in settings.split(',') {
-        let (key, value) =
-            setting.split_once('=').ok_or_else(|| format!("`{setting}` is no setting; one is KEY=VALUE"))?;
-        volume.set(key, value)?;
-    }
-    Ok(volume)
 }
 
 impl fmt::Display for Volume {
@@ -196,11 +222,12 @@ impl fmt::Display for Spec {
             Self::QemuLuks => f.write_str("qemu-luks"),
             Self::DmCrypt => f.write_str("dm-crypt"),
             Self::DmIntegrity => f.write_str("dm-integrity"),
+            Self::Vm(vm) => vm.fmt(f),
         }
     }
 }
 
-/// The values that settings of a volume go through.
+/// The values that settings of volumes and virtual machines go through.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Variation(Vec<(String, Vec<String>)>);
 
@@ -222,29 +249,43 @@ impl FromStr for Variation {
             }
         }
         // A mistake is found here, not after an hour.
-        let mut probe = Volume::default();
-        let mut seen = BTreeMap::new();
+        let (mut volume, mut vm) = (Volume::default(), Vm::default());
+        let mut seen = BTreeSet::new();
         for (key, values) in &all {
-            if seen.insert(key.clone(), ()).is_some() {
+            if !seen.insert(key.clone()) {
                 return Err(format!("`{key}` is there twice"));
             }
-            values.iter().try_for_each(|value| probe.set(key, value))?;
+            if !Self::concerns_key::<Volume>(key) && !Self::concerns_key::<Vm>(key) {
+                return Err(format!("{}; {}", Volume::unknown(key), Vm::unknown(key)));
+            }
+            for value in values {
+                if Self::concerns_key::<Vm>(key) { vm.set(key, value) } else { volume.set(key, value) }?;
+            }
         }
         Ok(Self(all))
     }
 }
 
 impl Variation {
-    /// The product of all values, on top of a volume.
-    pub fn of(&self, volume: &Volume) -> Vec<Volume> {
-        let mut all = vec![volume.clone()];
-        for (key, values) in &self.0 {
-            let with = |volume: &Volume| {
+    fn concerns_key<S: Settings>(key: &str) -> bool {
+        S::KEYS.contains(&key)
+    }
+
+    /// Whether one of the settings is of this kind of target.
+    pub fn concerns<S: Settings>(&self) -> bool {
+        self.0.iter().any(|(key, _)| Self::concerns_key::<S>(key))
+    }
+
+    /// The product of all values of the settings that a target of this kind has, on top of one.
+    pub fn of<S: Settings>(&self, target: &S) -> Vec<S> {
+        let mut all = vec![target.clone()];
+        for (key, values) in self.0.iter().filter(|(key, _)| Self::concerns_key::<S>(key)) {
+            let with = |target: &S| {
                 let one = |value: &String| {
-                    let mut volume = volume.clone();
+                    let mut target = target.clone();
                     // Parsing tried each setting.
-                    let _ = volume.set(key, value);
-                    volume
+                    let _ = target.set(key, value);
+                    target
                 };
                 values.iter().map(one).collect::<Vec<_>>()
             };
@@ -298,6 +339,11 @@ mod tests {
             let error = text.parse::<Spec>().unwrap_err();
             assert!(error.contains(word), "{error}");
         }
+        let said = "colour=red".parse::<Variation>().unwrap_err();
+        assert!(
+            said.contains("a volume has no setting") && said.contains("a virtual machine has no"),
+            "{said}"
+        );
         assert!("aes".parse::<Variation>().is_err() && "level=off,level=off".parse::<Variation>().is_err());
     }
 
@@ -314,6 +360,15 @@ mod tests {
                 "cvmio:suite=aegis-128x2,level=off"
             ]
         );
+    }
+
+    #[test]
+    fn a_variation_of_machines_leaves_volumes_alone() {
+        let variation: Variation = "cache=on,off,disk=nvme".parse().unwrap();
+        assert!(variation.concerns::<Vm>() && !variation.concerns::<Volume>());
+        let names: Vec<String> = variation.of(&Vm::default()).iter().map(Vm::to_string).collect();
+        assert_eq!(names, ["vm:disk=nvme,cache=on", "vm:disk=nvme"]);
+        assert_eq!(variation.of(&Volume::default()).len(), 1);
     }
 
     #[test]

@@ -26,7 +26,7 @@ fn every_application_runs_or_is_named_with_its_package() {
     fs::write(project.join("x.c"), "int main(void) { return 0; }\n").unwrap();
     fs::write(project.join("Makefile"), "x: x.c\n\tcc -o x x.c\n").unwrap();
     let line = "apps --dir DIR --size 160M --target DIR --target tmpfs --turns 1 --no-control --out DIR/run.json \
-                --apps sqlite,redis,postgres,tar,lz4,compile,memory --inserts 20 --requests 200 --seconds 1 \
+                --apps sqlite,redis,rocksdb,postgres,tar,lz4,compile,memory --inserts 20 --requests 200 --records 500 --operations 200 --seconds 1 \
                 --tree DIR/project --project DIR/project";
     bench.run(line).unwrap();
     let run = bench.result("run.json");
@@ -34,6 +34,17 @@ fn every_application_runs_or_is_named_with_its_package() {
     for (word, cases) in [
         ("sqlite", &["sqlite-insert", "sqlite-read-mix"][..]),
         ("redis", &["redis-set", "redis-get"]),
+        (
+            "rocksdb",
+            &[
+                "rocksdb-read-update",
+                "rocksdb-read-mostly",
+                "rocksdb-read-insert",
+                "rocksdb-read-modify-write",
+                "rocksdb-update-insert",
+                "rocksdb-read-only",
+            ],
+        ),
         ("postgres", &["postgres-pgbench"]),
         ("tar", &["tar-gzip-compress", "tar-gzip-extract"]),
         ("lz4", &["lz4-compress", "lz4-extract"]),

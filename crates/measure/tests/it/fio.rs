@@ -8,7 +8,7 @@ use measure::error::Kind;
 use measure::fio::{Fio, Scale, Set};
 use measure::interrupt::Interrupt;
 use measure::session::{self, Plan, Planned};
-use measure::target::{Ground, Need, Spec};
+use measure::target::{Ground, Guests, Need, Spec};
 use report::run::State;
 
 use super::{Bench, SMALL};
@@ -138,6 +138,7 @@ fn what_was_measured_before_an_interrupt_is_kept_and_gone_on_from() {
         control: false,
         turns: 8,
         programs: Default::default(),
+        emulated: false,
         notes: Vec::new(),
         out: bench.path("run.json"),
     };
@@ -147,6 +148,7 @@ fn what_was_measured_before_an_interrupt_is_kept_and_gone_on_from() {
         size: scale.size,
         cvmio: "cvmio".as_ref(),
         destroy: &[],
+        guests: &Guests::default(),
         interrupt: &interrupt,
     };
     let cut = thread::scope(|scope| {

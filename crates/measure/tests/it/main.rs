@@ -1,6 +1,7 @@
 //! Measuring on tiny sizes: that every job runs, that mistakes are told, and that nothing is lost. What the figures are is not looked at.
 
 mod apps;
+mod devices;
 mod fio;
 mod refusals;
 

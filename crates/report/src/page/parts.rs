@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::{EMULATED, Options, escape, plot_title};
+use super::{EMULATED, Options, escape};
 use crate::compare::{self, Comparison, Verdict};
 use crate::figure::{interval, number, percent};
 use crate::papers;
@@ -58,7 +58,7 @@ fn absolute(run: &Run, metric: Metric) -> Plot {
         Some(Bar { series, value, low, high })
     };
     Plot {
-        title: plot_title(run, metric),
+        title: metric.title().into(),
         note: format!("{}, median with interval; {}", unit.name, direction(metric)),
         warning: warning(run),
         series: names(run),
@@ -101,6 +101,34 @@ pub fn plots_between(first: &Run, second: &Run) -> Vec<Plot> {
         }
     };
     table::metrics(first).into_iter().map(of).filter(|plot| !plot.groups.is_empty()).collect()
+}
+
+/// Each target against the baseline, one cell for all cases of a metric: the geometric mean of their ratios, and their verdict if they agree.
+pub fn glance(run: &Run, options: &Options) -> Table {
+    let Some(baseline) = options.baseline(run) else { return Table::default() };
+    let all = table::comparisons(run, baseline);
+    let warning = warning(run).map(|text| format!(" ({text})")).unwrap_or_default();
+    let caption = format!("Ratio to {baseline}, mean of all cases{warning}");
+    let mut table = Table::new(caption, &["target"]);
+    let metrics = table::metrics(run);
+    table.head.extend(metrics.iter().map(|metric| metric.title().to_string()));
+    for target in run.targets.iter().filter(|target| target.name != baseline && target.control_of.is_none()) {
+        let cell = |metric: &Metric| {
+            let of = |one: &&Comparison| one.subject == target.name && one.metric == *metric;
+            let own: Vec<&Comparison> = all.iter().filter(of).collect();
+            let Some(first) = own.first() else { return "-".to_string() };
+            let count = f64::from(u32::try_from(own.len()).unwrap_or(u32::MAX));
+            let mean = (own.iter().map(|one| one.ratio.value.ln()).sum::<f64>() / count).exp();
+            let agree = own.iter().all(|one| one.verdict == first.verdict);
+            format!("{} {}", number(mean), if agree { first.verdict.text() } else { "mixed" })
+        };
+        let mut row = vec![target.name.clone()];
+        row.extend(metrics.iter().map(cell));
+        if row.iter().skip(1).any(|cell| cell != "-") {
+            table.rows.push(row);
+        }
+    }
+    table
 }
 
 /// What follows from a run, computed from its samples.
@@ -165,13 +193,14 @@ pub fn papers(run: &Run, options: &Options) -> Table {
     let head = ["case", "here", "ratio here", "paper", "there", "ratio there", "as stated", "doubt"];
     let mut table = Table::new("Beside the papers (their machines, their units)", &head);
     let Some(baseline) = options.baseline(run) else { return table };
+    let base = run.target(baseline).map_or("", |target| target.spec.as_str());
     let claims = papers::claims();
     for comparison in table::comparisons(run, baseline) {
         let Some(target) = run.target(&comparison.subject).filter(|target| target.control_of.is_none())
         else {
             continue;
         };
-        let Some(about) = papers::about(&target.spec) else { continue };
+        let Some(about) = papers::about(base, &target.spec) else { continue };
         let fits = |claim: &&papers::Claim| claim.case == comparison.case && claim.about == about;
         for claim in claims.iter().filter(fits) {
             table.rows.push(vec![
@@ -192,7 +221,10 @@ pub fn papers(run: &Run, options: &Options) -> Table {
 /// The papers' findings in words that concern the run's targets.
 pub fn statements(run: &Run) -> Vec<String> {
     let scm = run.cases.iter().any(|case| case.name.starts_with("scm-"));
-    let mut topics: Vec<&str> = run.targets.iter().filter_map(|target| papers::about(&target.spec)).collect();
+    let base = run.baseline.as_deref().and_then(|name| run.target(name));
+    let base = base.map_or("", |target| target.spec.as_str());
+    let mut topics: Vec<&str> =
+        run.targets.iter().filter_map(|target| papers::about(base, &target.spec)).collect();
     topics.extend(scm.then_some("scm"));
     let concerns = |statement: &papers::Statement| topics.contains(&statement.about.as_str());
     let all = papers::statements().into_iter().filter(concerns);

@@ -2,9 +2,9 @@
 
 /// Plots carry their colours as attributes of SVG elements; rules that name these attributes replace them on a dark page.
 pub const CSS: &str = "
-:root { --ink: #24292f; --muted: #57606a; --faint: #d0d7de; --back: #ffffff; --box: #f6f8fa; --warn: #9a3412; }
+:root { --ink: #24292f; --muted: #57606a; --faint: #d0d7de; --back: #ffffff; --box: #f6f8fa; --warn: #9a3412; --good: #116329; --bad: #a40e26; }
 @media (prefers-color-scheme: dark) {
-  :root { --ink: #e6edf3; --muted: #9da7b1; --faint: #3d444d; --back: #0d1117; --box: #161b22; --warn: #ffa657; }
+  :root { --ink: #e6edf3; --muted: #9da7b1; --faint: #3d444d; --back: #0d1117; --box: #161b22; --warn: #ffa657; --good: #56d364; --bad: #ff7b72; }
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
@@ -26,6 +26,8 @@ table { border-collapse: collapse; font-size: 0.9em; font-variant-numeric: tabul
 caption { text-align: left; font-weight: bold; padding: 4px 0; }
 th, td { padding: 3px 10px; text-align: right; border-bottom: 1px solid var(--faint); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
+td.better { color: var(--good); font-weight: 600; }
+td.worse { color: var(--bad); font-weight: 600; }
 details { margin: 16px 0; }
 summary { cursor: pointer; font-weight: bold; }
 pre { background: var(--box); padding: 10px; overflow-x: auto; border-radius: 6px; font-size: 0.85em; }

@@ -25,7 +25,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("service", &["anchor", "daemon", "memory", "seal", "store", "volume"]),
     ("programs", &["daemon"]),
     ("report", &[]),
-    ("measure", &["report"]),
+    ("initramfs", &[]),
+    ("measure", &["initramfs", "report"]),
     ("bench", &["anchor", "daemon", "export", "measure", "memory", "programs", "seal", "store", "volume"]),
     ("demo", &["daemon", "programs", "seal", "store", "volume"]),
     ("scm", &["memory", "seal"]),
@@ -49,7 +50,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("cvmio-bench", &["bench", "daemon", "demo", "programs"]),
-    ("guest", &[]),
+    ("guest", &["initramfs"]),
 ];
 
 /// The workspace's crates that a crate names in its manifest under `[dependencies]`.

@@ -2,7 +2,10 @@
 //!
 //! Source: the kernel's `Documentation/driver-api/early-userspace/buffer-format.rst`, format "newc".
 
+#![forbid(unsafe_code)]
+
 use std::collections::BTreeSet;
+use std::fmt;
 
 const DIRECTORY: u32 = 0o040_755;
 const LINK: u32 = 0o120_777;
@@ -10,33 +13,58 @@ const FILE: u32 = 0o100_755;
 
 /// An archive that is being written. Paths have no slash at their beginning.
 #[derive(Debug, Default)]
-pub(crate) struct Archive {
+pub struct Archive {
     bytes: Vec<u8>,
     seen: BTreeSet<String>,
+    too_large: Option<String>,
 }
+
+/// A file that the format cannot hold: its sizes have 32 bits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TooLarge(String);
+
+impl fmt::Display for TooLarge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} has 4 GiB or more, which an initramfs cannot hold", self.0)
+    }
+}
+
+impl std::error::Error for TooLarge {}
 
 impl Archive {
     /// Adds a file that anybody may read and run, unless the path is taken.
-    pub(crate) fn file(&mut self, path: &str, content: &[u8]) {
+    pub fn file(&mut self, path: &str, content: &[u8]) {
         self.parents(path);
         self.entry(path, FILE, content);
     }
 
     /// Adds a directory with those above it.
-    pub(crate) fn directory(&mut self, path: &str) {
+    pub fn directory(&mut self, path: &str) {
         self.parents(path);
         self.entry(path, DIRECTORY, &[]);
     }
 
-    pub(crate) fn link(&mut self, path: &str, to: &str) {
+    /// Adds a symbolic link.
+    pub fn link(&mut self, path: &str, to: &str) {
         self.parents(path);
         self.entry(path, LINK, to.as_bytes());
     }
 
+    /// Whether a path is in it.
+    pub fn has(&self, path: &str) -> bool {
+        self.seen.contains(path)
+    }
+
     /// The whole archive.
-    pub(crate) fn finish(mut self) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// When one of its files is too large.
+    pub fn finish(mut self) -> Result<Vec<u8>, TooLarge> {
         self.entry("TRAILER!!!", 0, &[]);
-        self.bytes
+        match self.too_large {
+            Some(path) => Err(TooLarge(path)),
+            None => Ok(self.bytes),
+        }
     }
 
     fn parents(&mut self, path: &str) {
@@ -49,9 +77,11 @@ impl Archive {
         if !self.seen.insert(path.into()) {
             return;
         }
-        let length = u32::try_from(content.len()).expect("files of guests are small");
-        let name = u32::try_from(path.len() + 1).expect("paths are short");
-        let inode = u32::try_from(self.seen.len()).expect("guests have few files");
+        let sizes = [content.len(), path.len() + 1, self.seen.len()].map(u32::try_from);
+        let [Ok(length), Ok(name), Ok(inode)] = sizes else {
+            self.too_large.get_or_insert_with(|| path.into());
+            return;
+        };
         // Inode, mode, owner, group, links, time, size, four of devices, length of the name, checksum.
         let fields = [inode, mode, 0, 0, 1, 0, length, 0, 0, 0, 0, name, 0];
         self.bytes.extend(b"070701");
@@ -77,7 +107,7 @@ mod tests {
         let mut archive = Archive::default();
         archive.file("a/b/c", b"12345");
         archive.file("a/b/d", b"");
-        let bytes = archive.finish();
+        let bytes = archive.finish().unwrap();
         assert!(bytes.len().is_multiple_of(4));
         let text = String::from_utf8(bytes).unwrap();
         let at = |path: &str| text.find(&format!("{path}\0")).unwrap();

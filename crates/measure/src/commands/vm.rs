@@ -1,0 +1,97 @@
+//! Measuring inside virtual machines.
+
+use clap::Args;
+
+use super::measure::{FioArgs, Order, fio};
+use crate::error::{Error, Result};
+use crate::target::vm::settings::Kind;
+use crate::target::{Settings, Spec, Vm, vm as machines};
+
+/// fio inside virtual machines that are booted for it, in turns
+///
+/// Each vm target is a machine of its own: QEMU boots a kernel (--guest-kernel) with an initramfs that is made of this machine's own fio,
+/// busybox and, where they take part, cryptsetup and cvmio. Machines whose turn it is not are stopped. Without targets, the papers' matrix is
+/// measured: one setting of the plain machine is changed at a time. Other targets may take part, too.
+#[derive(Args, Debug, Clone)]
+#[command(after_help = "\
+Example: what forcing the bounce buffer costs, at each kind of disk
+  cvmio bench vm --target vm --vary disk=virtio-blk,virtio-scsi,nvme,bounce=off,on
+
+Example: a kernel that was unpacked from its Debian package
+  dpkg-deb -x linux-image-*-cloud-amd64_*.deb kernel && depmod -b kernel VERSION
+  cvmio bench vm --guest-kernel kernel --only latency")]
+pub struct VmArgs {
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "it has its own")]
+    pub fio: FioArgs,
+}
+
+/// The papers' matrix, one setting at a time.
+const MATRIX: [&str; 12] = [
+    "vm",
+    "vm:disk=virtio-scsi",
+    "vm:disk=nvme",
+    "vm:aio=native",
+    "vm:aio=threads",
+    "vm:cache=on",
+    "vm:iothread=on",
+    "vm:completion=poll",
+    "vm:bounce=on",
+    "vm:protect=dm-crypt",
+    "vm:protect=dm-crypt-inline",
+    "vm:protect=dm-integrity",
+];
+
+/// Measures in machines.
+///
+/// # Errors
+/// When nothing can be measured.
+pub fn vm(args: &VmArgs, order: Order) -> Result<()> {
+    let mut plan = args.fio.clone();
+    let targets = &mut plan.targets.targets;
+    if targets.is_empty() {
+        *targets = read(&MATRIX)?;
+        targets.extend(read(&["vm:protect=cvmio"])?);
+        targets.extend(confidential(&plan.targets.guests).ok().map(Spec::Vm));
+    } else if !targets.iter().any(|target| matches!(target, Spec::Vm(_))) {
+        return Err(Error::usage("none of the targets is a machine; add --target vm, or use bench fio"));
+    }
+    let sets: Vec<&str> = plan.sets.iter().map(|set| set.name()).collect();
+    let title = plan.job_file.as_ref().map_or_else(|| sets.join(", "), |path| path.display().to_string());
+    fio(&plan, order.titled(&format!("vm: {title}")))
+}
+
+/// Targets as they are written.
+///
+/// # Errors
+/// When one is no target.
+pub fn read(texts: &[&str]) -> Result<Vec<Spec>> {
+    texts.iter().map(|text| text.parse().map_err(Error::usage)).collect()
+}
+
+/// A confidential machine of the kind that this one hosts.
+///
+/// # Errors
+/// Why it hosts none.
+pub fn confidential(guests: &machines::Guests) -> std::result::Result<Vm, String> {
+    let kind = match machines::confidential(guests)? {
+        Kind::Tdx => "tdx",
+        _ => "snp",
+    };
+    let mut vm = Vm::default();
+    vm.set("kind", kind)?;
+    Ok(vm)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_matrix_has_each_setting_that_qemu_can_do() {
+        for target in read(&MATRIX).unwrap() {
+            let Spec::Vm(vm) = &target else { panic!("{target}") };
+            assert_eq!(vm.impossible(), None, "{target}");
+        }
+    }
+}

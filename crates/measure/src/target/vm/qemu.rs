@@ -1,0 +1,250 @@
+//! QEMU's command line.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::Guests;
+use super::settings::{Completion, Disk, Kind, Vm};
+use crate::error::{Error, Result};
+use crate::program::{find, package};
+
+/// How the processor of a guest runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Accel {
+    /// By the processor itself
+    Kvm,
+    /// Emulated: slow, and no figure of it says anything about speed
+    Tcg,
+}
+
+impl Accel {
+    /// What this machine can do.
+    pub fn of_this_machine() -> Self {
+        let opens = fs::File::options().read(true).write(true).open("/dev/kvm").is_ok();
+        let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        // A machine may have the device, and a processor that cannot virtualize.
+        let can = flags.split_whitespace().any(|flag| flag == "svm" || flag == "vmx");
+        if opens && can { Self::Kvm } else { Self::Tcg }
+    }
+}
+
+/// Names of files in a guest's directory.
+pub const AGENT: &str = "agent";
+/// The control socket.
+pub const QMP: &str = "qmp";
+/// What the guest's kernel says.
+pub const CONSOLE: &str = "console";
+/// QEMU's own events, with their times.
+pub const TRACE: &str = "trace";
+/// The guest's initramfs.
+pub const IMAGE: &str = "initramfs";
+/// The disk that is measured.
+pub const DISK: &str = "disk";
+
+/// Slots of 2 KiB of the bounce buffer: 256 MiB, more than any job has under way.
+const BOUNCE: &str = "swiotlb=131072,force";
+/// Queues that the guest looks into by itself; two of four in the thesis, section 5, and Linux takes no more than it has processors.
+const POLLED: &str = "poll_queues=2";
+/// QEMU's events at which virtio-blk takes up a request and gives it back.
+const EVENTS: [&str; 3] = ["virtio_blk_handle_read", "virtio_blk_handle_write", "virtio_blk_req_complete"];
+
+/// Why this machine cannot have a guest of this kind.
+pub fn unavailable(kind: Kind, guests: &Guests) -> Option<String> {
+    let on = |path: &str| fs::read_to_string(path).is_ok_and(|text| matches!(text.trim(), "Y" | "1"));
+    let (hosts, what) = match kind {
+        Kind::Plain => return None,
+        Kind::Snp => {
+            (on("/sys/module/kvm_amd/parameters/sev_snp"), "SEV-SNP guests (kvm_amd's sev_snp is not on)")
+        }
+        Kind::Tdx => (on("/sys/module/kvm_intel/parameters/tdx"), "TDX guests (kvm_intel's tdx is not on)"),
+    };
+    if !hosts {
+        return Some(format!("this machine hosts no {what}"));
+    }
+    guests.firmware.is_none().then(|| "its firmware is to be named by --guest-firmware".into())
+}
+
+/// The kernel module of a disk, with its parameters.
+pub fn modules(vm: &Vm) -> (&'static [&'static str], &'static str) {
+    let polled = if vm.completion == Completion::Poll { POLLED } else { "" };
+    match vm.disk {
+        Disk::VirtioBlk => (&["virtio_blk"], polled),
+        Disk::VirtioScsi => (&["virtio_scsi", "sd_mod"], ""),
+        Disk::Nvme => (&["nvme"], polled),
+    }
+}
+
+/// The disk's name in the guest.
+pub fn device(disk: Disk) -> &'static str {
+    match disk {
+        Disk::VirtioBlk => "/dev/vda",
+        Disk::VirtioScsi => "/dev/sda",
+        Disk::Nvme => "/dev/nvme0n1",
+    }
+}
+
+/// Words for the guest's kernel.
+fn words(vm: &Vm) -> String {
+    let mut words = String::from("console=ttyS0 quiet oops=panic panic=-1");
+    if vm.bounce {
+        words = format!("{words} {BOUNCE}");
+    }
+    if vm.completion == Completion::Poll && vm.disk == Disk::Nvme {
+        // Where the driver is part of the kernel, its parameters are here.
+        words = format!("{words} nvme.{POLLED}");
+    }
+    words
+}
+
+/// The command that boots a guest from what lies in `place`; further disks are attached as virtio-blk.
+///
+/// # Errors
+/// When QEMU is not installed.
+pub fn command(vm: &Vm, guests: &Guests, kernel: &Path, place: &Path, more: &[PathBuf]) -> Result<Command> {
+    let qemu = find(&guests.qemu).ok_or_else(|| {
+        Error::usage(format!(
+            "{} is not installed; it is in Debian's package {}",
+            guests.qemu,
+            package("qemu-system-x86_64")
+        ))
+    })?;
+    // It ends with this program, however that ends.
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(qemu).current_dir(place);
+    let kvm = guests.accel() == Accel::Kvm;
+    let mut machine = format!("q35,accel={}", if kvm { "kvm" } else { "tcg,thread=multi" });
+    let mut processor = if kvm { "host" } else { "max,pku=off,la57=off" };
+    let memory = guests.memory;
+    match vm.kind {
+        Kind::Plain => {}
+        Kind::Snp => {
+            processor = "EPYC-v4";
+            machine += ",confidential-guest-support=cgs,memory-backend=ram";
+            let ram = format!("memory-backend-memfd,id=ram,size={memory},share=on");
+            command.args(["-object", &ram]);
+            let snp = "sev-snp-guest,id=cgs,cbitpos=51,reduced-phys-bits=1,policy=0x30000,kernel-hashes=on";
+            command.args(["-object", snp]);
+        }
+        Kind::Tdx => {
+            machine += ",kernel-irqchip=split,confidential-guest-support=cgs";
+            command.args(["-object", "tdx-guest,id=cgs"]);
+        }
+    }
+    if let (Kind::Snp | Kind::Tdx, Some(firmware)) = (vm.kind, &guests.firmware) {
+        command.arg("-bios").arg(firmware);
+    }
+    // `accel=tcg,thread=multi` is no property of a machine.
+    let machine = machine.replace("accel=tcg,thread=multi", "accel=tcg");
+    command.args(["-M", &machine, "-cpu", processor, "-m", &format!("{}M", memory >> 20)]);
+    command.args(["-smp", &guests.processors.to_string()]);
+    command.args(["-nodefaults", "-no-user-config", "-display", "none", "-nic", "none", "-no-reboot"]);
+    command.arg("-kernel").arg(kernel).args(["-initrd", IMAGE, "-append", &words(vm)]);
+    command.args(["-serial", &format!("file:{CONSOLE}"), "-device", &virtio("virtio-serial-pci", vm)]);
+    command.args(["-chardev", &format!("socket,id=agent,path={AGENT},server=on,wait=off")]);
+    command.args(["-device", "virtserialport,chardev=agent,name=agent"]);
+    command.args(["-qmp", &format!("unix:{QMP},server=on,wait=off")]);
+    disk(vm, guests, &mut command);
+    for (number, path) in more.iter().enumerate() {
+        let path = path.display().to_string().replace(',', ",,");
+        let drive = format!("if=none,id=more{number},format=raw,cache=none,file={path}");
+        command.args(["-drive", &drive]);
+        command.args(["-device", &virtio(&format!("virtio-blk-pci,drive=more{number}"), vm)]);
+    }
+    if guests.traced {
+        command.args(["-msg", "timestamp=on", "-D", TRACE]);
+        command.args(EVENTS.iter().flat_map(|event| ["-trace", event]));
+    }
+    Ok(command)
+}
+
+/// A virtio device as confidential guests need it: its memory is what the guest shares, by way of the bounce buffer.
+fn virtio(device: &str, vm: &Vm) -> String {
+    let shared = vm.bounce || vm.kind != Kind::Plain;
+    format!("{device}{}", if shared { ",iommu_platform=on,disable-legacy=on" } else { "" })
+}
+
+fn disk(vm: &Vm, guests: &Guests, command: &mut Command) {
+    let direct = if vm.cache { "off" } else { "on" };
+    let file = format!(
+        "driver=file,node-name=file,filename={DISK},cache.direct={direct},aio={},discard=unmap",
+        vm.aio.qemu()
+    );
+    command.args(["-blockdev", &file]);
+    command.args(["-blockdev", "driver=raw,node-name=disk,file=file,discard=unmap"]);
+    let mut thread = "";
+    if vm.iothread {
+        command.args(["-object", "iothread,id=thread"]);
+        thread = ",iothread=thread";
+    }
+    // With polling, one queue of each kind at least.
+    let queues = guests.processors.max(2);
+    match vm.disk {
+        Disk::VirtioBlk => {
+            let device = format!("virtio-blk-pci,drive=disk,num-queues={queues}{thread}");
+            command.args(["-device", &virtio(&device, vm)]);
+        }
+        Disk::VirtioScsi => {
+            let controller = format!("virtio-scsi-pci,id=scsi,num_queues={queues}{thread}");
+            command.args(["-device", &virtio(&controller, vm), "-device", "scsi-hd,drive=disk,bus=scsi.0"]);
+        }
+        Disk::Nvme => {
+            let pairs = queues + 2;
+            command.args(["-device", &format!("nvme,drive=disk,serial=cvmio,max_ioqpairs={pairs}")]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::shown;
+    use crate::target::Spec;
+
+    fn line(text: &str, guests: &Guests) -> String {
+        let Spec::Vm(vm) = text.parse().unwrap() else { panic!("{text}") };
+        shown(&command(&vm, guests, Path::new("/boot/vmlinuz"), Path::new("/"), &[]).unwrap())
+    }
+
+    fn guests(accel: Accel) -> Guests {
+        // A program that is there.
+        Guests { qemu: "/bin/sh".into(), accel: Some(accel), ..Guests::default() }
+    }
+
+    #[test]
+    fn settings_reach_qemu_and_the_kernel() {
+        let line = |text: &str| line(text, &guests(Accel::Tcg));
+        let usual = line("vm");
+        for word in ["cache.direct=on", "aio=io_uring", "virtio-blk-pci,drive=disk,num-queues=2", "accel=tcg"]
+        {
+            assert!(usual.contains(word), "{word}: {usual}");
+        }
+        assert!(
+            !usual.contains("swiotlb") && !usual.contains("iothread") && !usual.contains("iommu"),
+            "{usual}"
+        );
+        let other = line("vm:cache=on,aio=threads,iothread=on,bounce=on");
+        for word in ["cache.direct=off", "aio=threads", "iothread=thread", "swiotlb=131072,force"] {
+            assert!(other.contains(word), "{word}: {other}");
+        }
+        assert!(
+            other.contains("num-queues=2,iothread=thread,iommu_platform=on,disable-legacy=on"),
+            "{other}"
+        );
+        assert!(line("vm:disk=virtio-scsi,iothread=on").contains("scsi-hd,drive=disk"));
+        assert!(line("vm:disk=nvme,completion=poll").contains("nvme.poll_queues=2"));
+    }
+
+    #[test]
+    fn confidential_guests_have_their_objects() {
+        let mut guests = guests(Accel::Kvm);
+        guests.firmware = Some("OVMF.fd".into());
+        let snp = line("vm:kind=snp", &guests);
+        for word in
+            ["sev-snp-guest,id=cgs", "memory-backend=ram", "-bios OVMF.fd", "iommu_platform=on", "accel=kvm"]
+        {
+            assert!(snp.contains(word), "{word}: {snp}");
+        }
+        assert!(line("vm:kind=tdx", &guests).contains("kernel-irqchip=split"));
+    }
+}
