@@ -9,11 +9,11 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::error::Result;
+use crate::error::{Context, Result};
 
 pub use measure::{AppsArgs, FioArgs};
 pub use rq::RqArgs;
-pub use targets::TargetArgs;
+pub use targets::{TargetArgs, parse_size};
 
 /// What can be measured with programs, and shown.
 #[derive(Subcommand, Debug, Clone)]
@@ -22,6 +22,9 @@ pub enum Measure {
     Fio(FioArgs),
     Apps(AppsArgs),
     Rq(RqArgs),
+    Scm(crate::scm::ScmArgs),
+    #[command(subcommand, hide = true)]
+    ScmProbe(scm_probe::Probe),
     Again(AgainArgs),
     Resume(ResumeArgs),
     Report(ReportArgs),
@@ -122,6 +125,8 @@ pub fn run(command: &Measure, words: Vec<String>, cvmio: PathBuf) -> Result<()> 
         Measure::Fio(args) => measure::fio(args, measure::Order::new(words, cvmio)),
         Measure::Apps(args) => measure::apps(args, measure::Order::new(words, cvmio)),
         Measure::Rq(args) => rq::rq(args, measure::Order::new(words, cvmio)),
+        Measure::Scm(args) => measure::scm(args, measure::Order::new(words, cvmio)),
+        Measure::ScmProbe(probe) => scm_probe::run(probe).doing("a probe"),
         Measure::Again(args) => measure::again(args, cvmio),
         Measure::Resume(args) => measure::resume(args, cvmio),
         Measure::Report(args) => show::report(args),

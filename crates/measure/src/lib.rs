@@ -14,5 +14,6 @@ pub mod interrupt;
 mod machine;
 mod program;
 mod progress;
+pub mod scm;
 pub mod session;
 pub mod target;
