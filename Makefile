@@ -71,7 +71,7 @@ install: build
 	    $(AS_ROOT) install -D -m 755 packaging/initramfs-tools/boot $(DESTDIR)$(INITRAMFS_TOOLS)/scripts/$$moment/cvmio || exit; \
 	done
 
-# Debian packages of the same, in target/debian: cvmio, and cvmio-bench. Needs cargo-deb.
+# Debian packages of the same, in target/debian: cvmio, and one for each program that it starts. Needs cargo-deb.
 deb: packages
 	scripts/deb
 

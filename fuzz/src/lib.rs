@@ -29,7 +29,7 @@ use volume::policy::Policy;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them. Each has a file in `fuzz_targets/` and a directory in `seeds/`.
-pub const TARGETS: [Target; 19] = [
+pub const TARGETS: [Target; 21] = [
     ("audit", audit),
     ("backup", backup),
     ("companion", companion),
@@ -43,6 +43,8 @@ pub const TARGETS: [Target; 19] = [
     ("probe", probe),
     ("record", record),
     ("salts", salts),
+    ("scm", scm),
+    ("scm-message", scm_message),
     ("session", session),
     ("slots", slots),
     ("stamp", stamp),
@@ -235,6 +237,44 @@ pub fn stamp(bytes: &[u8]) {
     if let Some(hint) = stamp.moved_to() {
         assert_eq!(stamp.state, State::Terminal);
         assert!(!hint.chars().any(char::is_control));
+    }
+}
+
+/// Any block as what a region of storage-class memory keeps: a header, a table entry, a worker's log and its progress field are each refused, or
+/// laid out again to the byte, with places that stay inside the file.
+pub fn scm(bytes: &[u8]) {
+    let mut block = [0; 4096];
+    let length = bytes.len().min(block.len());
+    block[..length].copy_from_slice(&bytes[..length]);
+    if let Ok(Some((header, mac))) = ::scm::header::Header::decode(&block) {
+        assert_eq!(header.encode(&mac), block);
+        let geometry = header.geometry;
+        assert!(geometry.data_len() < geometry.header_at(0) && geometry.header_at(2) == geometry.file_len());
+    }
+    if let Some(entry) = block.first_chunk().and_then(::scm::entry::Entry::decode) {
+        assert_eq!(entry.encode()[..], block[..64]);
+    }
+    if let Some(Ok(log)) = block.first_chunk().map(::scm::progress::Log::decode) {
+        assert_eq!(log.encode()[..], block[..160]);
+    }
+    let word = u64::from_le_bytes(std::array::from_fn(|at| block[at]));
+    if let Ok(Some(progress)) = ::scm::progress::Progress::decode(word) {
+        assert_eq!(progress.encode(), word);
+    }
+}
+
+/// Any bytes as what a client or a server of storage-class memory says: refused, not whole yet, or said again in the same meaning.
+pub fn scm_message(bytes: &[u8]) {
+    use ::scm::protocol::{ClientMessage, ServerMessage, decode};
+    let geometry = ::scm::Geometry::new(4096, 16, 1, 4096).expect("a shape that can be");
+    if let Ok(Some(message)) = decode(bytes, &geometry) {
+        if let ClientMessage::Attach(mapped) = &message {
+            assert!(mapped.offset + mapped.length <= geometry.data_len());
+        }
+        assert_eq!(decode(&message.encode(), &geometry), Ok(Some(message)));
+    }
+    if let Ok(message) = ServerMessage::decode(bytes) {
+        assert_eq!(ServerMessage::decode(&message.encode()), Ok(message));
     }
 }
 

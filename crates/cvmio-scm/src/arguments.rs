@@ -26,8 +26,16 @@ pub enum Command {
     Recover(Recover),
     /// Open every page of a region at rest, and change nothing
     Check(Check),
+    /// Vouch again for pages that were open at a crash, as they are now, after a look at them (fsck in the guest, a comparison with a backup)
+    Accept(Accept),
     /// Print the arguments with which QEMU uses a region as virtio-pmem
     QemuArgs(QemuArgs),
+    /// Prints the grammar of these commands in JSON, for the completions of `cvmio`
+    #[command(hide = true)]
+    Grammar,
+    /// Writes the manual pages of these commands; started by `cvmio man`
+    #[command(hide = true)]
+    Man { directory: PathBuf },
 }
 
 #[derive(Debug, Args)]
@@ -81,9 +89,15 @@ pub struct Serve {
     /// With `--mode userfaultfd`: encrypt pages that were not touched for so many milliseconds
     #[arg(long, default_value_t = 1000)]
     pub idle_ms: u64,
+    /// With `--mode userfaultfd`: most bytes that are opened ahead while touches are sequential; 0 is none
+    #[arg(long, default_value = "128k", value_parser = size)]
+    pub read_ahead: u64,
+    /// With `--mode userfaultfd`: percent of a processor that encrypting idle pages may use. It may use more while touches wait for room
+    #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub cpu_percent: u32,
     /// Threads that take requests from the kernel
-    #[arg(long, default_value_t = 2)]
-    pub threads: usize,
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub threads: u32,
 }
 
 #[derive(Debug, Args)]
@@ -121,6 +135,27 @@ pub struct Check {
 }
 
 #[derive(Debug, Args)]
+pub struct Accept {
+    /// The region's file, of a region that is not served
+    pub region: PathBuf,
+    /// The key file
+    #[arg(long)]
+    pub key_file: PathBuf,
+    /// A page's number, as `check` names it; several with commas
+    #[arg(
+        long = "page",
+        value_name = "PAGE",
+        value_delimiter = ',',
+        required_unless_present = "all",
+        conflicts_with = "all"
+    )]
+    pub pages: Vec<u64>,
+    /// All of them
+    #[arg(long)]
+    pub all: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct QemuArgs {
     /// The region's file
     pub region: PathBuf,
@@ -155,6 +190,16 @@ mod tests {
         assert_eq!(size("4096"), Ok(4096));
         assert_eq!(size("2M"), Ok(2 << 20));
         assert_eq!(size("1g"), Ok(1 << 30));
+        for words in [
+            "accept r --key-file k",
+            "accept r --key-file k --all --page 1",
+            "serve r --key-file k --mode userfaultfd",
+            "serve r --key-file k --mode fuse",
+            "serve r --key-file k --mode userfaultfd --socket s --cpu-percent 0",
+        ] {
+            let words = ["cvmio-scm"].into_iter().chain(words.split(' '));
+            assert!(Arguments::try_parse_from(words.clone()).is_err(), "{words:?}");
+        }
         for bad in ["", "k", "4x", "-1", "99999999999999999999", "99999999t"] {
             assert!(size(bad).is_err(), "{bad}");
         }

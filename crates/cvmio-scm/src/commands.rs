@@ -2,6 +2,7 @@
 
 mod serve;
 
+use clap::CommandFactory;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use scm::{Access, Engine, Geometry, Mapping, Medium, Report, claimed_header};
 use seal::slot::Credential;
 use seal::{Random, SecretBytes, SystemRandom};
 
-use crate::arguments::{Check, Create, QemuArgs, Recover, Status};
+use crate::arguments::{Accept, Arguments, Check, Create, QemuArgs, Recover, Status};
 use crate::control;
 use crate::failure::Failure;
 use crate::progress::Bar;
@@ -116,8 +117,8 @@ fn say(report: &Report) {
     }
     if report.unverified > 0 {
         println!(
-            "{} pages are unverified: they were open at a crash, so they are whole but nothing vouches for their content; check it (fsck) \
-             and write them anew",
+            "{} pages are unverified: they were open at a crash, so they are whole but nothing vouches for their content; look at it (fsck in \
+             the guest), then run `cvmio scm accept`, or write them anew",
             report.unverified
         );
     }
@@ -154,17 +155,55 @@ pub fn check(args: &Check) -> Result<(), Failure> {
         );
     }
     if checked.corrupt_pages > 0 {
-        let named: Vec<String> = checked.corrupt.iter().map(u64::to_string).collect();
-        let more = checked.corrupt_pages - checked.corrupt.len() as u64;
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         return Err(Failure::corrupt(format!(
-            "{}: corrupt pages: {}{more}: they were changed or replayed on the medium; restore them from a backup",
+            "{}: corrupt pages: {}: they were changed or replayed on the medium; restore them from a backup",
             args.region.display(),
-            named.join(", ")
+            named(&checked.corrupt, checked.corrupt_pages)
         )));
     }
     println!("{}: every encrypted page opens; {} are unverified", args.region.display(), report.unverified);
+    if !checked.unverified.is_empty() {
+        println!("unverified pages: {}", named(&checked.unverified, report.unverified));
+    }
     Ok(())
+}
+
+/// The first of so many pages.
+fn named(pages: &[u64], all: u64) -> String {
+    let named: Vec<String> = pages.iter().map(u64::to_string).collect();
+    let more = all.saturating_sub(pages.len() as u64);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    format!("{}{more}", named.join(", "))
+}
+
+pub fn accept(args: &Accept) -> Result<(), Failure> {
+    let (engine, _mapping, report) = open(&args.region, &args.key_file)?;
+    say(&report);
+    let pages = engine.geometry().pages();
+    if let Some(page) = args.pages.iter().find(|page| **page >= pages) {
+        return Err(Failure::usage(format!("there is no page {page}: the region has {pages}")));
+    }
+    let wanted: Vec<u64> = if args.all { (0..pages).collect() } else { args.pages.clone() };
+    let mut accepted = 0;
+    for page in wanted {
+        let done = engine.accept(page).map_err(|error| told(&args.region, error))?;
+        if !done && !args.all {
+            println!("page {page} is not unverified");
+        }
+        accepted += u64::from(done);
+    }
+    println!("{accepted} pages are vouched for again; {} are unverified", engine.status().unverified);
+    Ok(())
+}
+
+pub fn grammar() -> Result<(), Failure> {
+    let grammar = programs::grammar::Grammar::of(&Arguments::command());
+    println!("{}", serde_json::to_string_pretty(&grammar).map_err(Failure::io)?);
+    Ok(())
+}
+
+pub fn man(directory: &Path) -> Result<(), Failure> {
+    programs::manual::write(Arguments::command(), directory, |_| true).map_err(Failure::io)
 }
 
 pub fn status(args: &Status) -> Result<(), Failure> {
@@ -185,13 +224,20 @@ pub fn status(args: &Status) -> Result<(), Failure> {
                 status.corrupt
             );
             println!(
-                "since the start: {} opened, {} encrypted, {} written, {} read, {} batches, {} ms of processor time",
-                status.opened, status.closed, status.rewritten, status.read, status.batches, status.cpu_ms
+                "since the start: {} opened, {} of them ahead; {} encrypted in {} batches; {} written; {} read",
+                status.opened, status.ahead, status.closed, status.batches, status.rewritten, status.read
+            );
+            println!(
+                "processor time: {} ms, {} ms of it for taking pages back",
+                status.cpu_ms, status.taking_cpu_ms
             );
             println!(
                 "{} faults: median {} ns, 99 % {} ns, 99.9 % {} ns",
                 status.faults, status.fault_p50_ns, status.fault_p99_ns, status.fault_p999_ns
             );
+            for step in status.fault_steps.iter().filter(|step| step.p50_ns > 0) {
+                println!("  {}: median {} ns, 99 % {} ns", step.name, step.p50_ns, step.p99_ns);
+            }
             if status.stopped {
                 println!("the medium has failed: serving has stopped");
             }

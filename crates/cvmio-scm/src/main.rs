@@ -21,7 +21,10 @@ fn main() -> ExitCode {
         Command::Status(args) => commands::status(&args),
         Command::Recover(args) => commands::recover(&args),
         Command::Check(args) => commands::check(&args),
+        Command::Accept(args) => commands::accept(&args),
         Command::QemuArgs(args) => commands::qemu_args(&args),
+        Command::Grammar => commands::grammar(),
+        Command::Man { directory } => commands::man(&directory),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -8,6 +8,7 @@ use initramfs::Archive;
 
 use crate::Bed;
 use crate::machine::{self, Machine, Outcome, Trouble};
+use crate::program;
 
 /// A guest that is yet to be booted: two processors, 1 GiB, no network.
 #[derive(Debug)]
@@ -17,6 +18,9 @@ pub struct Guest<'a> {
     modules: Vec<String>,
     files: Vec<(String, PathBuf)>,
     disks: Vec<PathBuf>,
+    machine_programs: Vec<String>,
+    memory: Option<(PathBuf, u64)>,
+    environment: Vec<(String, PathBuf)>,
     start: Start,
     processor: String,
     limit: Duration,
@@ -41,6 +45,9 @@ impl<'a> Guest<'a> {
             modules: Vec::new(),
             files: Vec::new(),
             disks: Vec::new(),
+            machine_programs: Vec::new(),
+            memory: None,
+            environment: Vec::new(),
             start: Start::Script,
             processor: machine::PROCESSOR.into(),
             limit: Duration::from_secs(120),
@@ -72,10 +79,42 @@ impl<'a> Guest<'a> {
         self
     }
 
+    /// Takes a program of this machine along, as `/usr/bin/NAME`. Its libraries lie in a directory of their own, so it goes together with
+    /// programs of Debian's packages.
+    ///
+    /// # Panics
+    /// When it is not installed.
+    #[must_use]
+    pub fn machine_program(mut self, path: &Path) -> Self {
+        let name = path.file_name().unwrap_or_default().display().to_string();
+        let libraries = program::libraries(path).into_iter().filter_map(|file| {
+            let library = file.file_name()?.display().to_string();
+            Some((format!("machine/{library}"), file))
+        });
+        self.files.extend(libraries);
+        self.files.push((format!("machine/{name}"), path.into()));
+        self.machine_programs.push(name);
+        self
+    }
+
     /// Attaches a file as a disk: the first is `/dev/vda`. What the guest writes is in the file afterwards.
     #[must_use]
     pub fn disk(mut self, file: &Path) -> Self {
         self.disks.push(file.into());
+        self
+    }
+
+    /// Gives it `size` bytes of persistent memory, `/dev/pmem0`: a shared mapping of this file.
+    #[must_use]
+    pub fn persistent_memory(mut self, file: &Path, size: u64) -> Self {
+        self.memory = Some((file.into(), size));
+        self
+    }
+
+    /// Puts something into the environment of QEMU, on this machine.
+    #[must_use]
+    pub fn environment(mut self, name: &str, value: &Path) -> Self {
+        self.environment.push((name.into(), value.into()));
         self
     }
 
@@ -119,6 +158,9 @@ impl<'a> Guest<'a> {
         if !self.disks.is_empty() {
             self.modules.push("virtio_blk".into());
         }
+        if self.memory.is_some() {
+            self.modules.extend(["virtio_pmem", "nd_pmem"].map(String::from));
+        }
         let (image, words) = match &self.start {
             Start::Script => (self.pack(include_bytes!("init.sh"), script), ""),
             Start::System => {
@@ -129,8 +171,11 @@ impl<'a> Guest<'a> {
         };
         let Bed { debian, running, .. } = self.bed;
         let (disks, limit) = (&self.disks, self.limit);
+        let (memory, environment) = (self.memory.as_ref(), &self.environment);
         let processor = &self.processor;
-        let machine = Machine { debian, directory: running, image, words, disks, processor, limit };
+        let directory = running;
+        let machine =
+            Machine { debian, directory, image, words, disks, memory, environment, processor, limit };
         machine::run(&machine)
     }
 
@@ -161,6 +206,12 @@ impl<'a> Guest<'a> {
         archive.file("usr/bin/cvmio", &read(&self.bed.cvmio));
         for (path, file) in &self.files {
             archive.file(path, &read(file));
+        }
+        for name in &self.machine_programs {
+            let start = format!(
+                "#!/bin/busybox sh\nexec /machine/ld-linux-x86-64.so.2 --library-path /machine /machine/{name} \"$@\"\n"
+            );
+            archive.file(&format!("usr/bin/{name}"), start.as_bytes());
         }
         for program in &self.programs {
             archive.file(program, &read(&debian.path(program)));

@@ -61,6 +61,15 @@ impl Bed {
         &self.cvmio
     }
 
+    /// `cvmio-scm` and `libcvmio_scm.so`, which run on this machine: what they serve is the guest's persistent memory.
+    ///
+    /// # Panics
+    /// When they do not build.
+    #[must_use]
+    pub fn scm(&self) -> (PathBuf, PathBuf) {
+        program::scm(&target())
+    }
+
     /// Writes a disk to an NBD server, such as `cvmio` is.
     ///
     /// # Panics

@@ -41,6 +41,10 @@ pub(crate) struct Machine<'a> {
     /// For the kernel, and for what is in the image.
     pub(crate) words: &'a str,
     pub(crate) disks: &'a [PathBuf],
+    /// A file that is the guest's persistent memory, and its bytes.
+    pub(crate) memory: Option<&'a (PathBuf, u64)>,
+    /// For QEMU's environment.
+    pub(crate) environment: &'a [(String, PathBuf)],
     /// As QEMU names it.
     pub(crate) processor: &'a str,
     pub(crate) limit: Duration,
@@ -125,9 +129,15 @@ fn command(machine: &Machine<'_>, directory: &Path) -> Command {
         command.args(["-chardev", &format!("file,id={port},path={port}")]);
         command.args(["-device", &format!("virtserialport,chardev={port}")]);
     }
+    // A comma in a path is written twice.
+    let quoted = |path: &Path| path.display().to_string().replace(',', ",,");
+    if let Some((file, size)) = machine.memory {
+        let backend = format!("memory-backend-file,id=pmem,share=on,mem-path={},size={size}", quoted(file));
+        command.args(["-m", "1G,maxmem=4G", "-object", &backend, "-device", "virtio-pmem-pci,memdev=pmem"]);
+    }
+    command.envs(machine.environment.iter().map(|(name, value)| (name, value)));
     for disk in machine.disks {
-        // A comma in a path is written twice.
-        let path = disk.display().to_string().replace(',', ",,");
+        let path = quoted(disk);
         command.args(["-drive", &format!("if=virtio,format=raw,discard=unmap,file={path}")]);
     }
     command

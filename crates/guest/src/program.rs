@@ -17,6 +17,13 @@ pub(crate) fn cvmio(target: &Path, directory: &Path) -> PathBuf {
     path
 }
 
+/// Builds `cvmio-scm` and the library that is preloaded, to be run on this machine. Returns both.
+pub(crate) fn scm(target: &Path) -> (PathBuf, PathBuf) {
+    let what = ["build", "--quiet", "--locked", "-p", "cvmio-scm", "-p", "scm-preload", "--target-dir"];
+    output(cargo().args(what).arg(target));
+    (target.join("debug/cvmio-scm"), target.join("debug/libcvmio_scm.so"))
+}
+
 /// Builds the integration test `name` of the workspace, and puts it into `directory`. Returns it with the libraries of this machine that it
 /// needs, each as (path in a guest, file).
 ///
@@ -30,17 +37,26 @@ pub(crate) fn tests(target: &Path, directory: &Path, name: &str) -> Vec<(String,
     let (made, _) = made.unwrap_or_else(|| panic!("cargo has built no test {name}: {messages}"));
     let path = directory.join(name);
     strip(Path::new(made), &path);
-    let list = output(Command::new("ldd").arg(&path));
+    let files = libraries(&path).into_iter().map(|file| {
+        let shown = file.display().to_string();
+        let place = shown.trim_start_matches('/');
+        // That directory is a link in a guest.
+        let place = place.strip_prefix("lib64/").map_or(place.into(), |name| format!("usr/lib64/{name}"));
+        (place, file)
+    });
+    std::iter::once((format!("usr/bin/{name}"), path)).chain(files).collect()
+}
+
+/// The libraries of this machine that a program of it needs, its loader among them.
+pub(crate) fn libraries(program: &Path) -> Vec<PathBuf> {
+    let list = output(Command::new("ldd").arg(program));
     // `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)` for the loader. What has no path is of the kernel.
     let files = list.lines().filter_map(|line| {
         let (file, _) = line.split_once(" (")?;
         let file = file.rsplit_once(" => ").map_or(file, |(_, file)| file).trim();
-        let place = file.strip_prefix('/')?;
-        // That directory is a link in a guest.
-        let place = place.strip_prefix("lib64/").map_or(place.into(), |name| format!("usr/lib64/{name}"));
-        Some((place, PathBuf::from(file)))
+        file.starts_with('/').then(|| PathBuf::from(file))
     });
-    std::iter::once((format!("usr/bin/{name}"), path)).chain(files).collect()
+    files.collect()
 }
 
 /// Makes a Debian package of `cvmio` as guests have it, with this version.

@@ -12,13 +12,13 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::error::Result;
+use crate::error::{Context, Result};
 
 pub use breakdown::BreakdownArgs;
 pub use dump::DumpArgs;
 pub use measure::{AppsArgs, FioArgs};
 pub use rq::RqArgs;
-pub use targets::TargetArgs;
+pub use targets::{TargetArgs, parse_size};
 pub use vm::VmArgs;
 
 /// What can be measured with programs, and shown.
@@ -31,6 +31,9 @@ pub enum Measure {
     Rq(RqArgs),
     Breakdown(BreakdownArgs),
     Dump(DumpArgs),
+    Scm(crate::scm::ScmArgs),
+    #[command(subcommand, hide = true)]
+    ScmProbe(scm_probe::Probe),
     Again(AgainArgs),
     Resume(ResumeArgs),
     Report(ReportArgs),
@@ -134,6 +137,8 @@ pub fn run(command: &Measure, words: Vec<String>, cvmio: PathBuf) -> Result<()> 
         Measure::Rq(args) => rq::rq(args, measure::Order::new(words, cvmio)),
         Measure::Breakdown(args) => breakdown::breakdown(args, measure::Order::new(words, cvmio)),
         Measure::Dump(args) => dump::dump(args, &cvmio),
+        Measure::Scm(args) => measure::scm(args, measure::Order::new(words, cvmio)),
+        Measure::ScmProbe(probe) => scm_probe::run(probe).doing("a probe"),
         Measure::Again(args) => measure::again(args, cvmio),
         Measure::Resume(args) => measure::resume(args, cvmio),
         Measure::Report(args) => show::report(args),

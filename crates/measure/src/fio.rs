@@ -16,6 +16,7 @@ use crate::program::{output as output_of, run};
 use crate::session::{Measured, Prepared, Work};
 use crate::target::{Address, Need, Ready};
 
+pub(crate) use output::figures;
 pub use sets::{Job, Set, open_loop};
 
 /// The oldest fio whose options and report this knows.

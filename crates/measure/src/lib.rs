@@ -16,6 +16,7 @@ pub mod interrupt;
 mod machine;
 mod program;
 mod progress;
+pub mod scm;
 pub mod session;
 mod size;
 pub mod target;

@@ -9,6 +9,8 @@
 //! Advice to use huge pages for it is left out. All other calls go to the kernel as they are.
 
 use std::ffi::{OsString, c_int, c_void};
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +28,7 @@ struct Wanted {
 }
 
 static WANTED: OnceLock<Option<Wanted>> = OnceLock::new();
-static ATTACHED: Mutex<Option<Attached>> = Mutex::new(None);
+static SERVED: Mutex<Option<Served>> = Mutex::new(None);
 /// The mapping that is served, for a look without the lock: most calls have nothing to do with it.
 static START: AtomicU64 = AtomicU64::new(0);
 static LENGTH: AtomicU64 = AtomicU64::new(0);
@@ -66,17 +68,27 @@ pub unsafe extern "C" fn mmap(
     offset: off_t,
 ) -> *mut c_void {
     // SAFETY: the caller's.
-    let mapped =
-        unsafe { libc::syscall(libc::SYS_mmap, address, length, protection, flags, descriptor, offset) };
-    let mapped = std::ptr::with_exposed_provenance_mut::<c_void>(
-        usize::try_from(mapped.cast_unsigned()).unwrap_or(usize::MAX),
-    );
+    let map = |descriptor: c_int| unsafe {
+        let mapped = libc::syscall(libc::SYS_mmap, address, length, protection, flags, descriptor, offset);
+        let mapped = usize::try_from(mapped.cast_unsigned()).unwrap_or(usize::MAX);
+        std::ptr::with_exposed_provenance_mut::<c_void>(mapped)
+    };
     let is_shared = [libc::MAP_SHARED, libc::MAP_SHARED_VALIDATE].contains(&(flags & libc::MAP_TYPE));
-    if mapped == libc::MAP_FAILED || descriptor < 0 || !is_shared {
+    let is_it = |wanted: &&Wanted| descriptor >= 0 && is_shared && is_wanted(descriptor, wanted);
+    let Some(wanted) = wanted().filter(is_it) else { return map(descriptor) };
+    let asked = (length as u64, offset, protection);
+    if address.is_null()
+        && let Some(mapped) = shared(asked)
+    {
         return mapped;
     }
-    let Some(wanted) = wanted().filter(|wanted| is_wanted(descriptor, wanted)) else { return mapped };
-    match serve(wanted, mapped, length, offset) {
+    // The kernel tells of touches in mappings only that may be written to, also if they are not.
+    let file = File::options().read(true).write(true).open(&wanted.region);
+    let mapped = map(file.as_ref().map_or(descriptor, AsRawFd::as_raw_fd));
+    if mapped == libc::MAP_FAILED {
+        return mapped;
+    }
+    match serve(wanted, mapped, asked) {
         Ok(()) => mapped,
         Err(error) => {
             eprintln!("libcvmio_scm: {}: {error}", Path::new(&wanted.region).display());
@@ -107,18 +119,41 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(address, length, protection, flags, descriptor, offset) }
 }
 
-fn serve(wanted: &Wanted, mapped: *mut c_void, length: size_t, offset: off_t) -> Result<(), String> {
-    let mut attached = ATTACHED.lock().unwrap_or_else(PoisonError::into_inner);
-    if attached.is_some() {
-        return Err("it is mapped already, and only one mapping is served".into());
+/// What was asked of mmap: length, offset and protection.
+type Asked = (u64, off_t, c_int);
+
+/// The mapping that is served.
+struct Served {
+    _attached: Attached,
+    start: usize,
+    asked: Asked,
+    /// How often it was asked for.
+    users: usize,
+}
+
+/// The mapping that is served, for one more user who asks for the same: threads of a program often map a file each.
+fn shared(asked: Asked) -> Option<*mut c_void> {
+    let mut served = SERVED.lock().unwrap_or_else(PoisonError::into_inner);
+    let served = served.as_mut().filter(|served| served.asked == asked)?;
+    served.users += 1;
+    Some(std::ptr::with_exposed_provenance_mut(served.start))
+}
+
+fn serve(wanted: &Wanted, mapped: *mut c_void, asked: Asked) -> Result<(), String> {
+    let mut served = SERVED.lock().unwrap_or_else(PoisonError::into_inner);
+    if served.is_some() {
+        return Err("another mapping of it is served already, and only one is".into());
     }
+    let (length, offset, _) = asked;
     let offset = u64::try_from(offset).map_err(|error| error.to_string())?;
-    let (start, length) = (mapped.addr() as u64, length as u64);
+    let start = mapped.addr();
     // SAFETY: the range was just mapped, shared, from the region's file; it stays until munmap below, which ends the service first.
-    let served = unsafe { attach(wanted.region.as_ref(), wanted.socket.as_ref(), start, length, offset) };
-    *attached = Some(served.map_err(|error| error.to_string())?);
+    let attached =
+        unsafe { attach(wanted.region.as_ref(), wanted.socket.as_ref(), start as u64, length, offset) };
+    let attached = attached.map_err(|error| error.to_string())?;
+    *served = Some(Served { _attached: attached, start, asked, users: 1 });
     LENGTH.store(length, Ordering::Release);
-    START.store(start, Ordering::Release);
+    START.store(start as u64, Ordering::Release);
     Ok(())
 }
 
@@ -136,8 +171,13 @@ fn is_served(address: *mut c_void, length: size_t) -> bool {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
     if is_served(address, length) {
+        let mut served = SERVED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(others) = served.as_mut().filter(|served| served.users > 1) {
+            others.users -= 1;
+            return 0;
+        }
         START.store(0, Ordering::Release);
-        drop(ATTACHED.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(served.take());
     }
     // SAFETY: the caller's.
     let done = unsafe { libc::syscall(libc::SYS_munmap, address, length) };

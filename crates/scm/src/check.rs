@@ -20,11 +20,13 @@ pub struct Checked {
     pub report: Report,
     /// Pages that do not open, at most [`MOST`]: changed or replayed on the medium.
     pub corrupt: Vec<u64>,
+    /// Pages that are marked `Unverified`, at most [`MOST`].
+    pub unverified: Vec<u64>,
     /// How many there are in all.
     pub corrupt_pages: u64,
 }
 
-/// Most corrupt pages that are named.
+/// Most pages of a kind that are named.
 pub const MOST: usize = 100;
 
 /// Checks header, roots, table and bitmap, and opens every encrypted page that no worker had under way. `progress` hears how many of all
@@ -42,7 +44,8 @@ pub fn check(
     let Header { suite, id, geometry, session, .. } = unlocked.header;
     let keys = Keys::new(key, suite, id, &geometry, random);
     let survey = recovery::survey(medium, &geometry, &keys, &session, &|_, _| {})?;
-    let mut checked = Checked { report: survey.report(), corrupt: Vec::new(), corrupt_pages: 0 };
+    let mut checked =
+        Checked { report: survey.report(), corrupt: Vec::new(), unverified: Vec::new(), corrupt_pages: 0 };
     let size = usize::try_from(geometry.page_size()).expect("a page fits into memory");
     let (mut content, mut plain) = (vec![0; size], vec![0; size]);
     for page in 0..geometry.pages() {
@@ -50,8 +53,11 @@ pub fn check(
             let mut line = [0; ENTRY_SIZE];
             medium.read(geometry.entry_at(page), &mut line)?;
             medium.read(geometry.page_at(page), &mut content)?;
-            let opened = Entry::decode(&line)
-                .is_some_and(|entry| keys.open(page, &entry, &content, &mut plain).is_ok());
+            let entry = Entry::decode(&line);
+            if entry.is_some_and(|entry| entry.unverified) && checked.unverified.len() < MOST {
+                checked.unverified.push(page);
+            }
+            let opened = entry.is_some_and(|entry| keys.open(page, &entry, &content, &mut plain).is_ok());
             if !opened {
                 checked.corrupt_pages += 1;
                 if checked.corrupt.len() < MOST {

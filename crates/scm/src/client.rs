@@ -143,6 +143,8 @@ fn help(shared: &Shared, file: &File, mut reader: BufReader<UnixStream>) {
         listen(shared, &mut reader);
         // No server: nobody may be in the page tables when the next one recovers.
         shared.zap(shared.mapped.address, shared.mapped.length);
+        // Touches that the server had heard of, and not answered, happen again for the next one.
+        let _ = uffd::wake(shared.uffd.as_fd(), shared.mapped.address, shared.mapped.length);
         drop(Lease::of_descriptor(file));
         reader = loop {
             if *shared.lock() {

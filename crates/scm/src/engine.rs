@@ -32,7 +32,7 @@ use crate::medium::Medium;
 use crate::mutation::{Mutation, mutated};
 use crate::recovery::{self, Report};
 use crate::root::Root;
-use crate::stats::{Stats, Status};
+use crate::stats::{Clock, Stats, Status};
 use crate::transition::{Action, Transition};
 use crate::unlock;
 
@@ -181,6 +181,56 @@ impl Engine {
         opened
     }
 
+    /// Decrypts a page in place unless it is open, and then does `work` before anybody can change its state again. `is_timed` notes how long each
+    /// step took.
+    ///
+    /// # Errors
+    /// As [`open_page`](Engine::open_page); a corrupt page is not counted.
+    pub(crate) fn open_then<T>(
+        &self,
+        page: u64,
+        is_timed: bool,
+        work: impl FnOnce() -> T,
+    ) -> Result<T, Error> {
+        let mut clock = Clock::new(is_timed.then_some(&self.stats.steps));
+        let lock = self.lock(page);
+        if self.is_open(page) {
+            return Ok(work());
+        }
+        let Some(mut transition) = self.begin_locked(lock, page, Action::Open)? else { return Ok(work()) };
+        clock.step();
+        while transition.step()? {
+            clock.step();
+        }
+        clock.step();
+        let done = work();
+        clock.step();
+        drop(transition);
+        Ok(done)
+    }
+
+    /// Counts a touch of a corrupt page.
+    pub(crate) fn count_corrupt(&self, error: &Error) {
+        if matches!(error, Error::CorruptPage { .. }) {
+            self.stats.corrupt.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Vouches for the content of a page that was open at a crash, as it is now: somebody looked at it. `false` if it is not marked. Nobody may
+    /// have the page mapped.
+    ///
+    /// # Errors
+    /// [`Error::CorruptPage`], [`Error::Medium`], [`Error::Stopped`].
+    pub fn accept(&self, page: u64) -> Result<bool, Error> {
+        let lock = self.lock(page);
+        if !self.is_unverified(page) {
+            return Ok(false);
+        }
+        let content = self.read_locked(page)?;
+        let transition = self.begin_locked(lock, page, Action::Rewrite(&content, false))?;
+        self.run(transition)
+    }
+
     /// Encrypts an open page in place. `false` if it is not open. Nobody may write to the page meanwhile.
     ///
     /// # Errors
@@ -201,12 +251,6 @@ impl Engine {
         }
         let transition = self.begin_locked(lock, page, Action::Close)?;
         self.run(transition)
-    }
-
-    /// Does `work` while nobody changes the page's state. `work` hears whether it is open.
-    pub fn while_locked<T>(&self, page: u64, work: impl FnOnce(bool) -> T) -> T {
-        let _lock = self.lock(page);
-        work(self.is_open(page))
     }
 
     /// Reads a part of a page, from `offset` on, without opening it.
@@ -305,6 +349,9 @@ impl Engine {
             fault_p99_ns: stats.fault_latency.permille(990),
             fault_p999_ns: stats.fault_latency.permille(999),
             batches: get(&stats.batches),
+            fault_steps: stats.steps.summary(),
+            ahead: get(&stats.ahead),
+            taking_cpu_ms: get(&stats.taking_cpu_us) / 1000,
             cpu_ms: u64::try_from(times.tv_sec * 1000 + times.tv_nsec / 1_000_000).unwrap_or(0),
             stopped: self.stopped.load(Ordering::Relaxed),
         }
@@ -353,8 +400,8 @@ impl Engine {
     }
 
     fn count<T>(&self, result: &Result<T, Error>) {
-        if matches!(result, Err(Error::CorruptPage { .. })) {
-            self.stats.corrupt.fetch_add(1, Ordering::Relaxed);
+        if let Err(error) = result {
+            self.count_corrupt(error);
         }
     }
 

@@ -29,7 +29,7 @@ mod root;
 pub mod serve;
 pub mod stats;
 pub mod transition;
-mod uffd;
+pub mod uffd;
 mod unlock;
 
 pub use create::create;

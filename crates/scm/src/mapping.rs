@@ -51,7 +51,7 @@ pub struct Mapping {
     file: File,
     path: PathBuf,
     durability: Durability,
-    huge_pages: bool,
+    huge_page_size: Option<u64>,
     instruction: Instruction,
     watched: Watched,
 }
@@ -154,9 +154,9 @@ impl Mapping {
         let _ = unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxNoHugepage) };
         let watched = Watched::new(base.as_ptr().addr(), bytes, granule(&found));
         let watched = watched.map_err(|error| Error::io("handling SIGBUS", error))?;
-        let huge_pages = kind(&found) == HUGETLBFS;
+        let huge_page_size = (kind(&found) == HUGETLBFS).then(|| granule(&found));
         let instruction = Instruction::of_this_processor();
-        Ok(Mapping { base, len, file, path: path.into(), durability, huge_pages, instruction, watched })
+        Ok(Mapping { base, len, file, path: path.into(), durability, huge_page_size, instruction, watched })
     }
 
     /// What makes stores durable here.
@@ -171,10 +171,10 @@ impl Mapping {
         rustix::fs::fstatfs(&self.file).is_ok_and(|found| [TMPFS, HUGETLBFS].contains(&kind(&found)))
     }
 
-    /// Whether it lies on hugetlbfs.
+    /// The size of the pages that it lies on, if that is hugetlbfs.
     #[must_use]
-    pub fn has_huge_pages(&self) -> bool {
-        self.huge_pages
+    pub fn huge_page_size(&self) -> Option<u64> {
+        self.huge_page_size
     }
 
     /// The mapped file.

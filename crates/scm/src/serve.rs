@@ -4,7 +4,8 @@
 //! | --- | --- |
 //! | the caller of [`Server::run`] | lets clients in |
 //! | one for each client | reads what the client says, to its end |
-//! | one for each client | reads faults, opens the page, lets the toucher go on |
+//! | one for each client | reads faults, opens the page, lets the toucher go on, reads ahead (`ahead`) |
+//! | [`Limits::threads`] less one for each client | the same for faults that arrive together |
 //! | one | takes pages back |
 //!
 //! A page in use is *active*: it may be in the VMM's page tables. Taking it back goes in two steps, in batches. First the client takes it out
@@ -17,6 +18,7 @@
 //! * at most one VMM has the region mapped. It holds a lock on the region's file (`lease`) for as long as it may have pages in its page tables,
 //!   also when the server is gone: nothing is recovered or encrypted under a VMM that still sees it.
 
+mod ahead;
 mod client;
 mod firecracker;
 pub(crate) mod lease;
@@ -43,6 +45,18 @@ pub struct Limits {
     pub open_pages: u64,
     /// After so long without a touch a page is taken back: between this and three times as much.
     pub idle: Duration,
+    /// Most pages that are opened ahead while touches are sequential; 0 is none.
+    pub read_ahead: u64,
+    /// Percent of a processor that taking pages back may use, 1 to 100. It may use more while touches wait for room.
+    pub cpu_percent: u32,
+    /// Threads that open pages.
+    pub threads: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { open_pages: 1, idle: Duration::from_secs(1), read_ahead: 0, cpu_percent: 100, threads: 1 }
+    }
 }
 
 /// What every thread of the server shares.
@@ -71,7 +85,7 @@ impl Server {
     /// A server for an engine whose pages are all encrypted.
     ///
     /// # Errors
-    /// [`Error::Usage`] if the region lies where userfaultfd tells of no touches.
+    /// [`Error::Usage`] if the region lies where userfaultfd tells of no touches, or on huge pages that are larger than its own.
     pub fn new(engine: Arc<Engine>, mapping: Arc<Mapping>, limits: Limits) -> Result<Arc<Server>, Error> {
         if !mapping.has_minor_faults() {
             return Err(Error::Usage(format!(
@@ -79,11 +93,23 @@ impl Server {
                 mapping.path().display()
             )));
         }
+        let page_size = engine.geometry().page_size();
+        if let Some(huge) = mapping.huge_page_size().filter(|huge| !page_size.is_multiple_of(*huge)) {
+            return Err(Error::Usage(format!(
+                "{}: a touch there is of a huge page of {huge} bytes, and pages of the region have {page_size}: neighbours would be exposed; \
+                 create the region with `--page-size 2m` on huge pages of 2 MiB, or put it on tmpfs",
+                mapping.path().display()
+            )));
+        }
         let pages = usize::try_from(engine.geometry().pages()).expect("64-bit, as seal demands");
         Ok(Arc::new(Server {
             engine,
             mapping,
-            limits: Limits { open_pages: limits.open_pages.max(1), ..limits },
+            limits: Limits {
+                open_pages: limits.open_pages.max(1),
+                cpu_percent: limits.cpu_percent.clamp(1, 100),
+                ..limits
+            },
             uses: (0..pages).map(|_| AtomicU8::new(ABSENT)).collect(),
             order: Mutex::default(),
             open: AtomicU64::new(0),

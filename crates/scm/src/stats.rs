@@ -1,7 +1,7 @@
 //! Counters and latencies of a running engine.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -54,6 +54,68 @@ fn upper(index: usize) -> u64 {
     u64::try_from((u128::from(part) + 9) << shift).map_or(u64::MAX, |end| end - 1)
 }
 
+/// The steps of opening a page for a touch, in their order, as `docs/scm.md` has them.
+pub const STEPS: [&str; 8] = [
+    "read and decrypt",
+    "duplicate",
+    "mark copied",
+    "transform",
+    "mark transformed",
+    "update",
+    "finish",
+    "show to the VMM",
+];
+
+/// How long each of [`STEPS`] took.
+#[derive(Debug, Default)]
+pub struct Steps([Latency; STEPS.len()]);
+
+/// A step of a fault, in a [`Status`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// One of [`STEPS`].
+    pub name: String,
+    /// Median, in nanoseconds.
+    pub p50_ns: u64,
+    /// The 99th percentile.
+    pub p99_ns: u64,
+}
+
+impl Steps {
+    pub(crate) fn summary(&self) -> Vec<Step> {
+        let step = |(name, latency): (&&str, &Latency)| Step {
+            name: (*name).into(),
+            p50_ns: latency.permille(500),
+            p99_ns: latency.permille(990),
+        };
+        STEPS.iter().zip(&self.0).map(step).collect()
+    }
+}
+
+/// Notes the steps of one page, if it is to.
+pub(crate) struct Clock<'a> {
+    steps: Option<&'a Steps>,
+    next: usize,
+    since: Option<Instant>,
+}
+
+impl<'a> Clock<'a> {
+    pub(crate) fn new(steps: Option<&'a Steps>) -> Clock<'a> {
+        Clock { steps, next: 0, since: steps.map(|_| Instant::now()) }
+    }
+
+    /// The next step is over.
+    pub(crate) fn step(&mut self) {
+        let (Some(steps), Some(since)) = (self.steps, self.since) else { return };
+        let now = Instant::now();
+        if let Some(latency) = steps.0.get(self.next) {
+            latency.record(now - since);
+        }
+        self.next += 1;
+        self.since = Some(now);
+    }
+}
+
 /// What happened since the engine was opened.
 #[derive(Debug, Default)]
 pub struct Stats {
@@ -71,8 +133,14 @@ pub struct Stats {
     pub faults: AtomicU64,
     /// From a fault's arrival until the toucher goes on.
     pub fault_latency: Latency,
+    /// The steps of some of them.
+    pub steps: Steps,
+    /// Pages that were opened ahead of their touch.
+    pub ahead: AtomicU64,
     /// Batches of pages that were taken back.
     pub batches: AtomicU64,
+    /// Processor time for taking pages back, in microseconds.
+    pub taking_cpu_us: AtomicU64,
 }
 
 /// The same at one moment, with the pages' states, for `status` and metrics.
@@ -106,8 +174,14 @@ pub struct Status {
     pub fault_p99_ns: u64,
     /// The 99.9th percentile.
     pub fault_p999_ns: u64,
+    /// How long each step of a fault takes.
+    pub fault_steps: Vec<Step>,
+    /// Pages opened ahead of their touch.
+    pub ahead: u64,
     /// Batches of pages taken back.
     pub batches: u64,
+    /// Processor time for taking pages back, in milliseconds; part of `cpu_ms`.
+    pub taking_cpu_ms: u64,
     /// Processor time of the serving process, in milliseconds.
     pub cpu_ms: u64,
     /// Whether the engine has stopped after a failure of the medium.
@@ -131,7 +205,9 @@ impl Status {
         put("read_total", "counter", self.read);
         put("corrupt_total", "counter", self.corrupt);
         put("faults_total", "counter", self.faults);
+        put("ahead_total", "counter", self.ahead);
         put("batches_total", "counter", self.batches);
+        put("taking_cpu_milliseconds_total", "counter", self.taking_cpu_ms);
         put("fault_p50_nanoseconds", "gauge", self.fault_p50_ns);
         put("fault_p99_nanoseconds", "gauge", self.fault_p99_ns);
         put("fault_p999_nanoseconds", "gauge", self.fault_p999_ns);

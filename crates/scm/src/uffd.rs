@@ -1,4 +1,4 @@
-//! userfaultfd(2): the system calls that the server and its clients need.
+//! userfaultfd(2): the system calls that the server and its clients need. Public for what measures the kernel's part of a fault.
 //!
 //! Source: Linux, include/uapi/linux/userfaultfd.h, and Documentation/admin-guide/mm/userfaultfd.rst.
 
@@ -29,7 +29,7 @@ const EVENT_UNMAP: u8 = 0x16;
 
 /// What the kernel tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Event {
+pub enum Event {
     /// Somebody touched this address and waits.
     Fault(u64),
     /// A range was given back by its owner: it reads as zeros from now on.
@@ -44,7 +44,7 @@ pub(crate) enum Event {
 ///
 /// # Errors
 /// [`Error::Usage`] if the process may not, or the kernel cannot; says what to change.
-pub(crate) fn open_minor() -> Result<OwnedFd, Error> {
+pub fn open_minor() -> Result<OwnedFd, Error> {
     let uffd = create().map_err(|error| match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => Error::Usage(
             "this process may not use userfaultfd: let its user open /dev/userfaultfd, or set the sysctl vm.unprivileged_userfaultfd to 1, \
@@ -96,7 +96,7 @@ fn create() -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// As the kernel says; `EINVAL` for memory that is neither shmem nor hugetlbfs.
-pub(crate) fn register_minor(uffd: &OwnedFd, address: u64, len: u64) -> io::Result<()> {
+pub fn register_minor(uffd: &OwnedFd, address: u64, len: u64) -> io::Result<()> {
     let mut register = [address, len, MODE_MINOR, 0];
     // SAFETY: `register` is a `struct uffdio_register`: four words.
     unsafe { ioctl(uffd, IOC_REGISTER, register.as_mut_ptr().cast()) }
@@ -106,7 +106,7 @@ pub(crate) fn register_minor(uffd: &OwnedFd, address: u64, len: u64) -> io::Resu
 ///
 /// # Errors
 /// `EAGAIN` if the process changes its mappings just now, `ESRCH` or `ENOENT` if it or the mapping is gone.
-pub(crate) fn resume(uffd: BorrowedFd<'_>, address: u64, len: u64) -> io::Result<()> {
+pub fn resume(uffd: BorrowedFd<'_>, address: u64, len: u64) -> io::Result<()> {
     let mut range = [address, len, 0, 0];
     // SAFETY: `range` is a `struct uffdio_continue`: four words.
     match unsafe { ioctl(&uffd, IOC_CONTINUE, range.as_mut_ptr().cast()) } {
@@ -116,7 +116,10 @@ pub(crate) fn resume(uffd: BorrowedFd<'_>, address: u64, len: u64) -> io::Result
 }
 
 /// Lets those go on that touched the range.
-pub(crate) fn wake(uffd: BorrowedFd<'_>, address: u64, len: u64) -> io::Result<()> {
+///
+/// # Errors
+/// As the kernel says.
+pub fn wake(uffd: BorrowedFd<'_>, address: u64, len: u64) -> io::Result<()> {
     let mut range = [address, len];
     // SAFETY: `range` is a `struct uffdio_range`: two words.
     unsafe { ioctl(&uffd, IOC_WAKE, range.as_mut_ptr().cast()) }
@@ -126,7 +129,7 @@ pub(crate) fn wake(uffd: BorrowedFd<'_>, address: u64, len: u64) -> io::Result<(
 ///
 /// # Errors
 /// As [`resume`]; also `EAGAIN` while an event was not read.
-pub(crate) fn copy(uffd: BorrowedFd<'_>, address: u64, content: &[u8]) -> io::Result<()> {
+pub fn copy(uffd: BorrowedFd<'_>, address: u64, content: &[u8]) -> io::Result<()> {
     let mut copy = [address, content.as_ptr().addr() as u64, content.len() as u64, 0, 0];
     // SAFETY: `copy` is a `struct uffdio_copy`: five words, of which the second and third name `content`, which the kernel reads.
     match unsafe { ioctl(&uffd, IOC_COPY, copy.as_mut_ptr().cast()) } {
@@ -139,7 +142,7 @@ pub(crate) fn copy(uffd: BorrowedFd<'_>, address: u64, content: &[u8]) -> io::Re
 ///
 /// # Errors
 /// As [`copy`].
-pub(crate) fn zero(uffd: BorrowedFd<'_>, address: u64, len: u64) -> io::Result<()> {
+pub fn zero(uffd: BorrowedFd<'_>, address: u64, len: u64) -> io::Result<()> {
     let mut range = [address, len, 0, 0];
     // SAFETY: `range` is a `struct uffdio_zeropage`: four words.
     match unsafe { ioctl(&uffd, IOC_ZEROPAGE, range.as_mut_ptr().cast()) } {
@@ -152,7 +155,7 @@ pub(crate) fn zero(uffd: BorrowedFd<'_>, address: u64, len: u64) -> io::Result<(
 ///
 /// # Errors
 /// `EINVAL` before Linux 6.6.
-pub(crate) fn poison(uffd: BorrowedFd<'_>, address: u64, len: u64) -> io::Result<()> {
+pub fn poison(uffd: BorrowedFd<'_>, address: u64, len: u64) -> io::Result<()> {
     let mut range = [address, len, 0, 0];
     // SAFETY: `range` is a `struct uffdio_poison`: four words.
     unsafe { ioctl(&uffd, IOC_POISON, range.as_mut_ptr().cast()) }
@@ -162,7 +165,7 @@ pub(crate) fn poison(uffd: BorrowedFd<'_>, address: u64, len: u64) -> io::Result
 ///
 /// # Errors
 /// As the kernel says.
-pub(crate) fn read(uffd: BorrowedFd<'_>, events: &mut Vec<Event>) -> io::Result<()> {
+pub fn read(uffd: BorrowedFd<'_>, events: &mut Vec<Event>) -> io::Result<()> {
     let mut messages = [0; MESSAGE * 16];
     let count = match rustix::io::read(uffd, &mut messages[..]) {
         Err(rustix::io::Errno::AGAIN) => return Ok(()),

@@ -33,7 +33,7 @@ fn serve_fuse(args: &Serve, mut signals: Signals) -> Result<(), Failure> {
     let _control =
         args.socket.as_deref().map(|path| control::Server::start(path, Arc::clone(&engine))).transpose()?;
     let pages = Arc::new(Pages::new(Arc::clone(&engine)));
-    let options = Options { threads: args.threads, mapped: true, ..Options::default() };
+    let options = Options { threads: args.threads as usize, mapped: true, ..Options::default() };
     let mount = Arc::new(Mount::new(mountpoint, fuse::FILE, pages, &options)?);
     println!("ready: {}", mount.file().display());
     let handle = signals.handle();
@@ -66,6 +66,9 @@ fn serve_userfaultfd(args: &Serve, mut signals: Signals) -> Result<(), Failure> 
     let limits = Limits {
         open_pages: args.open_limit / engine.geometry().page_size(),
         idle: Duration::from_millis(args.idle_ms),
+        read_ahead: args.read_ahead / engine.geometry().page_size(),
+        cpu_percent: args.cpu_percent,
+        threads: args.threads as usize,
     };
     let server = Server::new(Arc::new(engine), mapping, limits)?;
     let listener = control::listen(socket)?;

@@ -109,3 +109,17 @@ fn status_of_nothing_is_an_error() {
     place.fail("status region", 3, "opening region");
     place.fail("status --socket socket", 3, "no server answers on socket");
 }
+
+/// What `cvmio` asks of it for its own completions and manual pages.
+#[test]
+fn it_says_its_grammar_and_writes_its_manual() {
+    let place = Place::new();
+    let grammar = place.succeed("grammar");
+    for word in ["accept", "qemu-args", "open-limit", "userfaultfd"] {
+        assert!(grammar.contains(&format!("\"{word}\"")), "{word}: {grammar}");
+    }
+    assert!(!grammar.contains("\"grammar\""));
+    place.succeed("man pages");
+    let page = fs::read_to_string(place.at("pages/cvmio-scm-serve.1")).unwrap();
+    assert!(page.contains("read\\-ahead") && page.contains("cvmio scm serve"), "{page}");
+}

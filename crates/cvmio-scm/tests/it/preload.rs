@@ -161,6 +161,116 @@ fn a_vmm_outlives_its_server() {
     assert!(vmm.end().success());
     server.stop();
     assert!(!holds(&place.at("region"), PLANTED.as_bytes()));
+    // Somebody looked at it, and says so.
+    assert!(place.succeed("check region --key-file key").contains("unverified pages: 4\n"));
+    place.fail("accept region --key-file key --page 64", 2, "there is no page 64");
+    assert!(place.succeed("accept region --key-file key --page 3").contains("page 3 is not unverified"));
+    assert!(place.succeed("accept region --key-file key --all").contains("1 pages are vouched for again; 0"));
+    assert!(place.succeed("check region --key-file key").contains("every encrypted page opens; 0 are"));
+}
+
+/// Its servers are killed while it works: no touch is forgotten, and nothing that it stored is lost.
+#[test]
+fn a_vmm_at_work_outlives_many_servers() {
+    let rounds = std::env::var("SCM_KILLS").map_or(6, |text| text.parse().expect("a number"));
+    let place = Place::new();
+    place.succeed(CREATE);
+    let serve = "serve region --key-file key --mode userfaultfd --socket socket --idle-ms 1 --open-limit 64k";
+    let mut server = Some(place.serve(serve));
+    let mut vmm = Vmm::start(&place);
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let working = scope.spawn(|| {
+            let mut random = fastrand::Rng::with_seed(1);
+            let mut known = vec![0_u32; 64];
+            let mut done = 0;
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) || done < 200 {
+                let page = random.u32(..64);
+                let version = &mut known[page as usize];
+                if *version > 0 {
+                    assert_eq!(vmm.get(page, 10), format!("{version:010}"), "page {page}");
+                }
+                *version += 1;
+                vmm.put(page, &format!("{version:010}"));
+                done += 1;
+            }
+        });
+        let mut random = fastrand::Rng::with_seed(2);
+        for _ in 0..rounds {
+            std::thread::sleep(Duration::from_millis(random.u64(20..200)));
+            server.take().unwrap().kill();
+            server = Some(place.serve(serve));
+        }
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        working.join().unwrap();
+    });
+    assert!(vmm.end().success());
+    server.unwrap().stop();
+    place.succeed("check region --key-file key");
+}
+
+#[test]
+fn a_file_cut_short_under_a_vmm_ends_the_service_and_loses_no_page() {
+    let place = Place::new();
+    place.succeed(CREATE);
+    let server = place.serve(&SERVE.replace("100", "1000"));
+    let mut vmm = Vmm::start(&place);
+    vmm.put(1, PLANTED);
+    let before = std::fs::read(place.at("region")).unwrap();
+    let file = std::fs::File::options().write(true).open(place.at("region")).unwrap();
+    file.set_len(8 * PAGE as u64).unwrap();
+    // What is left stays usable for the VMM; what is gone is a memory error, as on any file.
+    assert_eq!(vmm.get(1, PLANTED.len()), PLANTED);
+    writeln!(vmm.input, "get 40 4").unwrap();
+    assert_eq!(vmm.child.wait().unwrap().signal(), Some(libc::SIGBUS));
+    // The server notices when it takes the page back, and does nothing more.
+    wait_until(&place, "the medium has failed");
+    server.kill();
+    assert_eq!(std::fs::read(place.at("region")).unwrap(), before[..8 * PAGE]);
+    std::fs::write(place.at("region"), &before).unwrap();
+    place.succeed("recover region --key-file key");
+    let server = place.serve(SERVE);
+    let mut vmm = Vmm::start(&place);
+    assert_eq!(vmm.get(1, PLANTED.len()), PLANTED);
+    vmm.end();
+    server.stop();
+}
+
+/// Two servers and two VMMs: the second of each is told why not, and the first goes on.
+#[test]
+fn a_region_has_one_server_and_one_vmm() {
+    let (place, server) = served();
+    let mut vmm = Vmm::start(&place);
+    vmm.put(1, PLANTED);
+    place.fail(&SERVE.replace("socket --", "other --"), 10, "another process serves");
+    let output = python(&place, &[]).spawn().unwrap().wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("one VMM at a time"), "{said}");
+    assert_eq!(vmm.get(1, PLANTED.len()), PLANTED);
+    vmm.end();
+    server.stop();
+}
+
+/// A server that speaks another version, and something that is no server at all.
+#[test]
+fn a_library_of_another_version_is_refused() {
+    for answer in ["{\"error\":\"this server speaks version 2, and the client version 1\"}\n", "hello\n", ""]
+    {
+        let place = Place::new();
+        place.succeed(CREATE);
+        let listener = std::os::unix::net::UnixListener::bind(place.at("socket")).unwrap();
+        let other = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut line = [0; 256];
+            let _ = std::io::Read::read(&mut stream, &mut line);
+            stream.write_all(answer.as_bytes()).unwrap();
+        });
+        let output = python(&place, &[]).spawn().unwrap().wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let about = if answer.contains("error") { "speaks version 2" } else { "no server of this version" };
+        assert!(!output.status.success() && said.contains(about), "{answer:?}: {said}");
+        other.join().unwrap();
+    }
 }
 
 #[test]

@@ -166,6 +166,24 @@ pub fn fio(args: &FioArgs, order: Order) -> Result<()> {
     carry_out(&args.targets, order, title, programs, files, &work, &interrupt)
 }
 
+/// Measures page encryption of storage-class memory.
+///
+/// # Errors
+/// When nothing can be measured, or a run is to be gone on with.
+pub fn scm(args: &crate::scm::ScmArgs, order: Order) -> Result<()> {
+    if order.before.is_some() {
+        return Err(Error::usage(
+            "a run of `bench scm` is not gone on with; cvmio bench again runs it once more",
+        ));
+    }
+    let out = order.out.or_else(|| args.out.clone()).unwrap_or_else(|| default_out("scm"));
+    let args = crate::scm::ScmArgs { out: Some(out.clone()), ..args.clone() };
+    let run = crate::scm::run(&args, order.words, &order.cvmio)?;
+    show::print(&show::summary(&run));
+    show::print(&run.notes.join("\n"));
+    tell_end(&run, &out)
+}
+
 /// Memory that is copied: more than caches hold.
 const MEMORY: usize = 256 << 20;
 
@@ -388,6 +406,7 @@ fn repeat(path: &Path, order: Order) -> Result<()> {
         Measure::Rq(args) => super::rq::rq(&args, order),
         Measure::Vm(args) => super::vm::vm(&args, order),
         Measure::Breakdown(args) => super::breakdown::breakdown(&args, order),
+        Measure::Scm(args) => scm(&args, order),
         _ => Err(Error::usage(format!("{}: its command measures nothing", path.display()))),
     }
 }

@@ -1,16 +1,18 @@
 //! One client of a server: what it says, and its faults.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
+use super::ahead::Ahead;
 use super::{ABSENT, ACTIVE, Server, TICK, firecracker, readable};
 use crate::Error;
 use crate::protocol::{self, ClientMessage, LIMIT, Mapped, ServerMessage};
@@ -18,6 +20,12 @@ use crate::uffd::{self, Event};
 
 /// How long a client may take for its first message, or to take ranges out of its page tables.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How long it is looked for the next fault before the thread sleeps: to wake it takes longer than to open a page.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// The steps of one fault in so many are timed.
+const TIMED: u64 = 8;
 
 /// A VMM that has the region mapped.
 pub(super) struct Client {
@@ -29,8 +37,12 @@ pub(super) struct Client {
     answered: Condvar,
     asked: AtomicU64,
     gone: AtomicBool,
-    /// Held while faults are served.
-    serving: Mutex<()>,
+    /// Held shared while a fault is served.
+    serving: RwLock<()>,
+    ahead: Mutex<Ahead>,
+    /// Faults that arrived together with another one, for the other threads.
+    waiting: Mutex<VecDeque<u64>>,
+    arrived: Condvar,
 }
 
 /// Serves a connection to its end.
@@ -79,7 +91,10 @@ fn attach(
         answered: Condvar::new(),
         asked: AtomicU64::new(0),
         gone: AtomicBool::new(false),
-        serving: Mutex::new(()),
+        serving: RwLock::new(()),
+        ahead: Mutex::new(Ahead::new(server.limits.read_ahead)),
+        waiting: Mutex::default(),
+        arrived: Condvar::new(),
     });
     {
         let mut place = server.client();
@@ -88,10 +103,12 @@ fn attach(
         }
         *place = Some(Arc::clone(&client));
     }
-    let faults = {
+    let begin = |work: fn(&Client, &Server)| {
         let (server, client) = (Arc::clone(server), Arc::clone(&client));
-        thread::spawn(move || client.serve_faults(&server))
+        thread::spawn(move || work(&client, &server))
     };
+    let helpers = (1..server.limits.threads).map(|_| begin(Client::help));
+    let threads: Vec<_> = helpers.chain([begin(Client::serve_faults)]).collect();
     let said = client.say(&ServerMessage::Ok {});
     while said.is_ok() {
         match reader.next(server) {
@@ -110,8 +127,10 @@ fn attach(
     client.gone.store(true, Ordering::Release);
     client.answered.notify_all();
     let _ = client.stream.shutdown(std::net::Shutdown::Both);
-    // It has nothing to return, and a panic in it has been told.
-    let _ = faults.join();
+    for thread in threads {
+        // It has nothing to return, and a panic in it has been told.
+        let _ = thread.join();
+    }
     *server.client() = None;
     Ok(())
 }
@@ -149,73 +168,156 @@ impl Client {
 
     /// Serves no more faults, and ends the connection: the VMM takes everything out of its page tables, and gives its lease back.
     pub(super) fn let_go(&self) {
-        let _serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner);
+        let _serving = self.serving.write().unwrap_or_else(PoisonError::into_inner);
         let _ = self.zap_ranges(vec![(self.mapped.address, self.mapped.length)]);
         let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 
+    /// Reads faults and serves them, to the end of the client.
     fn serve_faults(&self, server: &Server) {
+        let spin = if thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) {
+            SPIN
+        } else {
+            Duration::ZERO
+        };
         let mut events = Vec::new();
+        let mut last: Option<Instant> = None;
         while !self.gone.load(Ordering::Acquire) && !server.is_stopping() {
-            if !readable(&self.uffd, TICK).unwrap_or(false) {
+            let is_hot = last.is_some_and(|last| last.elapsed() < spin);
+            if !is_hot && !readable(&self.uffd, TICK).unwrap_or(false) {
+                last = None;
                 continue;
             }
-            let _serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner);
-            if server.is_stopping() {
-                break;
-            }
-            let arrived = Instant::now();
             if let Err(error) = uffd::read(self.uffd.as_fd(), &mut events) {
                 eprintln!("error: the userfaultfd of a VMM cannot be read: {error}");
-                return;
+                break;
             }
-            for event in events.drain(..) {
-                if let Event::Fault(address) = event {
-                    self.fault(server, address);
-                    server.engine.stats().faults.fetch_add(1, Ordering::Relaxed);
-                    server.engine.stats().fault_latency.record(arrived.elapsed());
+            if events.is_empty() {
+                std::hint::spin_loop();
+                continue;
+            }
+            let mut touched = events.drain(..).filter_map(|event| match event {
+                Event::Fault(address) => Some(address),
+                _ => None,
+            });
+            let first = touched.next();
+            let mut others = touched.peekable();
+            if others.peek().is_some() {
+                self.waiting().extend(others);
+                self.arrived.notify_all();
+            }
+            let mut next = first;
+            while let Some(address) = next {
+                self.serve_fault(server, address);
+                next = self.waiting().pop_front();
+            }
+            last = Some(Instant::now());
+        }
+        self.arrived.notify_all();
+        for address in self.waiting().drain(..) {
+            self.put_back(server, address);
+        }
+    }
+
+    /// Has a touch happen again, for the next server.
+    fn put_back(&self, server: &Server, address: u64) {
+        let size = server.engine.geometry().page_size();
+        let inside = address.saturating_sub(self.mapped.address);
+        if let Some(address) = self.address((self.mapped.offset + inside) / size, size) {
+            let _ = uffd::wake(self.uffd.as_fd(), address, size);
+        }
+    }
+
+    /// Serves faults that arrived together with others, to the end of the client.
+    fn help(&self, server: &Server) {
+        let mut waiting = self.waiting();
+        while !self.gone.load(Ordering::Acquire) && !server.is_stopping() {
+            match waiting.pop_front() {
+                Some(address) => {
+                    drop(waiting);
+                    self.serve_fault(server, address);
+                    waiting = self.waiting();
+                }
+                None => {
+                    waiting =
+                        self.arrived.wait_timeout(waiting, TICK).unwrap_or_else(PoisonError::into_inner).0;
                 }
             }
         }
     }
 
-    fn fault(&self, server: &Server, address: u64) {
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<u64>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serve_fault(&self, server: &Server, address: u64) {
+        let _serving = self.serving.read().unwrap_or_else(PoisonError::into_inner);
+        if server.is_stopping() {
+            return self.put_back(server, address);
+        }
+        let began = Instant::now();
         let Mapped { address: first, length, offset } = self.mapped;
-        let size = server.engine.geometry().page_size();
         let Some(inside) = address.checked_sub(first).filter(|inside| *inside < length) else { return };
-        let page = (offset + inside) / size;
+        let page = (offset + inside) / server.engine.geometry().page_size();
+        let faults = server.engine.stats().faults.fetch_add(1, Ordering::Relaxed);
         server.wait_for_room();
-        let address = first + (page * size - offset);
+        let shown = self.show(server, page, faults.is_multiple_of(TIMED));
+        server.engine.stats().fault_latency.record(began.elapsed());
+        match shown {
+            Ok(()) => self.read_ahead(server, page),
+            Err(error) => {
+                server.engine.count_corrupt(&error);
+                self.refuse(server, page, &error);
+            }
+        }
+    }
+
+    /// Opens a page, unless it is open, and puts it into the VMM's page tables.
+    fn show(&self, server: &Server, page: u64, is_timed: bool) -> Result<(), Error> {
+        let size = server.engine.geometry().page_size();
+        let Some(address) = self.address(page, size) else { return Ok(()) };
         loop {
-            let resumed = server.engine.while_locked(page, |is_open| {
-                is_open.then(|| {
-                    server.note_use(page);
-                    uffd::resume(self.uffd.as_fd(), address, size)
-                })
-            });
+            let resumed = server.engine.open_then(page, is_timed, || {
+                server.note_use(page);
+                uffd::resume(self.uffd.as_fd(), address, size)
+            })?;
             match resumed {
-                Some(Ok(())) => return,
+                Ok(()) => return Ok(()),
                 // The VMM changes its mappings just now.
-                Some(Err(error)) if error.raw_os_error() == Some(libc::EAGAIN) => thread::yield_now(),
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => thread::yield_now(),
                 // It, or its mapping, is gone.
-                Some(Err(error)) => {
+                Err(error) => {
                     if !self.gone.load(Ordering::Acquire) {
                         eprintln!("page {page} cannot be shown to its VMM: {error}");
                     }
-                    return;
-                }
-                None => {
-                    if let Err(error) = server.engine.open_page(page) {
-                        return self.refuse(page, address, size, &error);
-                    }
+                    return Ok(());
                 }
             }
+        }
+    }
+
+    /// Opens what a sequential reader will touch next. It stops where there is little room, and before a page that does not open: that one is
+    /// told when it is touched.
+    fn read_ahead(&self, server: &Server, page: u64) {
+        let size = server.engine.geometry().page_size();
+        for next in self.ahead.lock().unwrap_or_else(PoisonError::into_inner).touched(page) {
+            let is_mapped = self.address(next, size).is_some();
+            let is_new = is_mapped && server.used(next).load(Ordering::Acquire) == ABSENT;
+            if !is_mapped || server.is_stopping() || server.has_little_room() {
+                return;
+            }
+            if is_new && self.show(server, next, false).is_err() {
+                return;
+            }
+            server.engine.stats().ahead.fetch_add(u64::from(is_new), Ordering::Relaxed);
         }
     }
 
     /// A touch that must not go on: it becomes a memory error of the VMM.
-    fn refuse(&self, page: u64, address: u64, size: u64, error: &Error) {
+    fn refuse(&self, server: &Server, page: u64, error: &Error) {
         eprintln!("error: {error}");
+        let size = server.engine.geometry().page_size();
+        let Some(address) = self.address(page, size) else { return };
         if let Err(error) = uffd::poison(self.uffd.as_fd(), address, size) {
             eprintln!(
                 "the VMM's touch of page {page} cannot be made a memory error ({error}), so it waits for good"
@@ -250,6 +352,11 @@ impl Server {
         }
     }
 
+    /// Whether what is opened ahead would soon take the room of what is touched.
+    fn has_little_room(&self) -> bool {
+        self.open.load(Ordering::Acquire) * 4 >= self.limits.open_pages * 3
+    }
+
     /// Waits while as many pages are open as may be. A VMM that does not give pages back must not stop the others of its threads for ever.
     fn wait_for_room(&self) {
         let begun = Instant::now();
@@ -257,7 +364,7 @@ impl Server {
             && begun.elapsed() < PATIENCE
             && !self.is_stopping()
         {
-            thread::sleep(Duration::from_micros(200));
+            thread::sleep(Duration::from_micros(50));
         }
     }
 }

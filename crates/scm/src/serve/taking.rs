@@ -7,8 +7,20 @@ use std::time::{Duration, Instant};
 
 use super::{ABSENT, ACTIVE, Server, ZAPPED};
 
-/// Most pages of a batch: one message to the client, and one stretch in which a fault waits for the same processor.
+/// Most pages of a batch, and most bytes: one message to the client, and one stretch of work without a look at the limits.
 const BATCH: usize = 256;
+const BATCH_BYTES: u64 = 8 << 20;
+
+/// Processor time of the calling thread.
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+/// How long a thread must rest after so much work, to use no more than so many percent of a processor.
+fn rest(work: Duration, percent: u32) -> Duration {
+    (work * 100 / percent.clamp(1, 100)).saturating_sub(work)
+}
 
 impl Server {
     /// Takes pages back until the server stops; then all of them.
@@ -16,14 +28,28 @@ impl Server {
         let pause = (self.limits.idle / 2).clamp(Duration::from_millis(1), Duration::from_millis(100));
         let mut zapped = Vec::new();
         while !self.is_stopping() {
+            let before = processor_time();
             self.encrypt(&mut zapped);
             let idle = self.choose();
             let is_full = self.is_nearly_full();
             if self.zap(&idle) {
                 zapped = idle;
             }
-            if !is_full || zapped.is_empty() {
-                thread::sleep(pause);
+            let work = processor_time().saturating_sub(before);
+            let microseconds = u64::try_from(work.as_micros()).unwrap_or(u64::MAX);
+            self.engine.stats().taking_cpu_us.fetch_add(microseconds, Ordering::Relaxed);
+            if is_full && !zapped.is_empty() {
+                continue;
+            }
+            let mut left = rest(work, self.limits.cpu_percent).max(pause);
+            // Not longer than it takes to see that touches wait.
+            while !left.is_zero() && !self.is_stopping() {
+                if self.is_nearly_full() && left > pause {
+                    break;
+                }
+                let nap = left.min(pause);
+                thread::sleep(nap);
+                left -= nap;
             }
         }
         self.encrypt(&mut zapped);
@@ -36,12 +62,14 @@ impl Server {
 
     /// The pages that have been active for longest, as far as they are to go.
     fn choose(&self) -> Vec<u64> {
+        let most = BATCH_BYTES / self.engine.geometry().page_size();
+        let most = usize::try_from(most).unwrap_or(BATCH).clamp(1, BATCH);
         let mut order = self.order();
         let mut chosen = Vec::new();
-        while chosen.len() < BATCH {
+        while chosen.len() < most {
             let is_full = self.is_nearly_full();
             let Some((page, since)) = order.front().copied() else { break };
-            if since.elapsed() < self.limits.idle && !(is_full && chosen.len() < BATCH / 4) {
+            if since.elapsed() < self.limits.idle && !(is_full && chosen.len() < most.div_ceil(4)) {
                 break;
             }
             order.pop_front();
@@ -99,5 +127,19 @@ impl Server {
                 Err(error) => eprintln!("error: page {page} cannot be taken back: {error}"),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_paid_for_by_rest() {
+        let work = Duration::from_millis(10);
+        assert_eq!(rest(work, 100), Duration::ZERO);
+        assert_eq!(rest(work, 25), Duration::from_millis(30));
+        assert_eq!(rest(work, 1), Duration::from_millis(990));
+        assert_eq!(rest(Duration::ZERO, 1), Duration::ZERO);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use scm::{Error, Geometry};
+use scm::{Error, Fault, Geometry, Medium};
 
 use crate::campaign::{Campaign, Content, PAGE, told};
 use crate::crash_medium::CrashMedium;
@@ -162,4 +162,135 @@ fn changes_and_replays_are_found() {
     all().unwrap();
     forged_log().unwrap();
     two_futures().unwrap();
+}
+
+#[test]
+fn a_page_that_was_accepted_is_vouched_for_again() {
+    let (mut campaign, image, _) = Campaign::new(21, 4, 1).unwrap();
+    let medium = Arc::new(CrashMedium::new(&image));
+    let contents: Vec<_> = (0..4).map(|_| campaign.content()).collect();
+    let (engine, _) = campaign.open(&medium).unwrap();
+    for (page, content) in (0..).zip(&contents) {
+        engine.write(page, 0, content).unwrap();
+    }
+    engine.open_page(1).unwrap();
+    engine.open_page(2).unwrap();
+    // A crash.
+    drop(engine);
+    let (engine, report) = campaign.open(&medium).unwrap();
+    assert_eq!((report.open, engine.status().unverified), (2, 2));
+    assert!(engine.accept(1).unwrap());
+    assert!(!engine.accept(1).unwrap() && !engine.accept(0).unwrap());
+    drop(engine);
+    let (engine, report) = campaign.open(&medium).unwrap();
+    assert_eq!(report.unverified, 1);
+    assert!(!engine.is_unverified(1) && engine.is_unverified(2));
+    for (page, content) in (0..).zip(&contents) {
+        let mut found = [0; PAGE];
+        engine.read(page, 0, &mut found).unwrap();
+        assert_eq!(found, *content, "page {page}");
+    }
+    // What was changed outside cannot be accepted.
+    let mut image = medium.now();
+    image[2 * PAGE / 8] ^= 1;
+    let (engine, _) = campaign.open(&Arc::new(CrashMedium::new(&image))).unwrap();
+    assert!(matches!(engine.accept(2), Err(Error::CorruptPage { page: 2 })));
+    assert!(engine.is_unverified(2));
+}
+
+/// A medium whose pages fail from some access on, as SIGBUS tells of it.
+struct Failing {
+    medium: Arc<CrashMedium>,
+    bad: std::ops::Range<u64>,
+    left: std::sync::atomic::AtomicU64,
+}
+
+impl Failing {
+    fn check(&self, at: u64, len: u64) -> Result<(), Fault> {
+        use std::sync::atomic::Ordering;
+        if at < self.bad.end && self.bad.start < at + len {
+            let left =
+                self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+            left.map_err(|_| Fault::Lost { offset: at })?;
+        }
+        Ok(())
+    }
+}
+
+impl Medium for Failing {
+    fn len(&self) -> u64 {
+        self.medium.len()
+    }
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Fault> {
+        self.medium.read(at, out)?;
+        self.check(at, out.len() as u64)
+    }
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.check(at, bytes.len() as u64)?;
+        self.medium.write(at, bytes)
+    }
+    fn load(&self, at: u64) -> Result<u64, Fault> {
+        self.check(at, 8)?;
+        self.medium.load(at)
+    }
+    fn store(&self, at: u64, word: u64) -> Result<(), Fault> {
+        self.check(at, 8)?;
+        self.medium.store(at, word)
+    }
+    fn write_back(&self, at: u64, len: u64) -> Result<(), Fault> {
+        self.check(at, len)?;
+        self.medium.write_back(at, len)
+    }
+    fn fence(&self) -> Result<(), Fault> {
+        self.medium.fence()
+    }
+}
+
+/// A page of the data, and any part of the hidden one, fails at its first, second, ... access while pages are opened, encrypted and written.
+#[test]
+fn a_medium_that_fails_stops_the_engine_and_no_other_page_is_lost() {
+    let (mut campaign, image, _) = Campaign::new(22, 4, 1).unwrap();
+    let start = Arc::new(CrashMedium::new(&image));
+    let contents: Vec<_> = (0..4).map(|_| campaign.content()).collect();
+    let (engine, _) = campaign.open(&start).unwrap();
+    for (page, content) in (0..).zip(&contents) {
+        engine.write(page, 0, content).unwrap();
+    }
+    drop(engine);
+    let whole = start.now();
+    let geometry = campaign.geometry;
+    let mut failures = 0;
+    for bad in [geometry.page_at(1)..geometry.page_at(2), geometry.data_len()..geometry.header_at(0)] {
+        for left in 0..40 {
+            let medium = Arc::new(CrashMedium::new(&whole));
+            let (engine, _) = campaign.open(&medium).unwrap();
+            drop(engine);
+            let failing = Failing { medium: Arc::clone(&medium), bad: bad.clone(), left: (u64::MAX).into() };
+            let failing = Arc::new(failing);
+            let dynamic: Arc<dyn Medium> = Arc::clone(&failing) as Arc<dyn Medium>;
+            let (engine, _) = campaign.open_any(dynamic).unwrap();
+            failing.left.store(left, std::sync::atomic::Ordering::Relaxed);
+            let mut found = [0; PAGE];
+            let done = engine
+                .open_page(1)
+                .and_then(|_| engine.close_page(1))
+                .and_then(|_| engine.write(1, 0, &contents[1]))
+                .and_then(|()| engine.read(1, 0, &mut found));
+            if let Err(error) = done {
+                failures += 1;
+                assert!(matches!(error, Error::Medium(Fault::Lost { .. })), "{error}");
+                assert!(matches!(engine.read(0, 0, &mut found), Err(Error::Stopped)));
+                assert!(engine.status().stopped);
+            }
+            drop(engine);
+            // The medium is mended, with what it had.
+            let (engine, report) = campaign.open(&medium).unwrap();
+            assert_eq!(report.corrupt, 0);
+            for (page, content) in (0..).zip(&contents) {
+                engine.read(page, 0, &mut found).unwrap();
+                assert_eq!(found, *content, "page {page}, access {left}");
+            }
+        }
+    }
+    assert!(failures > 20, "{failures} failures");
 }

@@ -85,7 +85,10 @@ impl Campaign {
     }
 
     pub fn open(&self, medium: &Arc<CrashMedium>) -> Result<(Engine, Report), Error> {
-        let medium: Arc<dyn Medium> = Arc::clone(medium) as Arc<dyn Medium>;
+        self.open_any(Arc::clone(medium) as Arc<dyn Medium>)
+    }
+
+    pub fn open_any(&self, medium: Arc<dyn Medium>) -> Result<(Engine, Report), Error> {
         Engine::open(medium, &credential(), Arc::clone(&self.salts), &|_, _| {})
     }
 

@@ -19,19 +19,19 @@ use crate::campaign::credential;
 
 const SIZE: usize = 4096;
 
-struct Place {
+pub struct Place {
     directory: tempfile::TempDir,
     pages: usize,
 }
 
-struct Running {
-    server: Arc<Server>,
+pub struct Running {
+    pub server: Arc<Server>,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<(), Error>>,
 }
 
 impl Place {
-    fn new(parent: &Path, page_size: u64, pages: u64) -> Place {
+    pub fn new(parent: &Path, page_size: u64, pages: u64) -> Place {
         let directory = tempfile::tempdir_in(parent).unwrap();
         let geometry =
             Geometry::new(page_size, pages, 4, Mapping::granule(directory.path()).unwrap()).unwrap();
@@ -41,7 +41,7 @@ impl Place {
         Place { directory, pages: usize::try_from(pages).unwrap() }
     }
 
-    fn region(&self) -> PathBuf {
+    pub fn region(&self) -> PathBuf {
         self.directory.path().join("region")
     }
 
@@ -50,11 +50,15 @@ impl Place {
     }
 
     fn serve(&self, open_pages: u64, idle: Duration) -> Running {
+        self.serve_within(Limits { open_pages, idle, threads: 2, ..Limits::default() })
+    }
+
+    pub fn serve_within(&self, limits: Limits) -> Running {
         let mapping = Arc::new(Mapping::open(&self.region(), Access::Exclusive).unwrap());
         Server::wait_for_vmm(&mapping, Duration::from_secs(5)).unwrap();
         let medium: Arc<dyn Medium> = Arc::clone(&mapping) as Arc<dyn Medium>;
         let (engine, _) = Engine::open(medium, &credential(), Arc::new(SystemRandom), &|_, _| {}).unwrap();
-        let server = Server::new(Arc::new(engine), mapping, Limits { open_pages, idle }).unwrap();
+        let server = Server::new(Arc::new(engine), mapping, limits).unwrap();
         let _ = std::fs::remove_file(self.socket());
         let listener = UnixListener::bind(self.socket()).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
@@ -66,7 +70,7 @@ impl Place {
     }
 
     /// Maps the data, as a VMM does, with advice to use huge pages.
-    fn map(&self, page_size: usize) -> Vmm {
+    pub fn map(&self, page_size: usize) -> Vmm {
         let file = File::options().read(true).write(true).open(self.region()).unwrap();
         let len = self.pages * page_size;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
@@ -84,16 +88,22 @@ impl Place {
 }
 
 impl Running {
-    fn open(&self) -> u64 {
+    pub fn open(&self) -> u64 {
         self.server.engine().status().open
     }
 
-    fn stop(self) {
+    pub fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap().unwrap();
+        // Threads of clients have the region locked until they end.
+        let begun = Instant::now();
+        while Arc::strong_count(&self.server) > 1 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "a thread of a client goes on");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
-    fn wait_until_closed(&self) {
+    pub fn wait_until_closed(&self) {
         let begun = Instant::now();
         while self.open() > 0 {
             assert!(begun.elapsed() < Duration::from_secs(20), "{} pages stay open", self.open());
@@ -102,9 +112,9 @@ impl Running {
     }
 }
 
-struct Vmm {
+pub struct Vmm {
     attached: Option<Attached>,
-    base: *mut u8,
+    pub base: *mut u8,
     len: usize,
 }
 
@@ -117,18 +127,18 @@ impl Vmm {
         self.base.wrapping_add(at).cast()
     }
 
-    fn load(&self, at: usize) -> u64 {
+    pub fn load(&self, at: usize) -> u64 {
         // SAFETY: in the mapping, aligned.
         unsafe { self.word(at).read_volatile() }
     }
 
-    fn store(&self, at: usize, value: u64) {
+    pub fn store(&self, at: usize, value: u64) {
         // SAFETY: in the mapping, aligned.
         unsafe { self.word(at).write_volatile(value) };
     }
 
     /// Whether a page is in this process's page tables (proc_pid_pagemap(5), bit 63).
-    fn is_present(&self, page: usize) -> bool {
+    pub fn is_present(&self, page: usize) -> bool {
         let mut word = [0; 8];
         let at = (self.base.addr() / SIZE + page) as u64 * 8;
         std::os::unix::fs::FileExt::read_exact_at(&File::open("/proc/self/pagemap").unwrap(), &mut word, at)
@@ -186,6 +196,57 @@ fn pages_are_taken_back_and_keep_what_was_stored() {
     let status = running.server.engine().status();
     assert!(status.batches > 0 && status.closed >= 3 * 64);
     assert_eq!(status.unverified, 0);
+    drop(vmm);
+    running.stop();
+}
+
+#[test]
+fn a_sequential_reader_has_its_pages_opened_ahead() {
+    let place = Place::new(shm(), 4096, 512);
+    let limits = Limits { open_pages: 1000, idle: Duration::from_secs(600), threads: 2, ..Limits::default() };
+    let read = |read_ahead: u64| {
+        let running = place.serve_within(Limits { read_ahead, ..limits });
+        let vmm = place.map(SIZE);
+        for page in 0..300 {
+            let at = page * SIZE + 8;
+            assert_eq!(vmm.load(at), if read_ahead == 0 { 0 } else { page as u64 });
+            vmm.store(at, page as u64);
+        }
+        let status = running.server.engine().status();
+        drop(vmm);
+        running.stop();
+        status
+    };
+    let without = read(0);
+    assert_eq!((without.ahead, without.faults, without.opened), (0, 300, 300));
+    let with = read(32);
+    assert!(with.faults < 150 && with.ahead > 150, "{} faults, {} ahead", with.faults, with.ahead);
+    assert!(with.opened <= 300 + 32, "{} pages were opened for 300", with.opened);
+    // At the bound there is no room for it.
+    let running = place.serve_within(Limits { read_ahead: 32, open_pages: 16, ..limits });
+    let vmm = place.map(SIZE);
+    (0..200).for_each(|page| assert_eq!(vmm.load(page * SIZE + 8), page as u64));
+    assert!(running.open() <= 16);
+    drop(vmm);
+    running.stop();
+}
+
+/// A VMM touches all of its pages again and again, and each is taken back when it was idle for a millisecond.
+#[test]
+fn taking_pages_back_has_a_bound_of_processor_time() {
+    let place = Place::new(shm(), 4096, 512);
+    let idle = Duration::from_millis(1);
+    let running =
+        place.serve_within(Limits { open_pages: 10_000, idle, cpu_percent: 5, ..Limits::default() });
+    let vmm = place.map(SIZE);
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(800) {
+        (0..512).for_each(|page| assert_eq!(vmm.load(page * SIZE), 0));
+    }
+    let (used, elapsed) = (running.server.engine().status().taking_cpu_ms, begun.elapsed().as_millis());
+    assert!(running.server.engine().status().batches > 0);
+    // A batch may be under way when the bound is reached.
+    assert!(u128::from(used) <= elapsed / 20 + 30, "{used} ms of {elapsed} ms");
     drop(vmm);
     running.stop();
 }
@@ -320,7 +381,7 @@ fn a_region_where_touches_are_not_told_of_is_refused() {
     }
     let medium: Arc<dyn Medium> = Arc::clone(&mapping) as Arc<dyn Medium>;
     let (engine, _) = Engine::open(medium, &credential(), Arc::new(SystemRandom), &|_, _| {}).unwrap();
-    let limits = Limits { open_pages: 1, idle: Duration::from_secs(1) };
+    let limits = Limits::default();
     let error = Server::new(Arc::new(engine), mapping, limits).unwrap_err();
     assert!(error.to_string().contains("tmpfs and hugetlbfs only"), "{error}");
 }

@@ -1,0 +1,261 @@
+//! Targets, and their turns.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use report::run::Metric;
+use tempfile::TempDir;
+
+use super::ScmArgs;
+use super::cases::{Hot, Load};
+use crate::error::{Context, Error, Result};
+use crate::fio;
+use crate::interrupt::Interrupt;
+use crate::program::{Server, output, run, shown};
+use crate::session::Measured;
+
+/// The baseline.
+pub const MEMORY: &str = "memory";
+/// Each load and store traps.
+pub const NAIVE: &str = "naive way";
+/// Another process lets touches go on; it sleeps in between.
+pub const ASLEEP: &str = "kernel's fault";
+/// The same, without sleep.
+pub const AWAKE: &str = "kernel's fault, polled";
+/// Read-ahead is off.
+pub const WITHOUT: &str = "userfaultfd 4K without read-ahead";
+
+/// Names, and how a target is made.
+pub const TARGETS: [(&str, &str); 9] = [
+    (MEMORY, "tmpfs"),
+    ("fuse 4K", "cvmio-scm serve --mode fuse"),
+    ("fuse 2M", "cvmio-scm serve --mode fuse, pages of 2 MiB"),
+    ("userfaultfd 4K", "cvmio-scm serve --mode userfaultfd"),
+    (WITHOUT, "cvmio-scm serve --mode userfaultfd --read-ahead 0"),
+    ("userfaultfd 2M", "cvmio-scm serve --mode userfaultfd, pages of 2 MiB"),
+    (NAIVE, "each load and store traps"),
+    (ASLEEP, "userfaultfd, minor faults, nothing encrypted"),
+    (AWAKE, "userfaultfd, minor faults, nothing encrypted, the handler does not sleep"),
+];
+
+/// Whether a target is a file that is served.
+pub fn is_file(target: &str) -> bool {
+    target.starts_with("fuse")
+}
+
+/// Whether a target is a mapping that is served.
+pub fn is_mapped(target: &str) -> bool {
+    target.starts_with("userfaultfd")
+}
+
+/// What all targets are made with.
+pub struct Ground<'a> {
+    pub program: PathBuf,
+    library: PathBuf,
+    directory: &'a Path,
+    size: u64,
+    seconds: f64,
+    interrupt: &'a Interrupt,
+}
+
+impl<'a> Ground<'a> {
+    /// # Errors
+    /// When `cvmio-scm` or its library is not there.
+    pub fn new(args: &'a ScmArgs, cvmio: &Path, interrupt: &'a Interrupt) -> Result<Self> {
+        let beside = cvmio.with_file_name("cvmio-scm");
+        let program = if beside.exists() { beside } else { "cvmio-scm".into() };
+        let near = |path: &str| cvmio.parent().map(|place| place.join(path));
+        let known = [near("libcvmio_scm.so"), near("../lib/cvmio/libcvmio_scm.so")];
+        let known = known.into_iter().flatten().chain(["/usr/lib/cvmio/libcvmio_scm.so".into()]);
+        let library = args.library.clone().into_iter().chain(known).find(|path| path.exists());
+        let library = library.and_then(|path| path.canonicalize().ok()).ok_or_else(|| {
+            Error::usage(
+                "libcvmio_scm.so is not there; install the package cvmio-scm, or name it with --library",
+            )
+        })?;
+        Ok(Self { program, library, directory: &args.dir, size: args.size, seconds: args.seconds, interrupt })
+    }
+}
+
+/// A target that is at work.
+pub struct Stage<'a> {
+    ground: &'a Ground<'a>,
+    name: String,
+    commands: Vec<String>,
+    /// What a turn before has left running, and whether all of its pages may be open. It ends before its place goes.
+    serving: Option<(Server, bool)>,
+    place: Option<TempDir>,
+}
+
+impl<'a> Stage<'a> {
+    /// Nothing is made before the first turn.
+    pub fn new(ground: &'a Ground<'a>, name: &str) -> Self {
+        Self { ground, name: name.into(), commands: Vec::new(), serving: None, place: None }
+    }
+
+    /// The commands that made it.
+    pub fn commands(&self) -> Vec<String> {
+        self.commands.clone()
+    }
+
+    /// One turn.
+    ///
+    /// # Errors
+    /// When a program is missing or fails.
+    pub fn turn(&mut self, load: &Load) -> Result<Measured> {
+        match (self.name.as_str(), load) {
+            (NAIVE, Load::Fio { kind, record, .. }) => self.naive(kind, *record),
+            (ASLEEP, Load::Faults { in_order }) => self.faults(*in_order, Some("asleep")),
+            (AWAKE, Load::Faults { in_order }) => self.faults(*in_order, Some("awake")),
+            (_, Load::Faults { in_order }) => {
+                self.serve(true, true)?;
+                self.faults(*in_order, None)
+            }
+            (_, Load::Fio { hot, .. }) => {
+                let first = *hot == Hot::First;
+                if is_file(&self.name) || is_mapped(&self.name) {
+                    self.serve(first, first)?;
+                }
+                self.fio(load)
+            }
+        }
+    }
+
+    fn at(&mut self, name: &str) -> Result<PathBuf> {
+        if self.place.is_none() {
+            let made = TempDir::with_prefix_in("cvmio-bench-scm-", self.ground.directory);
+            self.place = Some(made.doing(self.ground.directory.display())?);
+        }
+        let place = self.place.as_ref().ok_or_else(|| Error::io("there is no directory"))?;
+        Ok(place.path().join(name))
+    }
+
+    fn page(&self) -> u64 {
+        if self.name.ends_with("2M") { 2 << 20 } else { 4096 }
+    }
+
+    /// Makes the region, once, and has it served; `fresh` by a server that has no page open, `wide` by one that may open all.
+    fn serve(&mut self, fresh: bool, wide: bool) -> Result<()> {
+        if !fresh && self.serving.as_ref().is_some_and(|(_, served)| *served == wide) {
+            return Ok(());
+        }
+        self.serving = None;
+        let (region, key, socket) = (self.at("region")?, self.at("key")?, self.at("socket")?);
+        if !region.exists() {
+            fs::write(&key, [7; 64]).doing("a key")?;
+            fs::create_dir(self.at("mnt")?).doing("a directory to mount on")?;
+            let mut create = Command::new(&self.ground.program);
+            create.arg("create").arg(&region).arg("--key-file").arg(&key);
+            create.args(["--size", &self.ground.size.to_string(), "--page-size", &self.page().to_string()]);
+            self.commands.push(shown(&create));
+            output(&mut create, self.ground.interrupt)?;
+        }
+        let mut serve = Command::new(&self.ground.program);
+        serve.arg("serve").arg(&region).arg("--key-file").arg(&key).arg("--socket").arg(&socket);
+        if is_file(&self.name) {
+            serve.args(["--mode", "fuse", "--mountpoint"]).arg(self.at("mnt")?);
+        } else {
+            let limit = if wide { self.ground.size * 2 } else { self.ground.size / 4 };
+            serve.args(["--mode", "userfaultfd", "--idle-ms", "600000", "--open-limit", &limit.to_string()]);
+            if self.name == WITHOUT {
+                serve.args(["--read-ahead", "0"]);
+            }
+        }
+        if self.commands.len() < 2 {
+            self.commands.push(shown(&serve));
+        }
+        let _ = fs::remove_file(&socket);
+        let mut server = Server::start(&mut serve)?;
+        let file = self.at("mnt/pmem")?;
+        let is_file = is_file(&self.name);
+        server.wait_until(self.ground.interrupt, || {
+            socket.exists() && (!is_file || file.exists()) && UnixStream::connect(&socket).is_ok()
+        })?;
+        self.serving = Some((server, wide));
+        Ok(())
+    }
+
+    /// Lets a program have its mapping served, if this target is one.
+    fn preloaded(&mut self, command: &mut Command) -> Result<()> {
+        if is_mapped(&self.name) {
+            command.env("LD_PRELOAD", &self.ground.library);
+            command.env("CVMIO_SCM_REGION", self.at("region")?).env("CVMIO_SCM_SOCKET", self.at("socket")?);
+        }
+        Ok(())
+    }
+
+    fn fio(&mut self, load: &Load) -> Result<Measured> {
+        let file = self.at(if is_file(&self.name) { "mnt/pmem" } else { "region" })?;
+        if !file.exists() {
+            let mut zeros = File::open("/dev/zero").doing("/dev/zero")?.take(self.ground.size);
+            let mut plain = File::create(&file).doing(file.display())?;
+            std::io::copy(&mut zeros, &mut plain).doing(file.display())?;
+        }
+        let mut command = Command::new("fio");
+        command.args(load.options(self.ground.size, self.ground.seconds)).arg("--output-format=json");
+        command.arg(format!("--filename={}", file.display()));
+        self.preloaded(&mut command)?;
+        let said = output(&mut command, self.ground.interrupt)?;
+        fio::figures(&said, Metric::Bandwidth)
+    }
+
+    /// Runs a probe; the numbers that it printed.
+    fn probe(&mut self, words: &[String]) -> Result<BTreeMap<String, f64>> {
+        let program = std::env::current_exe().doing("this program")?;
+        let mut command = Command::new(program);
+        command.args(["bench", "scm-probe"]).args(words);
+        self.preloaded(&mut command)?;
+        let said = run(&mut command, self.ground.interrupt)?.must_succeed(&command)?.said;
+        serde_json::from_str(&said).doing("what a probe printed")
+    }
+
+    fn naive(&mut self, kind: &str, record: u64) -> Result<Measured> {
+        let (size, seconds) = (self.ground.size / 8, self.ground.seconds);
+        let words = format!("naive --length {size} --record {record} --kind {kind} --seconds {seconds}");
+        let words: Vec<String> = words.split(' ').map(String::from).collect();
+        let figures = self.probe(&words)?;
+        let of = |name: &str| figures.get(name).copied().unwrap_or(0.0);
+        Ok(Measured { value: of("bytes") / of("seconds"), figures })
+    }
+
+    fn faults(&mut self, in_order: bool, bare: Option<&str>) -> Result<Measured> {
+        let file = self.at("region")?;
+        if !file.exists() {
+            File::create(&file).doing(file.display())?;
+        }
+        let numbers = [("--length", self.ground.size), ("--page", self.page())];
+        let mut words = vec!["faults".to_string(), "--file".into(), file.display().to_string()];
+        words.extend(numbers.iter().flat_map(|(name, number)| [(*name).into(), number.to_string()]));
+        words.extend(in_order.then(|| "--in-order".into()));
+        words.extend(bare.iter().flat_map(|how| ["--bare".into(), (*how).into()]));
+        let mut figures = self.probe(&words)?;
+        // In order most touches are no faults, so there the mean tells more.
+        let value = figures.get(if in_order { "mean" } else { "p50" }).copied().unwrap_or(0.0);
+        if bare.is_none() {
+            figures.extend(self.steps()?);
+        }
+        Ok(Measured { value, figures })
+    }
+
+    /// What the server says of the steps.
+    fn steps(&mut self) -> Result<BTreeMap<String, f64>> {
+        let socket = self.at("socket")?;
+        let mut status = Command::new(&self.ground.program);
+        status.args(["status", "--json", "--socket"]).arg(socket);
+        let said = output(&mut status, self.ground.interrupt)?;
+        let status: serde_json::Value = serde_json::from_str(&said).doing("a server's status")?;
+        let mut figures = BTreeMap::new();
+        for name in ["faults", "ahead", "fault_p50_ns", "fault_p99_ns"] {
+            figures.extend(status[name].as_f64().map(|value| (name.replace('_', "-"), value)));
+        }
+        for step in status["fault_steps"].as_array().into_iter().flatten() {
+            let name = step["name"].as_str().unwrap_or_default();
+            figures.extend(step["p50_ns"].as_f64().map(|value| (format!("step {name}"), value)));
+        }
+        Ok(figures)
+    }
+}
