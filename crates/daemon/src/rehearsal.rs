@@ -52,11 +52,11 @@ mod tests {
     use std::sync::atomic::Ordering;
 
     use super::*;
-    use crate::testing::Bench;
+    use crate::testing::TestVolume;
 
     #[test]
     fn a_store_with_too_few_queues_is_refused_before_anything_is_claimed() {
-        let bench = Bench::new();
+        let bench = TestVolume::new();
         let store = bench.environment.store.as_ref();
         rehearse(store, 2).unwrap();
         bench.trouble.queues.store(4, Ordering::SeqCst);

@@ -18,7 +18,7 @@ pub use breakdown::BreakdownArgs;
 pub use dump::DumpArgs;
 pub use measure::{AppsArgs, FioArgs};
 pub use rq::RqArgs;
-pub use targets::{TargetArgs, parse_size};
+pub use targets::TargetArgs;
 pub use vm::VmArgs;
 
 /// What can be measured with programs, and shown.

@@ -15,7 +15,6 @@ use std::time::Instant;
 use clap::Args;
 use report::run::{FORMAT, Failure, Run, Sample, State, Target, VERSION};
 
-use crate::commands::parse_size;
 use crate::error::{Error, Kind, Result};
 use crate::interrupt::Interrupt;
 use crate::machine::{self, Watch};
@@ -39,7 +38,7 @@ pub struct ScmArgs {
     #[arg(long, default_value = "/dev/shm")]
     pub dir: PathBuf,
     /// Bytes of each region; the bound of open pages is a quarter, the hot set inside of it an eighth
-    #[arg(long, default_value = "256M", value_parser = parse_size)]
+    #[arg(long, default_value = "256M", value_parser = crate::size::parse)]
     pub size: u64,
     /// Records in KiB
     #[arg(long, value_delimiter = ',', default_values = ["1", "4", "16", "64"], value_parser = clap::value_parser!(u64).range(1..=1024))]

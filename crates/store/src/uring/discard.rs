@@ -122,8 +122,9 @@ mod tests {
         let store = FileStore::open(device, Options::default()).unwrap();
         let discarder =
             Discarder::start(Arc::clone(&store.inner), Arc::new(Doorbell::new().unwrap())).unwrap();
-        let requests = [(1, 16, 128), (2, 4096, 16)];
-        requests.map(|(token, block, blocks)| discarder.submit(Discard { token, block, blocks }));
+        for (token, block, blocks) in [(1, 16, 128), (2, 4096, 16)] {
+            discarder.submit(Discard { token, block, blocks });
+        }
         let (begun, mut ended) = (Instant::now(), Vec::new());
         while ended.len() < 2 {
             assert!(begun.elapsed() < Duration::from_secs(20), "{ended:?}");

@@ -8,7 +8,9 @@ use store::Operation;
 use volume::format::protections::Freshness;
 use volume::geometry::Shape;
 use volume::policy::Policy;
-use volume::{AttachOptions, Environment, KeyChange, KeyNotice, Kind, Remedy, Result, attach, change_keys, dump};
+use volume::{
+    AttachOptions, Environment, KeyChange, KeyNotice, Kind, Remedy, Result, attach, change_keys, dump,
+};
 
 const COST: Argon2Params = Argon2Params { memory_kib: 8, passes: 1, lanes: 1 };
 
