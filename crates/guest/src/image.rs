@@ -16,6 +16,8 @@ pub struct Guest<'a> {
     modules: Vec<String>,
     files: Vec<(String, PathBuf)>,
     disks: Vec<PathBuf>,
+    tpm: Option<PathBuf>,
+    cut: Option<(String, Duration)>,
     start: Start,
     processor: String,
     limit: Duration,
@@ -40,6 +42,8 @@ impl<'a> Guest<'a> {
             modules: Vec::new(),
             files: Vec::new(),
             disks: Vec::new(),
+            tpm: None,
+            cut: None,
             start: Start::Script,
             processor: machine::PROCESSOR.into(),
             limit: Duration::from_secs(120),
@@ -75,6 +79,13 @@ impl<'a> Guest<'a> {
     #[must_use]
     pub fn disk(mut self, file: &Path) -> Self {
         self.disks.push(file.into());
+        self
+    }
+
+    /// Gives it a TPM 2.0 (`/dev/tpm0`, `/dev/tpmrm0`): swtpm, whose control socket this is.
+    #[must_use]
+    pub fn tpm(mut self, control: &Path) -> Self {
+        self.tpm = Some(control.into());
         self
     }
 
@@ -128,9 +139,24 @@ impl<'a> Guest<'a> {
         };
         let Bed { debian, running, .. } = self.bed;
         let (disks, limit) = (&self.disks, self.limit);
-        let processor = &self.processor;
-        let machine = Machine { debian, directory: running, image, words, disks, processor, limit };
+        let (processor, tpm) = (&self.processor, self.tpm.as_deref());
+        let cut = self.cut.as_ref().map(|(text, delay)| (text.as_str(), *delay));
+        let machine = Machine { debian, directory: running, image, words, disks, tpm, cut, processor, limit };
         machine::run(&machine)
+    }
+
+    /// Boots, runs a script that does not end by itself, and cuts the power so long after it has printed this text. What it had printed.
+    ///
+    /// # Panics
+    /// When it ends before that, or does not print the text in time.
+    #[must_use]
+    pub fn power_cut(mut self, script: &str, text: &str, delay: Duration) -> String {
+        self.cut = Some((text.into(), delay));
+        match self.run(&format!("set -eu\n{script}")) {
+            Err(trouble) if trouble.reason == machine::CUT => trouble.output,
+            Ok(outcome) => panic!("the power was to be cut, and {outcome}"),
+            Err(trouble) => panic!("{trouble}"),
+        }
     }
 
     /// As [`run`](Self::run), for a script that must succeed; each of its commands must, unless it asks how they ended. What it printed.

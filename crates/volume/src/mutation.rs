@@ -88,6 +88,7 @@ mutations! {
     WritersForgotten, "writers-forgotten", "a superblock lists a unit until no write can be on its way there";
     DiscardUnreserved, "discard-unreserved", "a discard goes only to units that are reserved, as a write does";
     ForeignSegmentsTaken, "foreign-segments-taken", "the predecessor's journal segments are left alone";
+    SegmentUnreserved, "segment-unreserved", "a segment of the journal is entered when the anchor knows that it is reserved";
     PairShared, "superblock-pair-shared", "a session has a superblock pair of its own";
     // Trees and superblocks.
     EvictedEarly, "evicted-with-stale-parent", "a new node may be evicted when its parent holds its entry";
