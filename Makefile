@@ -22,9 +22,10 @@ static: packages
 	$(CARGO) rustc --profile $(PROFILE) -p cvmio --bin cvmio --target-dir target -- -C target-feature=+crt-static
 	install -D -s target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/cvmio target/static/cvmio
 
-# Puts a volume to work, then attacks it in every way that its host could. Leaves nothing behind.
+# Puts a volume to work, then attacks it in every way that its host could. Leaves nothing behind. ANCHOR=etcd, tpm or owner starts the real
+# thing, and rolls back all that the host holds.
 demo: build
-	$(SUDO) env HOME="$$HOME" ./$(BINARY) demo
+	$(SUDO) env HOME="$$HOME" ./$(BINARY) demo $(if $(ANCHOR),--anchor $(ANCHOR))
 
 # What to run before each commit, with the tests of one crate.
 CRATE ?= volume
@@ -62,7 +63,8 @@ install: build
 	$(AS_ROOT) install -D -m 644 target/share/completions/bash $(ROOT)/share/bash-completion/completions/cvmio
 	$(AS_ROOT) install -D -m 644 target/share/completions/zsh $(ROOT)/share/zsh/site-functions/_cvmio
 	$(AS_ROOT) install -D -m 644 target/share/completions/fish $(ROOT)/share/fish/vendor_completions.d/cvmio.fish
-	$(AS_ROOT) install -D -m 644 -t $(ROOT)/lib/systemd/system target/share/systemd/cvmio@.service
+	sed 's|=/usr/bin/|=$(PREFIX)/bin/|' packaging/systemd/cvmio-owner.service > target/share/systemd/cvmio-owner.service
+	$(AS_ROOT) install -D -m 644 -t $(ROOT)/lib/systemd/system target/share/systemd/cvmio@.service target/share/systemd/cvmio-owner.service
 	$(AS_ROOT) install -d $(ROOT)/lib/systemd/system-generators
 	$(AS_ROOT) cp -d target/share/systemd/cvmio-generator $(ROOT)/lib/systemd/system-generators/
 	$(AS_ROOT) install -D -m 755 packaging/initramfs-tools/shutdown $(ROOT)/share/cvmio/shutdown

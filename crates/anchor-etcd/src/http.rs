@@ -153,7 +153,7 @@ impl Connection {
         socket.set_nonblocking(false).is_ok() && silent
     }
 
-    /// Sends a body and reads the answer. After an error nobody knows whether the server has it, and the connection is of no use.
+    /// Sends a body and reads the answer. After an error it is unknown whether the server has it, and the connection is of no use.
     pub(crate) fn post(&mut self, path: &str, body: &str, timeout: Duration) -> io::Result<Response> {
         self.stream.get_mut().timed().deadline = Instant::now() + timeout;
         let request = format!(

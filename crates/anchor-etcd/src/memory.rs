@@ -1,7 +1,7 @@
 //! What a cluster has said before, as long as the process lives.
 //!
 //! A store's revision only grows, and a cluster keeps its id. A cluster whose members were restored from a backup has either
-//! another id or an earlier revision. What was said before this process began, nobody remembers: see `docs/freshness.md`.
+//! another id or an earlier revision. What was said before this process began is not known: see `docs/freshness.md`.
 
 use anchor::{Address, Failure};
 

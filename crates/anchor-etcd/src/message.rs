@@ -239,7 +239,7 @@ impl<'de> Deserialize<'de> for Number {
     }
 }
 
-/// Bytes in base64. A stamp has 192, a key 1024 at most; whoever sends more is refused before it is decoded.
+/// Bytes in base64. A stamp has 192, a key 1024 at most; a longer text is refused before it is decoded.
 #[derive(Default)]
 struct Bytes(Vec<u8>);
 

@@ -1,13 +1,11 @@
-//! Who the cluster is, and who we are: the PEM files that the policy names.
+//! The PEM files that the policy names: the authority of the cluster's members, and our own certificate.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anchor::Options;
-use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::ClientConfig;
+use tls_files::{FileError, authorities, certificates, private_key, provider};
 
 /// The files. They are read for each connection, so that certificates may be replaced while a volume is attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,19 +38,17 @@ impl Tls {
 
     /// Reads the files. TLS 1.3 only.
     pub(crate) fn load(&self) -> Result<Arc<ClientConfig>, String> {
-        let mut roots = RootCertStore::empty();
-        for certificate in certificates(&self.ca)? {
-            roots.add(certificate).map_err(|error| format!("{}: {error}", self.ca.display()))?;
-        }
-        let builder = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        let unusable = |error: FileError| error.to_string();
+        let roots = authorities(&self.ca).map_err(unusable)?;
+        let builder = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(|error| format!("no TLS: {error}"))?
             .with_root_certificates(roots);
         let config = match &self.identity {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
-                let chain = certificates(certificate)?;
-                let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| unusable(key, &error))?;
+                let chain = certificates(certificate).map_err(unusable)?;
+                let secret = private_key(key).map_err(unusable)?;
                 builder.with_client_auth_cert(chain, secret).map_err(|error| {
                     format!(
                         "{} and {} are no certificate with its key: {error}",
@@ -63,21 +59,6 @@ impl Tls {
             }
         };
         Ok(Arc::new(config))
-    }
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let all = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let all = all.map_err(|error| unusable(path, &error))?;
-    if all.is_empty() { Err(format!("{} holds no certificate in PEM form", path.display())) } else { Ok(all) }
-}
-
-fn unusable(path: &Path, error: &rustls::pki_types::pem::Error) -> String {
-    use rustls::pki_types::pem::Error;
-    match error {
-        Error::Io(error) => format!("{}: {error}", path.display()),
-        Error::NoItemsFound => format!("{} holds nothing of this kind in PEM form", path.display()),
-        error => format!("{} is no PEM file: {error:?}", path.display()),
     }
 }
 

@@ -184,7 +184,7 @@ impl Client {
 
     fn nonce(&self) -> Result<[u8; NONCE_SIZE], Error> {
         let mut nonce = [0; NONCE_SIZE];
-        tls::provider().secure_random.fill(&mut nonce).map_err(|_| Error::Random)?;
+        tls_files::provider().secure_random.fill(&mut nonce).map_err(|_| Error::Random)?;
         Ok(nonce)
     }
 
@@ -202,13 +202,13 @@ impl Client {
 
     /// Reads the PEM files anew, so that renewed certificates count from the next connection on.
     fn config(&self) -> Result<Arc<ClientConfig>, Error> {
-        let mut config = ClientConfig::builder_with_provider(tls::provider())
+        let mut config = ClientConfig::builder_with_provider(tls_files::provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(Error::Credentials)?
-            .with_root_certificates(tls::authorities(&self.files.authority)?)
+            .with_root_certificates(tls_files::authorities(&self.files.authority)?)
             .with_client_auth_cert(
-                tls::certificates(&self.files.certificate)?,
-                tls::private_key(&self.files.key)?,
+                tls_files::certificates(&self.files.certificate)?,
+                tls_files::private_key(&self.files.key)?,
             )
             .map_err(Error::Credentials)?;
         config.alpn_protocols = vec![PROTOCOL.to_vec()];

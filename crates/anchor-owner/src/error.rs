@@ -1,10 +1,11 @@
 //! Why the service did not do what was asked.
 
-use crate::tls::{self, FileError};
+use crate::tls;
 use crate::wire::{Position, Refusal, Text, WireError};
 use anchor::Stamp;
 use std::fmt;
 use std::io;
+use tls_files::FileError;
 
 /// Why the service did not do what was asked. Each variant begins with the address of the service, where it has one.
 #[derive(Debug)]

@@ -54,7 +54,7 @@ fn client(rest: &str, options: &Options) -> Result<Client, anchor::Error> {
         })?;
         match Path::new(path).is_absolute() {
             true => Ok(path.into()),
-            // What a relative path means depends on who attaches from where.
+            // What a relative path means depends on the working directory.
             false => Err(anchor::Error::Unusable(format!("the option {name}={path} has a relative path"))),
         }
     };
@@ -91,7 +91,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         match error {
             Error::Conflict(held) => Failure::Refused(anchor::Error::Conflict(held)),
-            // Another attempt may have another end, and nobody has to do anything for it.
+            // Another attempt may succeed without anyone's help.
             Error::Unreachable(..)
             | Error::Lost(..)
             | Error::Unavailable(..)

@@ -190,7 +190,7 @@ impl TpmAnchor {
         })
     }
 
-    /// Does something with the index while nobody else uses the companion file.
+    /// Does something with the index while no other process uses the companion file.
     fn using(
         &mut self,
         act: impl FnOnce(&mut Index<'_>, &mut Companion) -> Result<Standing, Error>,

@@ -90,7 +90,7 @@ fn checksum(used: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// A companion file that nobody else uses now.
+/// A companion file that no other process uses now.
 #[derive(Debug)]
 pub struct Companion {
     path: PathBuf,
@@ -120,7 +120,7 @@ impl Companion {
         directory.sync_all().map_err(failed("syncing its directory"))
     }
 
-    /// Opens a file, and waits until nobody else uses it.
+    /// Opens a file, and waits until no other process uses it.
     ///
     /// # Errors
     /// If it is not there, or is no companion file.

@@ -123,14 +123,14 @@ impl std::error::Error for Error {
     }
 }
 
-/// Who can do something about an error.
+/// What can help against an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Remedy {
     /// Time: the same may work later.
     Wait,
     /// A person; the same may work when the machine is mended.
     Mend,
-    /// Nobody: trying again gives the same.
+    /// Nothing: trying again gives the same.
     None,
 }
 

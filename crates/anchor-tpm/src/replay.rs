@@ -1,13 +1,13 @@
 //! What an index's value stands for: a search through the attempts that a companion file has.
 //!
-//! The index only ever becomes SHA-256(value, digest of an attempt). So a value proves a whole history, and whoever has the attempts can
-//! follow it. The rule that makes this a compare-and-swap: **an attempt wins if it is extended at the value that it names as its base;
+//! The index only ever becomes SHA-256(value, digest of an attempt). So a value proves a whole history, and with the attempts it
+//! can be followed. The rule that makes this a compare-and-swap: **an attempt wins if it is extended at the value that it names as its base;
 //! extended anywhere else it changes nothing.** Two that were made upon the same base can't both win, whatever their order.
 //!
 //! To know the state, the last winner is enough, and the losers that were extended after it: the value leads back to it by hashes that
-//! nobody can make up, and the winner's own base shows that it has won. All that came before may be forgotten.
+//! cannot be made up, and the winner's own base shows that it has won. All that came before may be forgotten.
 //!
-//! Nobody can leave a winner out, or pass one off as a loser: an attempt's base is in what was hashed.
+//! A winner can't be left out, or passed off as a loser: an attempt's base is in what was hashed.
 
 use crate::attempt::{Attempt, Value, extended};
 

@@ -236,9 +236,9 @@ fn create(opening: &Opening<'_>) -> Result<Created, anchor::Error> {
 
 fn notes() -> Vec<String> {
     vec![
-        "A TPM that the host emulates is no root of freshness: whoever puts its state directory back has the old value. Use a chip, or a vTPM in an SVSM that keeps its state.".into(),
+        "A TPM that the host emulates is no root of freshness: with its state directory put back, it has the old value. Use a chip, or a vTPM in an SVSM that keeps its state.".into(),
         format!("A chip is good for some {ENDURANCE} writes of an index, one for each move of the anchor: use level transaction, or interval with 60 s or more."),
-        "Whoever has the secret and the TPM's owner hierarchy can roll the anchor back: keep the policy or the secret's file where the host cannot read it.".into(),
+        "The secret together with the TPM's owner hierarchy suffices to roll the anchor back: keep the policy or the secret's file where the host cannot read it.".into(),
     ]
 }
 

@@ -5,7 +5,7 @@
 //! | 1 | read the index's value, load the file, follow the value to the state; compare | nothing has changed |
 //! | 2 | write the attempt, and what a reader needs, into the slot not in force | a slot is torn, the other is enough; nothing has changed |
 //! | 3 | sync the file | the attempt is *open*: it may never be extended. The state is the old one |
-//! | 4 | extend the index by the attempt's digest | the state is the new one; nobody was told |
+//! | 4 | extend the index by the attempt's digest | the state is the new one; the caller was not told |
 //! | 5 | read the value again, and follow it: did this attempt win, or another that came first? | as after 4 |
 //!
 //! The TPM does step 4 wholly or not at all: its index is never orderly, so it is in non-volatile memory when the answer is sent. An answer

@@ -1,6 +1,6 @@
 //! A TPM, and the session through which it is used.
 //!
-//! Everything that counts goes through one session. Its salt is encrypted to the TPM's endorsement key, so who carries the messages can
+//! Everything that counts goes through one session. Its salt is encrypted to the TPM's endorsement key, so a host that carries the messages can
 //! neither read the first parameter of a command or answer (AES-128-CFB), nor change, repeat or make up any of them (HMAC over both, with
 //! nonces). It is bound to nothing, and the index does not count wrong values (`no_da`): no power cut leads to a lockout. A refusal is
 //! not proven (a TPM signs none): from what a refusal says, the anchor never concludes what state it is in.

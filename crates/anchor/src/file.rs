@@ -50,7 +50,7 @@ enum Doubt {
 
 impl FileAnchor {
     /// Makes a new anchor that was never claimed, readable by its owner only (mode 0600). It gets its name when it is
-    /// whole: whoever is interrupted here leaves no half anchor, which nobody could tell from a damaged one.
+    /// whole: an interruption leaves no half anchor, which could not be told from a damaged one.
     ///
     /// # Errors
     /// [`Error::Unusable`] if anything exists at `path`: an anchor is never overwritten.
@@ -145,12 +145,12 @@ impl FileAnchor {
             let record = self.settle(&mut inner, record)?;
             act(&mut inner, record)
         });
-        // Closing would release it too; until then nobody else could go on.
+        // Closing would release it too; until then no other process could go on.
         let _ = inner.file.unlock();
         result
     }
 
-    /// An open file that was deleted or replaced still works, but nobody else would see it move.
+    /// An open file that was deleted or replaced still works, but no other process would see it move.
     fn still_there(&self, file: &File) -> Result<(), Error> {
         let opened = identity(file, Path::new(""), AtFlags::EMPTY_PATH)
             .map_err(|errno| failed(&self.path, "looking at the file", &errno.into()))?;
@@ -254,7 +254,7 @@ impl Anchor for FileAnchor {
     }
 }
 
-/// The path in full: the address goes into policies, and what it names must not depend on who reads it.
+/// The path in full: the address goes into policies, and what it names must not depend on the reader's directory.
 fn absolute(path: &Path) -> Result<PathBuf, Error> {
     let path = std::path::absolute(path).map_err(|error| failed(path, "finding its whole path", &error))?;
     match path.to_str() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How an anchor is, for whoever watches it.
+/// How an anchor is, for status and metrics.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Health {
     /// Set while it does not answer.

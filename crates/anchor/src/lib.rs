@@ -13,6 +13,7 @@ mod options;
 mod scheme;
 mod stamp;
 mod threaded;
+mod typed;
 
 pub use address::Address;
 pub use file::FileAnchor;
@@ -25,10 +26,12 @@ pub use scheme::{
 };
 pub use stamp::{AUTHENTICATED_SIZE, MOVED_TO_SIZE, STAMP_VERSION, StampError};
 pub use threaded::{BlockingAnchor, Failure, Limits, Threaded};
+pub use typed::typed_options;
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
 
 /// A future that an anchor returns; it may be sent between threads.
 pub type AnchorFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
@@ -109,6 +112,12 @@ pub trait Anchor: Send + Sync {
     fn advance(&self, expected: Option<&Stamp>, new: &Stamp) -> AnchorFuture<'_, ()>;
     /// The address, as in a policy: `file:/path`.
     fn address(&self) -> String;
+    /// Resolves after this time, or when the next request comes. An anchor that is quick, or has no thread of its own that could wait,
+    /// resolves at once.
+    fn pause(&self, time: Duration) -> AnchorFuture<'_, ()> {
+        let _ = time;
+        Box::pin(std::future::ready(Ok(())))
+    }
     /// How it is, as far as that is known without asking it.
     fn health(&self) -> Health {
         Health::default()

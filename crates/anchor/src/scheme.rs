@@ -256,7 +256,7 @@ fn check_file(rest: &str, _options: &Options) -> Result<(), Error> {
     if rest.contains('\0') {
         return Err(Error::Unusable(format!("anchor address \"file:{rest:?}\" has a NUL byte in its path")));
     }
-    // What a relative path means depends on who attaches from where; a policy must not.
+    // What a relative path means depends on the working directory; a policy must not.
     if !Path::new(rest).is_absolute() {
         return Err(Error::Unusable(format!(
             "anchor address \"file:{rest}\" has a relative path: write the whole path, file:/..."

@@ -121,7 +121,7 @@ impl Stamp {
         hint
     }
 
-    /// Where a terminal stamp says that the volume went, for people to read and for nobody to open. `None` if it says nothing
+    /// Where a terminal stamp says that the volume went, for people to read; it is never opened. `None` if it says nothing
     /// that is fit for a terminal.
     #[must_use]
     pub fn moved_to(&self) -> Option<String> {

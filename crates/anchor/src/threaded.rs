@@ -38,7 +38,7 @@ pub trait BlockingAnchor: Send + 'static {
     /// The address, as in a policy.
     fn address(&self) -> String;
 
-    /// What its kind has to tell to whoever looks at the status, by name.
+    /// What its kind has to tell in the status, by name.
     fn facts(&self) -> Vec<(&'static str, String)> {
         Vec::new()
     }
@@ -104,7 +104,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     requests: VecDeque<Request>,
-    /// Nobody asks any more.
+    /// There will be no more requests.
     closed: bool,
     /// The thread is gone.
     ended: bool,
@@ -129,6 +129,7 @@ struct Request {
 enum Ask {
     Read,
     Advance { expected: Option<Stamp>, new: Box<Stamp> },
+    Pause(Duration),
 }
 
 /// Where the thread puts an answer. The future that waits for it holds the other reference.
@@ -199,6 +200,13 @@ impl Shared {
         }
     }
 
+    /// Sleeps until the next request comes, but no longer than this.
+    fn pause_for_requests(&self, length: Duration) {
+        let state = self.lock();
+        let idle = |state: &mut State| !state.closed && state.requests.is_empty();
+        let _ = self.changed.wait_timeout_while(state, length, idle);
+    }
+
     /// Sleeps, but not beyond the end.
     fn pause(&self, length: Duration) {
         let state = self.lock();
@@ -255,6 +263,10 @@ impl Anchor for Threaded {
         Box::pin(async { self.ask(ask).await.map(drop) })
     }
 
+    fn pause(&self, time: Duration) -> AnchorFuture<'_, ()> {
+        Box::pin(async move { self.ask(Ask::Pause(time)).await.map(drop) })
+    }
+
     fn address(&self) -> String {
         self.address.clone()
     }
@@ -279,7 +291,7 @@ struct Worker<T> {
     contacted: bool,
 }
 
-/// When the thread ends, by a defect too, nobody waits for it in vain.
+/// When the thread ends, by a defect too, every request that waits for it gets an error.
 struct Ending(Arc<Shared>);
 
 impl Drop for Ending {
@@ -310,10 +322,14 @@ impl<T: BlockingAnchor> Worker<T> {
     fn run(mut self) {
         let _ending = Ending(Arc::clone(&self.shared));
         while let Some(Request { ask, reply }) = self.shared.next() {
-            // Not to be counted as one who waits.
+            // Not to be counted as a caller that waits.
             let answering = Answering(reply);
             let answer = match &ask {
                 Ask::Read => self.read(&answering.0),
+                Ask::Pause(time) => {
+                    self.shared.pause_for_requests(*time);
+                    Ok(None)
+                }
                 Ask::Advance { expected, new } => {
                     self.advance(expected.as_ref(), new, &answering.0).map(|()| None)
                 }
@@ -357,7 +373,7 @@ impl<T: BlockingAnchor> Worker<T> {
                 }
             };
             let held = self.read(reply)?;
-            // One of the attempts has arrived, though nobody said so.
+            // One of the attempts has arrived, though its answer was lost.
             if unheard && held.as_ref() == Some(new) {
                 return Ok(());
             }

@@ -9,11 +9,14 @@ mod maintenance;
 mod program;
 mod report;
 mod setup;
+mod timed;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use anchor::Anchor;
 use clap::{Args, Subcommand};
 use hdrhistogram::Histogram;
 use store::{BLOCK_SIZE, Buffer};
@@ -112,8 +115,9 @@ fn with_programs(command: &measure::commands::Measure) -> std::result::Result<()
 /// Both are driven in this process, at the same depth and in turns. Every block that is read is checked.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "\
-Example: what the disk under /srv gives, and what is left of it
-  cvmio bench volume --dir /srv --size 4096 --fill 50")]
+Examples: what the disk under /srv gives, and what is left of it; what an anchor in a cluster costs
+  cvmio bench volume --dir /srv --size 4096 --fill 50
+  cvmio bench volume --threads 16 --cases write-fsync-4k-q1 --anchor etcd:https://h1:2379/bench/1 --anchor-option ca-file=/etc/ca.pem")]
 pub struct BenchArgs {
     #[command(flatten)]
     setup: Setup,
@@ -126,6 +130,12 @@ pub struct BenchArgs {
     /// Threads, each with a queue of its own
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     threads: u32,
+    /// Compare levels instead of media: a volume with this anchor beside one at level `off`, in turns. A place where no volume lives yet
+    #[arg(long, value_name = "ADDRESS")]
+    anchor: Option<String>,
+    /// An option of that anchor; KEY=@FILE reads the value from a file
+    #[arg(long, value_name = "KEY=VALUE", requires = "anchor")]
+    anchor_option: Vec<String>,
     /// Follow each so many writes by a flush
     #[arg(long, value_name = "WRITES", default_value_t = 0)]
     fsync_every: u64,
@@ -140,7 +150,9 @@ pub struct BenchArgs {
 /// When it cannot be set up, a request fails, or something reads otherwise than it was written.
 fn run_volume(args: &BenchArgs) -> Result<()> {
     let time = args.setup.scale.time()?;
-    let bench = Contestants::new(&args.setup)?;
+    let anchor = args.anchor.as_deref().map(|address| timed::open(address, args)).transpose()?;
+    let given = anchor.clone().map(|anchor| anchor as Arc<dyn Anchor>);
+    let bench = Contestants::with_anchor(&args.setup, given)?;
     check(&bench)?;
     bench.fill(Side::Raw)?;
     bench.fill(Side::Protected)?;
@@ -148,19 +160,21 @@ fn run_volume(args: &BenchArgs) -> Result<()> {
         bench.age()?;
     }
     if !args.json {
-        println!("{}", Row::head());
+        println!("{}", Row::head(bench.rival()));
     }
     for case in &args.cases {
         let mut case = case.clone();
         if case.reads < 100 && args.fsync_every > 0 {
             case.flush_every = args.fsync_every;
         }
-        let row = measure(&bench, args, &case, time)?;
+        let before = bench.session.volume.status();
+        anchor.iter().for_each(|anchor| anchor.forget());
+        let mut row = measure(&bench, args, &case, time)?;
+        row.moves = anchor.as_ref().map(|anchor| anchor.moves(&before, &bench));
         show(args.json, &row, &row.line(case.depth == 1 || case.flush_every > 0))?;
     }
     let status = bench.session.volume.status();
-    let Contestants { session, .. } = bench;
-    session.end()?;
+    bench.end()?;
     if !args.json {
         println!("{METHOD}");
         println!(
@@ -194,6 +208,7 @@ fn measure(bench: &Contestants, args: &BenchArgs, case: &Case, time: Duration) -
         aged: args.aged,
         threads: args.threads,
         unit: case.unit(),
+        rival: bench.rival(),
     };
     Ok(Row::new(subject, &turns, times.each_ref().map(Times::of)))
 }

@@ -60,6 +60,8 @@ pub struct Row {
     aged: bool,
     threads: u32,
     unit: &'static str,
+    /// What `raw` stands for: the bare store (`raw`), or a volume at level `off`.
+    rival: &'static str,
     raw: f64,
     protected: f64,
     /// Geometric mean of protected : raw over the turns.
@@ -73,6 +75,20 @@ pub struct Row {
     protected_cpu: f64,
     raw_times: Times,
     protected_times: Times,
+    /// What the given anchor did meanwhile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub moves: Option<Moves>,
+}
+
+/// What an anchor did during one case.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Moves {
+    pub moves: u64,
+    /// Flushes that users asked for.
+    pub flushes: u64,
+    /// How long a move took.
+    pub times: Times,
 }
 
 /// What a row is about.
@@ -83,6 +99,7 @@ pub struct Subject {
     pub aged: bool,
     pub threads: u32,
     pub unit: &'static str,
+    pub rival: &'static str,
 }
 
 impl Row {
@@ -99,6 +116,7 @@ impl Row {
             aged: subject.aged,
             threads: subject.threads,
             unit: subject.unit,
+            rival: subject.rival,
             raw: mean(&|turn| turn.0.speed),
             protected: mean(&|turn| turn.1.speed),
             ratio,
@@ -109,27 +127,29 @@ impl Row {
             protected_cpu: mean(&|turn| turn.1.processor),
             raw_times,
             protected_times,
+            moves: None,
         }
     }
 
-    /// The table's head.
-    pub fn head() -> String {
+    /// The table's head; the first contestant's name.
+    pub fn head(rival: &str) -> String {
         format!(
             "{:<19} {:<6} {:>4}  {:>10} {:>10} {:<5}  {:>6} {:<15}  {:>8} {:>9}",
             "case",
             "medium",
             "fill",
-            "raw",
+            rival,
             "protected",
             "unit",
             "ratio",
             "95 % interval",
-            "cpu raw",
+            format!("cpu {rival}"),
             "protected"
         )
     }
 
     /// The row for people; with the times of single requests, if `times`.
+    #[expect(clippy::cast_precision_loss, reason = "a figure for people")]
     pub fn line(&self, times: bool) -> String {
         let medium = match self.medium {
             Medium::File => "file",
@@ -147,13 +167,20 @@ impl Row {
             self.raw_cpu,
             self.protected_cpu,
         );
-        let sides = [(Side::Raw, &self.raw_times), (Side::Protected, &self.protected_times)];
-        for (side, of) in sides.into_iter().filter(|_| times) {
-            let name = side.name();
+        let sides = [(self.rival, &self.raw_times), (Side::Protected.name(), &self.protected_times)];
+        for (name, of) in sides.into_iter().filter(|_| times) {
             let _ = write!(
                 text,
                 "\n    {name:<9} us: mean {:.1}  p50 {:.1}  p99 {:.1}  p99.9 {:.1}  max {:.1}",
                 of.mean, of.p50, of.p99, of.p999, of.max
+            );
+        }
+        if let Some(Moves { moves, flushes, times }) = &self.moves {
+            let flushes = *flushes as f64 / (*moves).max(1) as f64;
+            let _ = write!(
+                text,
+                "\n    anchor    {moves} moves, {flushes:.2} flushes a move; a move took us: p50 {:.1}  p99 {:.1}  max {:.1}",
+                times.p50, times.p99, times.max
             );
         }
         text
@@ -219,6 +246,7 @@ mod tests {
             aged: false,
             threads: 1,
             unit: "iops",
+            rival: "raw",
         };
         let mut times = Histogram::<u64>::new(3).unwrap();
         times.record(1000).unwrap();

@@ -72,6 +72,8 @@ impl Side {
 /// Both contestants, ready.
 pub struct Contestants {
     pub raw: Arc<dyn Store>,
+    /// In the place of the bare store: the same volume without freshness.
+    off: Option<Session>,
     pub session: Session,
     attachable: Attachable,
     /// Logical blocks of either.
@@ -85,21 +87,14 @@ pub struct Contestants {
 impl Contestants {
     /// Makes, creates, attaches. Both backing stores are written once from beginning to end before that.
     pub fn new(setup: &Setup) -> Result<Self> {
+        Self::with_anchor(setup, None)
+    }
+
+    /// The same with this anchor, and beside it a volume at level `off` in the place of the bare store.
+    pub fn with_anchor(setup: &Setup, given: Option<Arc<dyn Anchor>>) -> Result<Self> {
         let Setup { medium, scale, fill, memory, protections } = setup;
         let blocks = (scale.size << 20) / BLOCK_SIZE as u64;
-        let options = CreateOptions {
-            suite: protections.suite,
-            confidentiality: !protections.no_confidentiality,
-            integrity: !protections.no_integrity,
-            freshness: protections.freshness,
-            provision: Provision::Full,
-            logical_blocks: Some(blocks),
-            force: true,
-            shape: Shape::STANDARD,
-            argon2: Argon2Params::default(),
-            label: "bench".into(),
-            anchor_options: anchor::Options::default(),
-        };
+        let options = options_of(protections, blocks);
         let physical = options.geometry(u64::MAX)?.physical_blocks;
         let directory = match medium {
             Medium::File => {
@@ -109,10 +104,15 @@ impl Contestants {
             Medium::Memory => None,
         };
         let place = directory.as_ref().map(TempDir::path);
-        let raw = allocated(place, "raw", blocks)?;
+        let raw = allocated(place, "raw", if given.is_some() { physical } else { blocks })?;
         let store = allocated(place, "protected", physical)?;
+        let off = match &given {
+            None => None,
+            Some(_) => Some(attached_off(Arc::clone(&raw), protections, blocks, memory << 20)?),
+        };
         let anchor: Option<Arc<dyn Anchor>> = match (options.freshness, place) {
             (Freshness::Off, _) => None,
+            _ if given.is_some() => given,
             (_, Some(place)) => Some(Arc::new(FileAnchor::create(&place.join("anchor"))?)),
             (_, None) => Some(Arc::new(MemoryAnchor::new())),
         };
@@ -125,7 +125,7 @@ impl Contestants {
         let attachable = Attachable::new(environment, options, memory << 20)?;
         let session = attachable.attach()?;
         let filled = (blocks * u64::from(*fill) / 100).max(1);
-        Ok(Self { raw, session, attachable, blocks, filled, _directory: directory })
+        Ok(Self { raw, off, session, attachable, blocks, filled, _directory: directory })
     }
 
     /// Detaches, gives the volume a new key, and attaches: everything is to be sealed anew.
@@ -137,10 +137,24 @@ impl Contestants {
         Ok(Self { session, attachable, ..self })
     }
 
+    /// What the volume is compared with.
+    pub fn rival(&self) -> &'static str {
+        if self.off.is_some() { "off" } else { Side::Raw.name() }
+    }
+
+    /// Detaches.
+    pub fn end(self) -> Result<()> {
+        self.off.map_or(Ok(()), Session::end)?;
+        self.session.end()
+    }
+
     /// A queue of one of the contestants, for the calling thread.
     pub fn lane(&self, side: Side, depth: u32) -> Result<Box<dyn Lane>> {
         Ok(match side {
-            Side::Raw => Box::new(Raw::new(self.raw.as_ref(), depth)?),
+            Side::Raw => match &self.off {
+                Some(session) => Box::new(Protected::new(&session.volume, depth)?),
+                None => Box::new(Raw::new(self.raw.as_ref(), depth)?),
+            },
             Side::Protected => Box::new(Protected::new(&self.session.volume, depth)?),
         })
     }
@@ -165,6 +179,35 @@ impl Contestants {
         bar.finish_and_clear();
         done.map(drop)
     }
+}
+
+fn options_of(protections: &Protections, blocks: u64) -> CreateOptions {
+    CreateOptions {
+        suite: protections.suite,
+        confidentiality: !protections.no_confidentiality,
+        integrity: !protections.no_integrity,
+        freshness: protections.freshness,
+        provision: Provision::Full,
+        logical_blocks: Some(blocks),
+        force: true,
+        shape: Shape::STANDARD,
+        argon2: Argon2Params::default(),
+        label: "bench".into(),
+        anchor_options: anchor::Options::default(),
+    }
+}
+
+/// A volume on this store that is like the other one, but without freshness.
+fn attached_off(
+    store: Arc<dyn Store>,
+    protections: &Protections,
+    blocks: u64,
+    memory: u64,
+) -> Result<Session> {
+    let protections = Protections { freshness: Freshness::Off, ..protections.clone() };
+    let (random, clock) = (Arc::new(SystemRandom), Arc::new(SystemClock::new()));
+    let environment = Environment { store, anchor: None, random, clock };
+    Ground::new(environment, options_of(&protections, blocks), memory)?.attach()
 }
 
 const FILL_DEPTH: u32 = 32;

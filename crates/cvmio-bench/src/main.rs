@@ -13,6 +13,7 @@ use programs::manual;
 use cli::{Cli, Command};
 
 fn main() -> ExitCode {
+    programs::anchors::install();
     let words: Vec<_> = std::env::args_os().collect();
     programs::run(Cli::command(), &words, run)
 }

@@ -26,6 +26,15 @@ pub enum Command {
     /// Show and check the audit log
     #[command(subcommand)]
     Audit(Audit),
+    /// Prints the grammar of these commands in JSON, for the completions of `cvmio`
+    #[command(hide = true)]
+    Grammar,
+    /// Writes the manual pages of these commands; started by `cvmio man`
+    #[command(hide = true)]
+    Man {
+        /// Where to
+        directory: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -42,6 +51,7 @@ pub struct Place {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  cvmio-owner init --host owner.example")]
 pub struct Init {
     #[command(flatten)]
     pub place: Place,
@@ -54,6 +64,7 @@ pub struct Init {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  cvmio-owner serve --listen 0.0.0.0:7443")]
 pub struct Serve {
     #[command(flatten)]
     pub place: Place,
@@ -72,6 +83,7 @@ pub struct Serve {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  cvmio-owner list --json")]
 pub struct List {
     #[command(flatten)]
     pub place: Place,
@@ -89,8 +101,10 @@ pub enum Volume {
     /// Do not let a client move a volume any more
     Disallow(Disallow),
     /// Never move a volume's stamp again; it stays readable
+    #[command(after_help = "Example:\n  cvmio-owner volume retire ledger")]
     Retire(Named),
     /// Give up a volume's place, with its stamp
+    #[command(after_help = "Example:\n  cvmio-owner volume remove ledger")]
     Remove(Named),
 }
 
@@ -103,6 +117,7 @@ pub struct Named {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  cvmio-owner volume add ledger --new-client ./ledger-client")]
 pub struct Add {
     #[command(flatten)]
     pub named: Named,
@@ -115,8 +130,8 @@ pub struct Add {
 }
 
 #[derive(Debug, Args)]
-#[group(required = true, multiple = false, id = "who")]
-pub struct Who {
+#[group(required = true, multiple = false, id = "which-client")]
+pub struct WhichClient {
     /// The client: its certificate (PEM), or 64 hexadecimal digits
     #[arg(long, value_name = "CLIENT")]
     pub client: Option<String>,
@@ -126,14 +141,16 @@ pub struct Who {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  cvmio-owner volume allow ledger --client ./other-client/client.pem")]
 pub struct Allow {
     #[command(flatten)]
     pub named: Named,
     #[command(flatten)]
-    pub who: Who,
+    pub client: WhichClient,
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  cvmio-owner volume disallow ledger --client ./other-client/client.pem")]
 pub struct Disallow {
     #[command(flatten)]
     pub named: Named,
@@ -153,6 +170,7 @@ pub enum Audit {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  cvmio-owner audit verify")]
 pub struct Verify {
     #[command(flatten)]
     pub place: Place,
@@ -165,12 +183,14 @@ pub struct Verify {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  cvmio-owner audit show")]
 pub struct Show {
     #[command(flatten)]
     pub place: Place,
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  cvmio-owner audit export ./ledger.log")]
 pub struct Export {
     #[command(flatten)]
     pub place: Place,
@@ -186,5 +206,20 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn completions_and_manual_pages_have_every_command() {
+        let grammar = programs::grammar::Grammar::of(&Cli::command());
+        let names = |grammar: &programs::grammar::Grammar| {
+            grammar.commands.iter().map(|command| command.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&grammar), ["init", "serve", "list", "volume", "audit"]);
+        let directory = tempfile::tempdir().unwrap();
+        programs::manual::write(Cli::command(), directory.path(), |_| true).unwrap();
+        for page in ["cvmio-owner.1", "cvmio-owner-serve.1", "cvmio-owner-volume-add.1"] {
+            assert!(directory.path().join(page).exists(), "{page}");
+        }
+        assert!(!directory.path().join("cvmio-owner-grammar.1").exists());
     }
 }

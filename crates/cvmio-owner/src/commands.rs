@@ -1,10 +1,15 @@
 //! The commands.
 
-use crate::cli::{Add, Allow, Audit, Command, Disallow, Init, List, Named, Place, Serve, Verify, Volume};
+use crate::cli::{
+    Add, Allow, Audit, Cli, Command, Disallow, Init, List, Named, Place, Serve, Verify, Volume,
+};
 use crate::failure::Failure;
-use anchor::{Anchor, Created, Options};
+use anchor::{Anchor, Created};
+use clap::CommandFactory;
 use owner::log::{Entry, Head};
 use owner::{Authority, Error, Files, Limits, Office, Reply, Report, Service, Setup, VolumeReport};
+use programs::grammar::Grammar;
+use programs::manual;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -24,10 +29,19 @@ pub fn run(command: Command) -> Result<(), Failure> {
         Command::Volume(Volume::Disallow(args)) => disallow(&args),
         Command::Volume(Volume::Retire(args)) => order(&args, |name| owner::Command::Retire { name }),
         Command::Volume(Volume::Remove(args)) => order(&args, |name| owner::Command::Remove { name }),
+        Command::Grammar => grammar(),
+        Command::Man { directory } => {
+            manual::write(Cli::command(), &directory, |_| true).map_err(|error| Failure::usage(&error))
+        }
         Command::Audit(Audit::Verify(args)) => verify(&args),
         Command::Audit(Audit::Show(args)) => show(&args.place),
         Command::Audit(Audit::Export(args)) => export(&args.place, &args.file),
     }
+}
+
+fn grammar() -> Result<(), Failure> {
+    say(serde_json::to_string(&Grammar::of(&Cli::command())).map_err(Failure::io)?);
+    Ok(())
 }
 
 fn report() -> Report {
@@ -56,7 +70,7 @@ fn init(args: &Init) -> Result<(), Failure> {
     say(format_args!("made {}", state.display()));
     match own {
         Some(own) => say(format_args!("it stands on the anchor {}: give it to each `serve`", own.address())),
-        None => say("it stands on its disk: who puts back this disk rolls back every volume"),
+        None => say("it stands on its disk: putting back this disk rolls back every volume"),
     }
     Ok(())
 }
@@ -146,7 +160,7 @@ fn add(args: &Add) -> Result<(), Failure> {
 
 fn allow(args: &Allow) -> Result<(), Failure> {
     let allow = |client| order(&args.named, |name| owner::Command::Allow { name, client });
-    match (&args.who.client, &args.who.new_client) {
+    match (&args.client.client, &args.client.new_client) {
         (Some(text), _) => allow(client(text)?),
         (None, Some(directory)) => with_new_client(&args.named, directory, allow),
         (None, None) => Err(Failure::usage("give --client or --new-client")),
@@ -230,7 +244,7 @@ fn export(place: &Place, path: &Path) -> Result<(), Failure> {
 /// The service's own anchor, if there is one.
 fn own_anchor(place: &Place) -> Result<Option<Arc<dyn Anchor>>, Failure> {
     let Some(address) = &place.anchor else { return Ok(None) };
-    let options = anchor_options(&place.anchor_option)?;
+    let options = anchor::typed_options(&place.anchor_option).map_err(Failure::usage)?;
     // Waiting for an anchor that is away is the service's own affair.
     let opened = anchor::open_address(address, &options, Some(ANCHOR_PATIENCE));
     opened.map(Some).map_err(|error| Error::Root(error).into())
@@ -239,27 +253,8 @@ fn own_anchor(place: &Place) -> Result<Option<Arc<dyn Anchor>>, Failure> {
 /// The same for `init`, which makes it where it can be made.
 fn new_anchor(place: &Place) -> Result<Option<Created>, Failure> {
     let Some(address) = &place.anchor else { return Ok(None) };
-    let options = anchor_options(&place.anchor_option)?;
+    let options = anchor::typed_options(&place.anchor_option).map_err(Failure::usage)?;
     let created = anchor::create_address(address, &options, Some(ANCHOR_PATIENCE)).map_err(Error::Root)?;
     created.notes.iter().for_each(|note| report()(note));
     Ok(Some(created))
-}
-
-/// `KEY=VALUE`, or `KEY=@FILE` with the value in the file, whose last line end does not count.
-fn anchor_options(given: &[String]) -> Result<Options, Failure> {
-    let mut options = Options::default();
-    for option in given {
-        let (key, value) =
-            option.split_once('=').ok_or_else(|| Failure::usage(format!("{option:?} is not KEY=VALUE")))?;
-        let value = match value.strip_prefix('@') {
-            Some(path) => {
-                let text =
-                    std::fs::read_to_string(path).map_err(|error| Failure::io(format!("{path}: {error}")))?;
-                text.strip_suffix('\n').unwrap_or(&text).to_owned()
-            }
-            None => value.to_owned(),
-        };
-        options.insert(key.to_owned(), value);
-    }
-    Ok(options)
 }

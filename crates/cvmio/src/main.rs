@@ -1,6 +1,5 @@
 //! `cvmio`: protected volumes on storage that need not be trusted, from the command line.
 
-mod anchors;
 mod cli;
 mod commands;
 mod others;
@@ -20,7 +19,7 @@ const GENERATOR: &str = "cvmio-generator";
 
 fn main() -> ExitCode {
     daemon::system::keep_to_errors();
-    anchors::install();
+    programs::anchors::install();
     let words: Vec<OsString> = std::env::args_os().collect();
     let is_generator =
         words.first().and_then(|name| Path::new(name).file_name()).is_some_and(|name| name == GENERATOR);

@@ -1,12 +1,10 @@
 //! What the user types and what stands in files, made into typed values.
 
-mod anchor;
 mod credential;
 mod distinct;
 mod file;
 mod policy;
 
-pub use anchor::anchor_options;
 pub use credential::{Origin, Source, copy, from_pipe, load, take_stdin, to_pipe};
 pub use distinct::{Named, VolumeFiles, anchor_files, named, refuse_same};
 pub use file::{check_directory, new_file, sync_directory, unwritten};
@@ -20,6 +18,14 @@ use std::time::Duration;
 use store::BLOCK_SIZE;
 
 use crate::failure::Failure;
+
+/// Options of an anchor: `KEY=VALUE` and `KEY=@FILE`.
+///
+/// # Errors
+/// When one is neither, is said twice, or its file cannot be read.
+pub fn anchor_options(typed: &[String]) -> Result<anchor::Options, Failure> {
+    anchor::typed_options(typed).map_err(Failure::usage)
+}
 
 /// Bytes from text such as `4096`, `512M` or `2T`; the units are powers of 1024.
 pub fn parse_size(text: &str) -> Result<u64, String> {

@@ -78,6 +78,9 @@ impl Report {
         if let Some(failure) = &status.failure {
             writeln!(out, "  FAILED       {failure}")?;
         }
+        if let Some(unanchored) = status.unanchored.as_ref().filter(|unanchored| !unanchored.is_empty()) {
+            writeln!(out, "  UNANCHORED   {}, acknowledged", unanchored.text())?;
+        }
         for warning in &self.warnings {
             writeln!(out, "  warning      {warning}")?;
         }

@@ -117,7 +117,7 @@ pub fn search(world: &World, guest: &mut Guest, snippets: &[Vec<u8>]) -> Result<
 }
 
 /// Attaches, which must be refused with one of these exit codes.
-fn refused(
+pub fn refused(
     world: &World,
     guest: &mut Guest,
     attack: &'static str,
@@ -173,7 +173,7 @@ const LOCKED: i32 = 10;
 const POLICY: i32 = 11;
 
 /// The first sentences of a message, for the table.
-fn shorten(text: &str) -> String {
+pub fn shorten(text: &str) -> String {
     const MOST: usize = 230;
     if text.chars().count() <= MOST {
         return text.into();

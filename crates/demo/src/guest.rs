@@ -2,13 +2,15 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::thread;
 use std::time::Duration;
 
+use seal::Random;
 use tempfile::TempDir;
 
 use daemon::failure::Failure;
@@ -193,6 +195,11 @@ impl Guest {
         Ok(())
     }
 
+    /// Makes everything that was written durable, and has the anchor vouch for it.
+    pub fn commit(&self) -> Result<(), Failure> {
+        self.command(&["volume".as_ref(), "commit".as_ref(), NAME.as_ref()]).map(drop)
+    }
+
     /// Unmounts and detaches.
     pub fn detach(&mut self) -> Result<(), Failure> {
         self.unmount()?;
@@ -280,6 +287,17 @@ fn words(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     let lines = text.lines().map(|line| line.trim_start_matches("cvmio: error: ").trim());
     lines.filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
+/// Makes a key file that only its owner can read.
+pub fn make_key(path: &Path) -> Result<(), Failure> {
+    let mut key = [0; 64];
+    seal::SystemRandom.fill(&mut key);
+    let make = || {
+        let mut options = fs::OpenOptions::new();
+        options.write(true).create_new(true).mode(0o600).open(path)?.write_all(&key)
+    };
+    make().map_err(|error| io_failure(path, &error))
 }
 
 pub fn io_failure(path: &Path, error: &io::Error) -> Failure {

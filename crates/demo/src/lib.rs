@@ -1,25 +1,25 @@
 //! The demonstration: real work on a protected volume, and then everything that a host might try on it.
 
+mod anchored;
 mod attacks;
 mod guest;
 mod host;
+mod root;
 mod table;
 mod work;
 
 use std::ffi::OsStr;
-use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use clap::Args;
-use seal::Random;
-
 use attacks::World;
+use clap::Args;
 use daemon::failure::Failure;
 use daemon::interrupt::Interrupt;
 use daemon::output::{self, print};
-use guest::{Guest, io_failure};
+use guest::Guest;
 use host::copy;
+use root::{Kind, Root};
 use table::Attempt;
 use work::Source;
 
@@ -29,8 +29,9 @@ use work::Source;
 /// swaps and rolls back what it holds. Needs root, for the mount. Leaves nothing behind, also when it is interrupted.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Example:
-  sudo cvmio demo")]
+Examples:
+  sudo cvmio demo
+  sudo cvmio demo --anchor etcd")]
 pub struct DemoArgs {
     /// Directory for the demonstration's temporary files (about 1 GiB), on a disk that can do direct I/O
     #[arg(long, default_value = "/var/tmp")]
@@ -38,6 +39,10 @@ pub struct DemoArgs {
     /// Durable transactions of the database
     #[arg(long, default_value_t = 2000)]
     transactions: u32,
+    /// What the volume has for an anchor. With another kind than a file, the real thing is started, and the host rolls back the disk together
+    /// with everything else that it holds
+    #[arg(long, value_enum, default_value_t)]
+    anchor: Kind,
 }
 
 /// Plays both sides, and prints who won.
@@ -52,8 +57,15 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
     }
     let started = Instant::now();
     let mut guest = Guest::new(&args.dir, Interrupt::new()?)?;
-    let result = play(args, &mut guest);
+    let mut root = None;
+    let result = match args.anchor {
+        Kind::File => play(args, &mut guest),
+        kind => Root::start(kind, &args.dir, &guest)
+            .and_then(|started| anchored::play(args, &mut guest, root.insert(started))),
+    };
+    // First what is attached, since a detach needs its anchor.
     let left = guest.put_away();
+    drop(root);
     let attempts = match (result, left) {
         (Ok(attempts), Ok(())) => attempts,
         (Err(failure), Ok(())) => return Err(failure),
@@ -118,9 +130,7 @@ fn play(args: &DemoArgs, guest: &mut Guest) -> Result<Vec<Attempt>, Failure> {
 /// Makes the volume. What the guest keeps (key, policy, anchor) is in its own directory.
 fn create(world: &World, guest: &Guest) -> Result<(), Failure> {
     for path in [&world.key, &world.thief_key] {
-        let mut key = [0; 64];
-        seal::SystemRandom.fill(&mut key);
-        fs::write(path, key).map_err(|error| io_failure(path, &error))?;
+        guest::make_key(path)?;
     }
     let anchor = format!("file:{}", world.anchor.display());
     let arguments: [&OsStr; 11] = [

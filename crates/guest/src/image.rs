@@ -21,6 +21,8 @@ pub struct Guest<'a> {
     machine_programs: Vec<String>,
     memory: Option<(PathBuf, u64)>,
     environment: Vec<(String, PathBuf)>,
+    tpm: Option<PathBuf>,
+    cut: Option<(String, Duration)>,
     start: Start,
     processor: String,
     limit: Duration,
@@ -48,6 +50,8 @@ impl<'a> Guest<'a> {
             machine_programs: Vec::new(),
             memory: None,
             environment: Vec::new(),
+            tpm: None,
+            cut: None,
             start: Start::Script,
             processor: machine::PROCESSOR.into(),
             limit: Duration::from_secs(120),
@@ -104,17 +108,12 @@ impl<'a> Guest<'a> {
         self
     }
 
-    /// Gives it `size` bytes of persistent memory, `/dev/pmem0`: a shared mapping of this file.
-    #[must_use]
-    pub fn persistent_memory(mut self, file: &Path, size: u64) -> Self {
-        self.memory = Some((file.into(), size));
-        self
-    }
-
-    /// Puts something into the environment of QEMU, on this machine.
-    #[must_use]
-    pub fn environment(mut self, name: &str, value: &Path) -> Self {
-        self.environment.push((name.into(), value.into()));
+        let (memory, environment) = (self.memory.as_ref(), &self.environment);
+        let (processor, tpm) = (&self.processor, self.tpm.as_deref());
+        let cut = self.cut.as_ref().map(|(text, delay)| (text.as_str(), *delay));
+        let directory = running;
+        let machine =
+            Machine { debian, directory, image, words, disks, memory, environment, tpm, cut, processor, limit };
         self
     }
 
@@ -176,7 +175,24 @@ impl<'a> Guest<'a> {
         let directory = running;
         let machine =
             Machine { debian, directory, image, words, disks, memory, environment, processor, limit };
+        let (processor, tpm) = (&self.processor, self.tpm.as_deref());
+        let cut = self.cut.as_ref().map(|(text, delay)| (text.as_str(), *delay));
+        let machine = Machine { debian, directory: running, image, words, disks, tpm, cut, processor, limit };
         machine::run(&machine)
+    }
+
+    /// Boots, runs a script that does not end by itself, and cuts the power so long after it has printed this text. What it had printed.
+    ///
+    /// # Panics
+    /// When it ends before that, or does not print the text in time.
+    #[must_use]
+    pub fn power_cut(mut self, script: &str, text: &str, delay: Duration) -> String {
+        self.cut = Some((text.into(), delay));
+        match self.run(&format!("set -eu\n{script}")) {
+            Err(trouble) if trouble.reason == machine::CUT => trouble.output,
+            Ok(outcome) => panic!("the power was to be cut, and {outcome}"),
+            Err(trouble) => panic!("{trouble}"),
+        }
     }
 
     /// As [`run`](Self::run), for a script that must succeed; each of its commands must, unless it asks how they ended. What it printed.

@@ -45,6 +45,10 @@ pub(crate) struct Machine<'a> {
     pub(crate) memory: Option<&'a (PathBuf, u64)>,
     /// For QEMU's environment.
     pub(crate) environment: &'a [(String, PathBuf)],
+    /// The control socket of a TPM.
+    pub(crate) tpm: Option<&'a Path>,
+    /// The power is cut so long after the script has printed this text.
+    pub(crate) cut: Option<(&'a str, Duration)>,
     /// As QEMU names it.
     pub(crate) processor: &'a str,
     pub(crate) limit: Duration,
@@ -55,6 +59,8 @@ const PORTS: [&str; 2] = ["output", "code"];
 const HARDWARE: &str = "-M q35 -accel tcg,thread=multi -m 1G -smp 2 -nodefaults -display none -nic none";
 /// All that is emulated, but protection keys and five levels of pages, which only make that slower.
 pub(crate) const PROCESSOR: &str = "max,pku=off,la57=off";
+/// The reason why it is not known how a script ended whose power was cut as it was asked for.
+pub(crate) const CUT: &str = "its power was cut";
 /// How often QEMU is looked at.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -67,19 +73,25 @@ pub(crate) fn run(machine: &Machine<'_>) -> Result<Outcome, Trouble> {
         .stderr(fs::File::create(at("qemu")).expect("a log can be made"))
         .spawn();
     let mut running = Running(child.unwrap_or_else(|error| panic!("QEMU cannot be started: {error}")));
-    let ended = running.wait(machine.limit);
-    let time = begun.elapsed();
     let read = |name: &str| String::from_utf8_lossy(&fs::read(at(name)).unwrap_or_default()).into_owned();
+    let is_to_be_cut = || machine.cut.is_some_and(|(text, _)| read("output").contains(text));
+    let ended = running.wait(machine.limit, is_to_be_cut);
+    if let (Ended::Cut, Some((_, delay))) = (ended, machine.cut) {
+        std::thread::sleep(delay);
+        running.kill();
+    }
+    let time = begun.elapsed();
     let (console, output, complaints) = (read("console"), read("output"), read("qemu"));
     let code = read("code").strip_suffix('\n').and_then(|code| code.parse().ok());
     match (ended, code) {
-        (true, Some(code)) => Ok(Outcome { code, output, console, time }),
-        (true, None) => Err(Trouble {
+        (Ended::Itself, Some(code)) => Ok(Outcome { code, output, console, time }),
+        (Ended::Itself, None) => Err(Trouble {
             reason: format!("the guest ended before its script did. {complaints}"),
             output,
             console,
         }),
-        (false, _) => Err(Trouble {
+        (Ended::Cut, _) => Err(Trouble { reason: CUT.into(), output, console }),
+        (Ended::Not, _) => Err(Trouble {
             reason: format!("the guest was not done in {} s", machine.limit.as_secs()),
             output,
             console,
@@ -140,30 +152,51 @@ fn command(machine: &Machine<'_>, directory: &Path) -> Command {
         let path = quoted(disk);
         command.args(["-drive", &format!("if=virtio,format=raw,discard=unmap,file={path}")]);
     }
+    if let Some(control) = machine.tpm {
+        command.args(["-chardev", &format!("socket,id=tpm,path={}", control.display())]);
+        command.args(["-tpmdev", "emulator,id=tpm,chardev=tpm", "-device", "tpm-tis,tpmdev=tpm"]);
+    }
     command
+}
+
+/// How a guest's life went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    Itself,
+    /// It lives, and its power is to be cut.
+    Cut,
+    /// It was not done in time.
+    Not,
 }
 
 /// QEMU; whatever happens to who waits for it, it does not stay.
 struct Running(Child);
 
 impl Running {
-    /// Whether it ended within `limit`.
-    fn wait(&mut self, limit: Duration) -> bool {
+    /// Waits for its end within `limit`, or until its power is to be cut.
+    fn wait(&mut self, limit: Duration, is_to_be_cut: impl Fn() -> bool) -> Ended {
         let begun = Instant::now();
         while begun.elapsed() < limit {
             if self.0.try_wait().expect("a child can be waited for").is_some() {
-                return true;
+                return Ended::Itself;
+            }
+            if is_to_be_cut() {
+                return Ended::Cut;
             }
             std::thread::sleep(PAUSE);
         }
-        false
+        Ended::Not
+    }
+
+    fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        self.kill();
     }
 }
 

@@ -1,10 +1,10 @@
 //! What keeps the service from doing its work.
 
 use crate::log::Fault;
-use anchor_owner::tls::FileError;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use tls_files::FileError;
 
 /// What keeps the service from doing its work.
 #[derive(Debug)]

@@ -33,7 +33,7 @@ const SNAPSHOT_AFTER: u64 = 200_000;
 /// Most clients and volumes whose last settling read is remembered.
 const MAX_FENCES: usize = 65_536;
 
-/// Who asked, on which connection.
+/// The client that asked, and its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Origin {
     /// The client, by its public key.
@@ -174,7 +174,7 @@ impl Keeper {
         self.root.sentence()
     }
 
-    /// Works until a job says stop, or nobody can ask any more.
+    /// Works until a job says stop, or there is no connection left that could ask.
     ///
     /// # Errors
     /// After an error what is durable is unknown: the service must end, and start anew.

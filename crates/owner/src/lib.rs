@@ -14,6 +14,8 @@ pub mod log;
 mod office;
 mod root;
 mod server;
+#[cfg(test)]
+mod testing;
 mod tls;
 
 pub use authority::{Authority, Credentials};

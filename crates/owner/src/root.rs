@@ -13,7 +13,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 
 /// What the service stands on.
 pub enum Root {
-    /// Nobody but the owner can put back the disk of the service.
+    /// Only the owner can put back the disk of the service.
     Disk,
     /// An anchor, and what it holds.
     Anchored(Arc<dyn Anchor>, Box<Stamp>),
@@ -122,7 +122,7 @@ impl Root {
     #[must_use]
     pub fn sentence(&self) -> String {
         match self {
-            Root::Disk => "stands on its disk: who puts back this disk rolls back every volume".into(),
+            Root::Disk => "stands on its disk: putting back this disk rolls back every volume".into(),
             Root::Anchored(anchor, _) => {
                 format!("stands on the anchor {}: a database that was put back is refused", anchor.address())
             }

@@ -2,13 +2,13 @@
 
 use crate::error::Error;
 use crate::log::ClientId;
-use anchor_owner::tls::{authorities, certificates, private_key, provider};
 use anchor_owner::wire::PROTOCOL;
 use rustls::ServerConfig;
 use rustls::pki_types::CertificateDer;
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tls_files::{authorities, certificates, private_key, provider};
 
 /// The PEM files of the service.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Files {
     }
 }
 
-/// Who a client is: SHA-256 of the public key in its certificate, so that a renewed certificate for the same key is the same client.
+/// The identity of a client: SHA-256 of the public key in its certificate, so that a renewed certificate for the same key is the same client.
 ///
 /// # Errors
 /// If the bytes are no certificate.

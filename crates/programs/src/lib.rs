@@ -1,6 +1,7 @@
 //! What the programs of this project do alike: they answer in words or in JSON, end with the same exit codes, find and start each other,
 //! and make manual pages and completions from their grammar.
 
+pub mod anchors;
 pub mod answer;
 pub mod find;
 pub mod grammar;

@@ -11,6 +11,8 @@
 //!    of the window is reached. What a commit reserved is anchored before it is used there, too.
 //! 4. When anything fails in between, the state on the store is unknown: the session is poisoned and writes no more.
 //! 5. One move of the anchor at a time, and none to an earlier generation than the one before.
+//! 6. A commit begins when it takes its number, under the lock under which callers ask for the next one's, and before the cut. Its leader may
+//!    rest before that ([`Core::rest`]).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +21,7 @@ use std::time::Duration;
 
 use anchor::{Stamp, State};
 use event_listener::Event;
-use futures::future::try_join_all;
+use futures::future::{select, try_join_all};
 
 use crate::admission::Promise;
 use crate::core::Core;
@@ -35,6 +37,9 @@ use crate::mutation::{Mutation, mutated};
 use crate::space::Pin;
 
 mod moves;
+mod rest;
+
+use rest::Waiting;
 
 /// What a caller wants of a commit.
 #[derive(Clone, Copy, Default)]
@@ -65,6 +70,12 @@ pub(crate) struct Committed {
 
 struct Inner {
     running: bool,
+    /// Callers that wait for the commit of another one.
+    waiting: u64,
+    /// Callers when the last commit ended: those that it served, and those that had come too late for it.
+    callers: u64,
+    /// How long the last move of the anchor within a commit took.
+    move_time: Duration,
     /// The anchor is being moved.
     moving: bool,
     begun: u64,
@@ -73,9 +84,14 @@ struct Inner {
     anchored: u64,
     /// Generation and head of the last one that is durable.
     end: (u64, [u8; 32]),
+    /// Changes of the overlay below these sequence numbers are durable, and anchored.
+    durable_sequence: u64,
+    anchored_sequence: u64,
     /// The last commit that reserved a segment.
     reserved: u64,
     poison: Option<Error>,
+    /// More was said about the reason.
+    explained: bool,
     /// The last commit has begun.
     released: bool,
     control: Vec<Item>,
@@ -93,19 +109,27 @@ pub(crate) struct Commit {
     /// Items for which the journal has room, as of its last change.
     capacity: AtomicU64,
     changed: Event,
+    /// For a leader that rests: another caller waits.
+    arrived: Event,
 }
 
 impl Commit {
     pub(crate) fn new(geometry: &Geometry, journal: Journal, stamp: Option<Stamp>, now: Duration) -> Self {
         let inner = Inner {
             running: false,
+            waiting: 0,
+            callers: 0,
+            move_time: Duration::ZERO,
             moving: false,
             begun: 0,
             durable: 0,
             anchored: 0,
             end: (journal.generation, journal.head),
+            durable_sequence: 0,
+            anchored_sequence: 0,
             reserved: 0,
             poison: None,
+            explained: false,
             released: false,
             control: Vec::new(),
             pins: VecDeque::new(),
@@ -114,7 +138,13 @@ impl Commit {
             unanchored_bytes: 0,
         };
         let capacity = AtomicU64::new(journal.capacity(geometry) as u64);
-        Self { inner: Mutex::new(inner), journal: Mutex::new(journal), capacity, changed: Event::new() }
+        Self {
+            inner: Mutex::new(inner),
+            journal: Mutex::new(journal),
+            capacity,
+            changed: Event::new(),
+            arrived: Event::new(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -128,6 +158,29 @@ impl Commit {
     pub(crate) fn poison(&self, reason: &Error) {
         self.lock().poison.get_or_insert_with(|| reason.clone());
         self.changed.notify(usize::MAX);
+    }
+
+    /// Adds a sentence to the reason why the session ended, once.
+    pub(crate) fn explain(&self, sentence: impl FnOnce(&Error) -> Option<String>) {
+        let mut inner = self.lock();
+        if inner.explained {
+            return;
+        }
+        if let Some(sentence) = inner.poison.as_ref().and_then(sentence) {
+            inner.poison = inner.poison.take().map(|reason| reason.with_sentence(&sentence));
+            inner.explained = true;
+        }
+    }
+
+    /// The changes below this sequence number are those that the claim covers.
+    pub(crate) fn begin_at(&mut self, sequence: u64) {
+        let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        (inner.durable_sequence, inner.anchored_sequence) = (sequence, sequence);
+    }
+
+    /// The anchor covers all changes of the overlay below this sequence number.
+    pub(crate) fn anchored_sequence(&self) -> u64 {
+        self.lock().anchored_sequence
     }
 
     pub(crate) fn poisoned(&self) -> Option<Error> {
@@ -207,7 +260,7 @@ impl Commit {
     /// Whether a segment was reserved that the anchor does not know.
     pub(crate) fn reservation_waits(&self) -> bool {
         let inner = self.lock();
-        inner.reserved > inner.anchored && !inner.moving
+        inner.reserved > inner.anchored && !inner.moving && !mutated(Mutation::SegmentUnreserved)
     }
 
     /// How long ago the anchor moved, and how many bytes and commits it does not cover.
@@ -229,6 +282,8 @@ fn abandoned() -> Error {
 struct Leading<'a> {
     core: &'a Core,
     ended: bool,
+    /// Whether it is one of those that come back with the next flush: the maintenance job is not.
+    is_caller: bool,
 }
 
 impl Drop for Leading<'_> {
@@ -236,7 +291,11 @@ impl Drop for Leading<'_> {
         if !self.ended {
             self.core.stop(&abandoned());
         }
-        self.core.commit.lock().running = false;
+        {
+            let mut inner = self.core.commit.lock();
+            inner.running = false;
+            inner.callers = inner.waiting + u64::from(self.is_caller);
+        }
         self.core.commit.changed.notify(usize::MAX);
     }
 }
@@ -305,16 +364,16 @@ impl Core {
                 if leads {
                     inner.running = true;
                     inner.released = want.release;
-                    inner.begun += 1;
                 }
                 leads
             };
             if leads {
                 return self.lead(io, want, anchor).await;
             }
+            let _waiting = (!want.urgent).then(|| Waiting::new(&self.commit));
             if tight {
                 self.want_checkpoint();
-                futures::future::select(listener, progress).await;
+                select(listener, progress).await;
             } else {
                 listener.await;
             }
@@ -326,7 +385,10 @@ impl Core {
     }
 
     async fn lead(&self, io: &Io, want: Want, anchor: bool) -> Result<Committed> {
-        let mut leading = Leading { core: self, ended: false };
+        let mut leading = Leading { core: self, ended: false, is_caller: !want.urgent };
+        if anchor && self.anchors_always() && !want.urgent && !want.release {
+            self.rest().await;
+        }
         let result = self.perform(io, want, anchor).await;
         leading.ended = true;
         if let Err(error) = &result
@@ -335,7 +397,7 @@ impl Core {
             self.stop(error);
         }
         drop(leading);
-        let (committed, beside) = result?;
+        let (committed, beside) = result.map_err(|error| self.reason(error))?;
         if let Some(number) = beside {
             self.anchor_beside(number).await?;
         }
@@ -351,7 +413,7 @@ impl Core {
         // What the overlay's cut takes out still needs its room.
         let waiting = if want.data { self.overlay.pending() } else { 0 };
         let mut promises = vec![Promise::again(self, waiting)];
-        let (items, number) = self.cut(want);
+        let (items, number, sequence) = self.cut(want);
         promises.push(Promise::again(self, (items.len() as u64).saturating_sub(waiting)));
         if !items.is_empty() {
             if !self.header.integrity && !mutated(Mutation::DataNotFlushed) {
@@ -368,6 +430,7 @@ impl Core {
             let mut inner = self.commit.lock();
             inner.durable = number;
             inner.end = (committed.generation, committed.head);
+            inner.durable_sequence = inner.durable_sequence.max(sequence);
             inner.unanchored_bytes += items.len() as u64 * memory::BLOCK_SIZE as u64;
             if reserves {
                 inner.reserved = number;
@@ -379,8 +442,10 @@ impl Core {
         if anchor {
             let state = if want.release { State::Released } else { State::Claimed };
             let reached = self.reached();
+            let begun = self.environment.clock.now();
             self.move_alone((committed.generation, committed.head), state, want.header).await?;
             self.covered(&reached);
+            self.commit.lock().move_time = self.environment.clock.now().saturating_sub(begun);
         } else {
             self.let_go(false, number);
             if reserves {
@@ -401,7 +466,8 @@ impl Core {
         let whole = !anchored || self.header.freshness == Freshness::Transaction;
         let mut rest = items;
         loop {
-            if !whole && rest.len() > self.commit.journal().rest(&self.geometry) {
+            let crosses = !whole && rest.len() > self.commit.journal().rest(&self.geometry);
+            if crosses && !mutated(Mutation::SegmentUnreserved) {
                 // The next segment is ours to write when the anchor knows it.
                 let reserved = self.commit.lock().reserved;
                 self.anchor_beside(reserved).await?;
@@ -436,19 +502,22 @@ impl Core {
     }
 
     /// Takes what this commit is to hold. What it supersedes is pinned under the commit's number.
-    fn cut(&self, want: Want) -> (Vec<Item>, u64) {
+    fn cut(&self, want: Want) -> (Vec<Item>, u64, u64) {
         // Control items first: a reservation or epoch stands before the entries that use it.
         let (mut items, number) = {
             let mut inner = self.commit.lock();
+            inner.begun += 1;
             (std::mem::take(&mut inner.control), inner.begun)
         };
+        let mut sequence = 0;
         if want.data {
             let cut = self.overlay.cut(want.freeze);
             self.reopen();
             items.extend(cut.items);
             self.pin(number, cut.superseded);
+            sequence = cut.end;
         }
-        (items, number)
+        (items, number, sequence)
     }
 
     /// Pins blocks until commit `number` is anchored (durable, at level `off`).

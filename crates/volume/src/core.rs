@@ -15,7 +15,7 @@ use crate::block_cache::BlockCache;
 use crate::cache::{Cache, NodeKey};
 use crate::commit::Commit;
 use crate::discarding::Discards;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::format::ad::Tree;
 use crate::format::entry::Entry;
 use crate::format::header::Header;
@@ -270,7 +270,7 @@ impl Core {
         let number = u32::try_from(self.next_epoch.fetch_add(1, Ordering::SeqCst)).unwrap_or(u32::MAX);
         if number >= EPOCHS.min(self.geometry.last_epoch()) {
             return Err(Error::new(
-                crate::error::Kind::Usage,
+                Kind::Usage,
                 "all key epochs of this volume are used up; copy its content to a new volume",
             ));
         }
@@ -292,6 +292,9 @@ impl Core {
     /// Ends the session: nothing is written from now on. The first reason stays.
     pub(crate) fn stop(&self, reason: &Error) {
         self.commit.poison(reason);
+        if reason.kind() == Kind::Fenced {
+            self.name_unanchored();
+        }
         self.progress.notify(usize::MAX);
         self.landing.wake();
         self.ticked.notify(usize::MAX);

@@ -94,6 +94,12 @@ impl Error {
         self
     }
 
+    /// The same, with one more sentence.
+    pub(crate) fn with_sentence(mut self, sentence: &str) -> Self {
+        self.message = format!("{}. {sentence}", self.message);
+        self
+    }
+
     /// The kind.
     #[must_use]
     pub fn kind(&self) -> Kind {

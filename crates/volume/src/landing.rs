@@ -134,6 +134,11 @@ impl Landing {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Blocks that are acknowledged and have not landed.
+    pub(crate) fn blocks_behind(&self) -> Vec<u64> {
+        self.line().behind.keys().copied().collect()
+    }
+
     /// Whoever waits for something to land looks whether the session has ended.
     pub(crate) fn wake(&self) {
         for event in std::mem::take(&mut self.line().waiters).into_values() {

@@ -57,6 +57,7 @@ mod superblock_io;
 mod survey;
 mod tour;
 mod tree;
+mod unanchored;
 mod volume;
 
 pub use crate::core::{Clock, Environment};
@@ -76,4 +77,5 @@ pub use reseal::{ResealProgress, ResealReport};
 pub use stream::{Imported, StreamProgress, StreamReader, StreamWriter, Tail};
 pub use survey::{Choice, Found, History, StateName, Survey, survey};
 pub use tour::Sharing;
+pub use unanchored::Unanchored;
 pub use volume::{AnchorAway, Status, Volume};

@@ -81,6 +81,8 @@ pub(crate) struct Cut {
     pub(crate) items: Vec<Item>,
     /// Physical blocks that nothing names once these changes are committed.
     pub(crate) superseded: Vec<u64>,
+    /// Changes below this sequence number are in this cut, or in an earlier one.
+    pub(crate) end: u64,
 }
 
 /// A frozen generation, for the merge: changes by logical block, and discards to apply before them.
@@ -243,6 +245,7 @@ impl Overlay {
         }
         self.pending.store(0, Ordering::Relaxed);
         self.superseded.store(0, Ordering::Relaxed);
+        let end = self.next_sequence();
         drop(discards);
         drop(shards);
         items.extend(long.into_iter().flatten());
@@ -250,7 +253,29 @@ impl Overlay {
         Cut {
             items: items.into_iter().map(|(_, item)| item).collect(),
             superseded: superseded.into_iter().flatten().map(|(_, physical)| physical).collect(),
+            end,
         }
+    }
+
+    /// The sequence number that the next change gets.
+    pub(crate) fn next_sequence(&self) -> u64 {
+        self.sequence.load(Ordering::SeqCst)
+    }
+
+    /// Logical blocks whose last change has this sequence number or a higher one, as stretches in any order, which may overlap.
+    pub(crate) fn changed_since(&self, sequence: u64) -> Vec<Range<u64>> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let shard = lock(shard);
+            let slots = shard.active.iter().chain(shard.frozen.iter());
+            let changed = slots.filter(|(_, slot)| slot.sequence >= sequence);
+            all.extend(changed.map(|(logical, _)| *logical..*logical + 1));
+        }
+        let discards = self.discards.read().unwrap_or_else(PoisonError::into_inner);
+        let ranges = discards.active.0.iter().chain(discards.frozen.0.iter());
+        let changed = ranges.filter(|(_, (_, changed))| *changed >= sequence);
+        all.extend(changed.map(|(start, (end, _))| *start..*end));
+        all
     }
 
     /// The frozen generation, sorted for the merge.

@@ -134,6 +134,7 @@ impl Attaching {
             foreign.clear();
         }
         core.overlay = replayed.overlay;
+        core.commit.begin_at(core.overlay.next_sequence());
         *core.new_salts.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner) = replayed.salts;
         let free = core.count_free(&self.io).await?;
         core.space.begin(&free, &foreign, &held);

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::io::Driven;
 use crate::queue::Queue;
 use crate::reseal::{Reseal, ResealProgress, ResealReport};
+use crate::unanchored::Unanchored;
 
 /// An attached volume. Clones share it.
 ///
@@ -138,6 +139,8 @@ pub struct Status {
     pub resealed_blocks: u64,
     /// Why the session stopped writing, if it did.
     pub failure: Option<String>,
+    /// What was acknowledged and never anchored, if the session stopped writing.
+    pub unanchored: Option<Unanchored>,
 }
 
 /// An anchor that does not answer.
@@ -301,6 +304,8 @@ impl Volume {
         let health = anchor.map(|anchor| anchor.health()).unwrap_or_default();
         let usage = core.environment.store.usage();
         let (discard, refused) = core.discards.state();
+        let failure = core.commit.poisoned();
+        let unanchored = failure.as_ref().and_then(|_| core.unanchored());
         Status {
             volume: hex::encode(core.header.volume),
             suite: core.header.suite.to_string(),
@@ -357,7 +362,8 @@ impl Volume {
             waits_for_store: counters.waits_for_store.get(),
             rekeying: core.keys.boundary().is_some(),
             resealed_blocks: counters.resealed_blocks.get(),
-            failure: core.commit.poisoned().map(|error| error.to_string()),
+            failure: failure.map(|error| error.to_string()),
+            unanchored,
         }
     }
 }

@@ -147,7 +147,7 @@ impl Cluster {
         tls.join("expired.pem")
     }
 
-    /// An authority that nobody knows.
+    /// An authority that no member knows.
     pub fn other_authority(&self) -> PathBuf {
         let (certificate, key) = (self.tls("other.pem"), self.tls("other.key"));
         run(Command::new("openssl")
@@ -159,9 +159,17 @@ impl Cluster {
 
     /// What `etcdctl` says, and whether it succeeded.
     pub fn control(&self, what: &[&str]) -> (bool, String) {
+        let output = self.etcdctl(what).stderr(Stdio::null()).output();
+        let output = output.expect("etcdctl runs: scripts/packages-test names what tests need");
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// `etcdctl`, as a client of the cluster.
+    pub fn etcdctl(&self, what: &[&str]) -> Command {
+        let mut command = Command::new("etcdctl");
         let endpoints: Vec<String> =
             (0..3).map(|member| format!("https://127.0.0.1:{}", self.port(member))).collect();
-        let output = Command::new("etcdctl")
+        command
             .env("ETCDCTL_API", "3")
             .args(["--command-timeout", "2s", "--endpoints", &endpoints.join(",")])
             .arg("--cacert")
@@ -170,11 +178,8 @@ impl Cluster {
             .arg(self.tls("client.pem"))
             .arg("--key")
             .arg(self.tls("client.key"))
-            .args(what)
-            .stderr(Stdio::null())
-            .output()
-            .expect("etcdctl runs: scripts/packages-test names what tests need");
-        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+            .args(what);
+        command
     }
 
     fn script(&self, command: &str, arguments: &[&str]) {
@@ -214,7 +219,7 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// The first of six ports in a row that nobody listens on.
+/// The first of six ports in a row on which nothing listens.
 fn free_ports() -> u16 {
     for _ in 0..100 {
         let probe = TcpListener::bind("127.0.0.1:0").expect("a port");

@@ -146,7 +146,7 @@ fn answers_that_are_lost_or_late_change_nothing() {
 }
 
 #[test]
-fn a_restored_member_is_outvoted_and_a_restored_majority_is_believed_by_who_comes_new() {
+fn a_restored_member_is_outvoted_and_a_restored_majority_is_believed_by_a_new_session() {
     let cluster = Cluster::start();
     let address = cluster.address("cvmio/a");
     let anchor = open(&cluster, &address);
@@ -167,7 +167,7 @@ fn a_restored_member_is_outvoted_and_a_restored_majority_is_believed_by_who_come
     assert_eq!(block_on(anchor.read()), Ok(Some(stamp(5))));
     move_on(&anchor, 5);
 
-    // Two of three do: this is what no cluster can withstand. Who knew better refuses it...
+    // Two of three do: no cluster withstands this. A session that has seen more refuses it...
     for member in 0..3 {
         cluster.kill(member);
     }
@@ -179,7 +179,7 @@ fn a_restored_member_is_outvoted_and_a_restored_majority_is_believed_by_who_come
     let refused = block_on(anchor.advance(Some(&stamp(6)), &stamp(7)));
     let Err(Error::Unusable(why)) = refused else { panic!("{refused:?}") };
     assert!(why.contains("rolled back"), "{why}");
-    // ... and who comes new believes it. So members keep no data that a host can put back: see docs/freshness.md.
+    // ... and a new session believes it. So members keep no data that a host can put back: see docs/freshness.md.
     assert_eq!(block_on(open(&cluster, &address).read()), Ok(Some(stamp(1))));
 }
 

@@ -206,13 +206,13 @@ fn of_two_that_move_at_once_one_wins_and_the_other_is_told_what_is_held() {
     }
 }
 
-/// Somebody keeps the command of a move that nobody was told of, and delivers it many moves later.
+/// The host keeps the command of a move whose caller was told nothing, and delivers it many moves later.
 #[test]
 fn a_move_that_arrives_late_undoes_nothing() {
     for moves in [1, 2, 20] {
         let (mut chip, mut log, random) = fresh();
         let late = prepare(&mut chip, &mut log, &random, None, &stamp(1)).unwrap();
-        // Whoever reads now is told the old state, and that stays so.
+        // A reader is told the old state now, and that stays so.
         assert_eq!(held(&read(&mut chip, &mut log, &random).unwrap()), None);
         let mut now = None;
         for generation in 10..10 + moves {

@@ -27,7 +27,7 @@ pub enum Meaning {
     NotUsable,
     /// No room for another loaded object or session.
     Memory,
-    /// Nobody has started the TPM.
+    /// The TPM was not started.
     NotStarted,
     /// Not now: ask again.
     Later,

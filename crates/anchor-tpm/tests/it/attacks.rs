@@ -54,7 +54,7 @@ fn a_wrong_secret_and_a_foreign_index_are_told_by_name() {
     assert!(refusal(nowhere.stamp()).contains("no such index; make the anchor with `cvmio anchor init"));
 }
 
-/// Whoever has the owner hierarchy undefines the index, defines it anew and replays the extends.
+/// With the owner hierarchy the host undefines the index, defines it anew and replays the extends.
 #[test]
 fn an_index_defined_anew_by_the_owner_is_caught_and_only_because_of_the_secret() {
     if !is_able() {
@@ -214,7 +214,7 @@ fn a_host_in_between_can_neither_read_nor_change_nor_repeat() {
         .1
         .clone();
 
-    // An answer of before, and one with a bit changed, at each of several places.
+    // An earlier answer, and one with a bit changed, at each of several places.
     for at in [None, Some(16), Some(40), Some(60)] {
         let old = old.clone();
         host.meddle(Some(Box::new(move |_, moment, message| {

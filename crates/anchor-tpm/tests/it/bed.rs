@@ -65,7 +65,7 @@ impl Swtpm {
         self.directory.join("socket")
     }
 
-    /// As after a loss of power: nobody has started the TPM yet.
+    /// As after a loss of power: the TPM was not started yet.
     pub fn power_on(&mut self) {
         let control = self.directory.join("control");
         for left in [&self.socket(), &control] {
@@ -149,7 +149,7 @@ impl Bed {
         TpmAnchor::new(self.settings())
     }
 
-    /// The TPM as somebody uses it who knows no secret.
+    /// The TPM as a user without any secret has it.
     pub fn tpm(&self) -> Tpm {
         Tpm::new(Place::Path(self.swtpm.socket()), Some(self.key))
     }

@@ -90,7 +90,7 @@ fn moving_process() {
     }
 }
 
-/// kill -9 of the anchor's process, of the TPM, and of both, at moments that nobody has chosen.
+/// kill -9 of the anchor's process, of the TPM, and of both, at random moments.
 #[test]
 fn a_killed_process_or_tpm_loses_nothing_that_was_acknowledged_and_strands_nobody() {
     if !is_able() {

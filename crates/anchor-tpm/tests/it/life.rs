@@ -1,4 +1,4 @@
-//! What an anchor does when nobody is in its way.
+//! What an anchor does when nothing goes wrong.
 
 use super::bed::{Bed, INDEX, move_up, refusal, stamp};
 use anchor::{Access, Address, Opening, Options};
@@ -28,7 +28,7 @@ fn it_moves_only_from_what_is_expected_and_survives_restarts_of_both_sides() {
     bed.swtpm.power_off();
     assert!(refusal(anchor.stamp()).contains("no TPM can be reached"));
     bed.swtpm.power_on();
-    assert_eq!(anchor.stamp().unwrap(), Some(stamp(6)), "the session of before is gone, and a new one does");
+    assert_eq!(anchor.stamp().unwrap(), Some(stamp(6)), "the earlier session is gone, and a new one does");
     anchor.compare_and_swap(Some(&stamp(6)), &stamp(7)).unwrap();
 
     let mut reader = TpmAnchor::new(Settings { read_only: true, ..bed.settings() });

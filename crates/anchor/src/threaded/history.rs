@@ -24,7 +24,7 @@ impl History {
         let Some(found) = found else {
             return Err(format!("it holds nothing, and held {} before", name(known)));
         };
-        // Of another volume: refused by whoever has the key.
+        // Of another volume: the volume refuses it, which has the key.
         if found.volume != known.volume {
             return Ok(());
         }

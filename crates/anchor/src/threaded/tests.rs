@@ -329,3 +329,15 @@ fn the_thread_ends_with_its_anchor() {
     }
     assert!(network.peer().fates.len() > 900);
 }
+
+#[test]
+fn a_pause_ends_in_time_or_when_something_is_asked() {
+    let (_, anchor) = holding(None, &[]);
+    let begun = Instant::now();
+    assert_eq!(block_on(anchor.pause(Duration::from_millis(20))), Ok(()));
+    assert!(begun.elapsed() >= Duration::from_millis(20));
+    let mut long = anchor.pause(Duration::from_secs(3600));
+    assert!((&mut long).now_or_never().is_none());
+    assert_eq!(block_on(anchor.read()), Ok(None));
+    assert_eq!(block_on(long), Ok(()));
+}

@@ -45,9 +45,7 @@ fn who_may_move_a_volume_can_be_changed_while_it_is_served() {
 
 #[test]
 fn the_stamp_of_another_volume_does_not_get_the_place() {
-    let mut room = Room::new();
-    room.volume("ledger", &["guest"]);
-    room.start();
+    let room = Room::serving();
     let mut client = room.client("ledger", "guest");
     client.compare_and_swap(None, &stamp(1, 1)).unwrap();
     let other = anchor::Stamp { volume: [9; 16], ..stamp(1, 2) };
@@ -92,9 +90,7 @@ fn commands_that_make_no_sense_are_refused_and_change_nothing() {
 
 #[test]
 fn an_exported_log_is_checked_anywhere_and_tampering_is_named() {
-    let mut room = Room::new();
-    room.volume("ledger", &["guest"]);
-    room.start();
+    let room = Room::serving();
     let mut client = room.client("ledger", "guest");
     client.compare_and_swap(None, &stamp(1, 1)).unwrap();
     for generation in 1..6 {

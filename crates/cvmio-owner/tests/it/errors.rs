@@ -37,9 +37,7 @@ fn expired(room: &Room, usage: ExtendedKeyUsagePurpose, hosts: &[&str]) -> (Path
 
 #[test]
 fn a_client_with_wrong_files_is_told_which() {
-    let mut room = Room::new();
-    room.volume("ledger", &["guest"]);
-    room.start();
+    let room = Room::serving();
     let (address, good) = (format!("127.0.0.1:{}/ledger", room.port()), room.files("guest"));
     assert!(room.client_at(&address, good.clone()).ask_stamp().is_ok());
 
@@ -60,7 +58,7 @@ fn a_client_with_wrong_files_is_told_which() {
         ("the certificate in cert-file has expired", Files { certificate, key, ..good.clone() }),
         ("are no certificate with its key", Files { key: foreign.key, ..good.clone() }),
         ("none.pem: No such file", Files { certificate: none, ..good.clone() }),
-        ("has no certificate", Files { certificate: good.key.clone(), ..good.clone() }),
+        ("holds no certificate", Files { certificate: good.key.clone(), ..good.clone() }),
     ];
     for (expected, files) in cases {
         let error = refusal(&room, &address, files);
@@ -86,9 +84,7 @@ fn a_volume_that_is_not_the_clients_looks_like_none() {
 
 #[test]
 fn a_service_that_is_away_or_something_else_is_named() {
-    let mut room = Room::new();
-    room.volume("ledger", &["guest"]);
-    room.start();
+    let mut room = Room::serving();
     room.stop();
     let good = room.files("guest");
     let error = room.client("ledger", "guest").ask_stamp().unwrap_err();
@@ -126,14 +122,11 @@ fn plain_server() -> String {
 
 /// Speaks TLS, and then sends 512 bytes of nonsense; for one client.
 fn tls_server(certificate: &Path, key: &Path, protocol: &[u8]) -> String {
-    let mut config = ServerConfig::builder_with_provider(anchor_owner::tls::provider())
+    let mut config = ServerConfig::builder_with_provider(tls_files::provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
         .with_no_client_auth()
-        .with_single_cert(
-            anchor_owner::tls::certificates(certificate).unwrap(),
-            anchor_owner::tls::private_key(key).unwrap(),
-        )
+        .with_single_cert(tls_files::certificates(certificate).unwrap(), tls_files::private_key(key).unwrap())
         .unwrap();
     config.alpn_protocols = if protocol.is_empty() { Vec::new() } else { vec![protocol.to_vec()] };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -12,9 +12,7 @@ fn lose_connection(client: &mut Client) {
 
 #[test]
 fn a_client_that_remembers_more_refuses_a_database_that_was_put_back() {
-    let mut room = Room::new();
-    room.volume("ledger", &["guest"]);
-    room.start();
+    let mut room = Room::serving();
     let mut client = room.client("ledger", "guest");
     client.compare_and_swap(None, &stamp(1, 1)).unwrap();
     room.stop();
@@ -31,7 +29,7 @@ fn a_client_that_remembers_more_refuses_a_database_that_was_put_back() {
     lose_connection(&mut client);
     let error = client.ask_stamp().unwrap_err();
     assert!(matches!(error, Error::RolledBack(..)) && error.to_string().contains("was put back"), "{error}");
-    // The owner who noted the end of the log finds it as well.
+    // An owner who noted the end of the log finds it as well.
     let said = room.run("audit verify", &["--head", &head]);
     assert_eq!(said.code, 4);
     assert!(said.error.contains("its end was cut off, or an older copy was put back"), "{}", said.error);
@@ -42,9 +40,7 @@ fn a_client_that_remembers_more_refuses_a_database_that_was_put_back() {
 
 #[test]
 fn another_database_is_noticed_also_when_its_log_is_longer() {
-    let mut room = Room::new();
-    room.volume("ledger", &["guest"]);
-    room.start();
+    let mut room = Room::serving();
     let mut client = room.client("ledger", "guest");
     client.compare_and_swap(None, &stamp(1, 1)).unwrap();
     room.stop();
@@ -60,9 +56,7 @@ fn another_database_is_noticed_also_when_its_log_is_longer() {
 
 #[test]
 fn a_service_with_an_anchor_of_its_own_does_not_start_on_a_database_that_was_put_back() {
-    let mut room = Room::anchored();
-    room.volume("ledger", &["guest"]);
-    room.start();
+    let mut room = Room::serving_anchored();
     let mut client = room.client("ledger", "guest");
     client.compare_and_swap(None, &stamp(1, 1)).unwrap();
     let (code, error) = room.stop();
@@ -106,9 +100,7 @@ fn an_anchored_database_is_not_served_without_its_anchor() {
 /// The service dies between its database and its anchor: what no answer rested on is dropped. It may be forged.
 #[test]
 fn entries_that_the_anchor_does_not_cover_are_dropped() {
-    let mut room = Room::anchored();
-    room.volume("ledger", &["guest"]);
-    room.start();
+    let mut room = Room::serving_anchored();
     let mut client = room.client("ledger", "guest");
     client.compare_and_swap(None, &stamp(1, 1)).unwrap();
     let own = fs::read(room.path("own")).unwrap();
@@ -126,9 +118,7 @@ fn entries_that_the_anchor_does_not_cover_are_dropped() {
 /// Two services on two copies of one database: the second takes the anchor, and the first stops.
 #[test]
 fn of_two_services_on_copies_the_older_one_is_fenced() {
-    let mut room = Room::anchored();
-    room.volume("ledger", &["guest"]);
-    room.start();
+    let mut room = Room::serving_anchored();
     let mut client = room.client("ledger", "guest");
     client.compare_and_swap(None, &stamp(1, 1)).unwrap();
     fs::create_dir(room.path("copy")).unwrap();

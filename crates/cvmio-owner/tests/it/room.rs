@@ -43,6 +43,22 @@ impl Room {
         Room::made(|directory| vec!["--anchor".into(), format!("file:{}", directory.join("own").display())])
     }
 
+    /// One that serves the volume `ledger` to the client `guest`.
+    pub fn serving() -> Room {
+        Room::new().with_ledger()
+    }
+
+    /// The same with an anchor of the service's own.
+    pub fn serving_anchored() -> Room {
+        Room::anchored().with_ledger()
+    }
+
+    fn with_ledger(mut self) -> Room {
+        self.volume("ledger", &["guest"]);
+        self.start();
+        self
+    }
+
     fn made(anchor: impl FnOnce(&Path) -> Vec<String>) -> Room {
         let directory = tempfile::Builder::new().prefix("cvmio-owner-").tempdir().unwrap();
         let anchor = anchor(directory.path());

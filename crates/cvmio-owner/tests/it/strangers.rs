@@ -1,8 +1,8 @@
 //! Clients that misbehave: they are cut off, and others do not notice.
 
 use crate::room::{Room, stamp};
+use anchor_owner::Files;
 use anchor_owner::wire::{Answer, MESSAGE_SIZE, Outcome, PROTOCOL, Refusal};
-use anchor_owner::{Files, tls};
 use owner::{Limits, Service, Setup};
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use std::io::{ErrorKind, Read, Write};
@@ -43,13 +43,13 @@ type Raw = StreamOwned<ClientConnection, TcpStream>;
 
 /// A connection with a client's certificate, to send what a good client never sends.
 fn raw(service: &Service, files: &Files) -> Raw {
-    let mut config = ClientConfig::builder_with_provider(tls::provider())
+    let mut config = ClientConfig::builder_with_provider(tls_files::provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
-        .with_root_certificates(tls::authorities(&files.authority).unwrap())
+        .with_root_certificates(tls_files::authorities(&files.authority).unwrap())
         .with_client_auth_cert(
-            tls::certificates(&files.certificate).unwrap(),
-            tls::private_key(&files.key).unwrap(),
+            tls_files::certificates(&files.certificate).unwrap(),
+            tls_files::private_key(&files.key).unwrap(),
         )
         .unwrap();
     config.alpn_protocols = vec![PROTOCOL.to_vec()];

@@ -182,6 +182,8 @@ fn of_two_guests_on_one_volume_the_older_one_is_fenced() {
     assert!(!first.works(&["write -P 51 0 4k", "flush"]), "the older guest went on");
     let status = desk.run("volume status disk --json");
     assert!(status.out.contains("another session has claimed this volume"), "{status:?}");
+    let status: Value = serde_json::from_str(&status.out).unwrap();
+    assert_eq!(status["volume"]["unanchored"]["stretches"], serde_json::json!([[0, 1]]), "{status}");
     assert!(second.works(&["read -P 34 0 4k"]));
     second.detach();
     owner.stop();

@@ -257,3 +257,22 @@ fn a_volume_beside_its_store_gives_a_row_for_each_case() {
         "its files are gone"
     );
 }
+
+#[test]
+fn a_level_with_an_anchor_is_measured_beside_one_without() {
+    let desk = Desk::new();
+    let anchor = desk.path("anchor").display().to_string();
+    let command = format!(
+        "bench volume --medium memory --size 16 --turns 2 --seconds 0.2 --threads 4 --cases write-fsync-4k-q1 --anchor file:{anchor} --json"
+    );
+    let row: Value = serde_json::from_str(&desk.done(&command)).unwrap();
+    assert_eq!(row["rival"], "off", "{row}");
+    let moves = |key: &str| row["moves"][key].as_u64().unwrap_or_else(|| panic!("{key} in {row}"));
+    assert!(moves("moves") > 0 && moves("flushes") >= moves("moves"), "{row}");
+    assert!(row["moves"]["times"]["p50"].as_f64().is_some_and(|time| time > 0.0), "{row}");
+    // A volume lives by it now.
+    let taken = desk.run(&command);
+    assert!(taken.code != 0 && taken.error.contains("belongs to a volume already"), "{taken:?}");
+    let off = desk.run(&format!("{command} --freshness off"));
+    assert!(off.code == 2 && off.error.contains("--freshness off"), "{off:?}");
+}

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use crate::common::Desk;
-use crate::common::machine::{has_ended, wait_for};
+use crate::common::machine::{has, has_ended, tell_skipped, wait_for};
 use crate::common::session::loop_devices;
 
 /// Whether nothing of a demonstration in `directory` is left: no file, no mount, no loop device, no process.
@@ -40,6 +40,31 @@ fn every_attack_is_caught_and_nothing_is_left() {
     assert!(!said.contains("GOT THROUGH"), "{said}");
     assert!(said.contains(&format!("{rows} attacks, all caught. Nothing is left mounted")), "{said}");
     assert_nothing_is_left(&desk.path("d"));
+}
+
+#[test]
+fn a_rollback_of_all_that_the_host_holds_is_caught_by_each_real_anchor() {
+    crate::skip_without_devices!();
+    let kinds = [("etcd", &["etcd", "etcdctl"] as &[&str]), ("tpm", &["swtpm"]), ("owner", &[])];
+    for (kind, programs) in kinds {
+        if let Some(missing) = programs.iter().find(|program| !has(program)) {
+            tell_skipped(&format!("there is no {missing}"));
+            continue;
+        }
+        let desk = Desk::new();
+        std::fs::create_dir(desk.path("d")).unwrap();
+        let said = desk.done(&format!("{} --anchor {kind}", demo(&desk)));
+        assert!(
+            said.contains("roll the disk back: caught") && said.contains("roll all back: caught"),
+            "{said}"
+        );
+        assert!(said.contains("every file is as it left it"), "{said}");
+        assert!(said.contains("2 attacks, all caught. Nothing is left mounted"), "{said}");
+        assert_nothing_is_left(&desk.path("d"));
+        let left = std::fs::read_dir("/dev/shm").unwrap().flatten().map(|entry| entry.file_name());
+        let left: Vec<_> = left.filter(|name| name.to_string_lossy().starts_with("cvmio-demo-")).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
 }
 
 #[test]

@@ -1,12 +1,13 @@
-//! The programs under test, side by side as they are installed: `cvmio`, and `cvmio-bench`, which cargo builds as an example of this package.
+//! The programs under test, side by side as they are installed: `cvmio`, and `cvmio-bench` and `cvmio-owner`, which cargo builds as examples of
+//! this package.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-/// The program `cvmio`, with `cvmio-bench` beside it. `cargo test -p cvmio` builds both; before `--test NAME` the second one needs
-/// `cargo build -p cvmio --example cvmio-bench`, if NAME is a test that starts it.
+/// The program `cvmio`, with the others beside it. `cargo test -p cvmio` builds all; before `--test NAME` the others need
+/// `cargo build -p cvmio --examples`, if NAME is a test that starts one.
 pub fn cvmio() -> PathBuf {
     static PLACED: Once = Once::new();
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
@@ -14,7 +15,9 @@ pub fn cvmio() -> PathBuf {
         let cvmio = Path::new(env!("CARGO_BIN_EXE_cvmio"));
         fs::create_dir_all(&place).unwrap();
         put(cvmio, &place.join("cvmio"));
-        put(&cvmio.with_file_name("examples").join("cvmio-bench"), &place.join("cvmio-bench"));
+        for name in ["cvmio-bench", "cvmio-owner"] {
+            put(&cvmio.with_file_name("examples").join(name), &place.join(name));
+        }
     });
     place.join("cvmio")
 }

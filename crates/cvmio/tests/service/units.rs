@@ -51,6 +51,27 @@ fn systemd_finds_nothing_wrong_with_the_units() {
 }
 
 #[test]
+fn systemd_finds_nothing_wrong_with_the_unit_of_the_owners_service() {
+    if !has("systemd-analyze") {
+        return tell_skipped("no systemd-analyze");
+    }
+    let desk = Desk::new();
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd/cvmio-owner.service");
+    let unit = fs::read_to_string(unit).unwrap();
+    assert_eq!(unit.matches("=/usr/bin/cvmio-owner serve ").count(), 1);
+    let verify = |text: &str| {
+        desk.write("cvmio-owner.service", text.as_bytes());
+        let mut command = Command::new("systemd-analyze");
+        command.args(["verify", "--man=no", "--recursive-errors=no"]).arg(desk.path("cvmio-owner.service"));
+        String::from_utf8(command.output().unwrap().stderr).unwrap()
+    };
+    let here = unit.replace("/usr/bin/cvmio-owner ", &format!("{} ", env!("CARGO_BIN_EXE_cvmio")));
+    assert_eq!(verify(&here), "");
+    let wrong = here.replace("[Service]", "[Service]\nColour=red");
+    assert!(verify(&wrong).contains("Colour"), "it looks at nothing");
+}
+
+#[test]
 fn the_generator_is_this_program_by_another_name() {
     let desk = Desk::new();
     symlink(env!("CARGO_BIN_EXE_cvmio"), desk.path("cvmio-generator")).unwrap();

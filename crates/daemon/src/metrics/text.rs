@@ -145,6 +145,7 @@ fn volume(page: &mut Page, status: &Status) {
         rekeying,
         resealed_blocks,
         failure,
+        unanchored,
     } = status;
     page.family("info", "gauge", "What the volume is; always 1.");
     let info = [
@@ -166,6 +167,9 @@ fn volume(page: &mut Page, status: &Status) {
         "1 when the session has stopped writing, 0 while it works.",
         u8::from(failure.is_some()),
     );
+    let blocks = unanchored.as_ref().map_or(0, |unanchored| unanchored.blocks);
+    let what = "Blocks that were acknowledged and never anchored, of a session that has stopped writing.";
+    page.gauge("unanchored_blocks", what, blocks);
 
     page.gauge("size_bytes", "Size that the volume shows.", size);
     page.gauge("store_size_bytes", "Size of the store that the volume occupies.", store_size);

@@ -1,26 +1,6 @@
 use super::*;
-use crate::log::{ClientId, Move};
-use anchor::{MOVED_TO_SIZE, Stamp};
-
-const CLIENT: ClientId = [0xc1; 32];
-
-fn stamp(generation: u64) -> Box<Stamp> {
-    Box::new(Stamp {
-        volume: [0x11; 16],
-        generation,
-        head: [0x22; 32],
-        session: [0x33; 16],
-        claims: 5,
-        header_digest: [0x44; 32],
-        state: anchor::State::Claimed,
-        moved_to: [0; MOVED_TO_SIZE],
-        mac: [0x55; 32],
-    })
-}
-
-fn name() -> Name {
-    "ledger".parse().unwrap()
-}
+use crate::log::Move;
+use crate::testing::{CLIENT, name, stamp};
 
 /// A database with a volume that was moved `moves` times.
 fn filled(path: &Path, moves: u64) -> Database {
@@ -33,7 +13,7 @@ fn filled(path: &Path, moves: u64) -> Database {
     for generation in 0..moves {
         let mut change = database.begin().unwrap();
         let kind = if generation == 0 { Move::Claim } else { Move::Advance };
-        change.push(4, Event::Moved(kind, name(), CLIENT, stamp(generation))).unwrap();
+        change.push(4, Event::Moved(kind, name(), CLIENT, Box::new(stamp(generation)))).unwrap();
         change.commit().unwrap();
     }
     database
@@ -55,7 +35,7 @@ fn what_was_committed_is_there_after_opening_and_checks() {
     let checked = database.check().unwrap();
     assert_eq!((checked.first, checked.head), (1, head));
     assert_eq!(head.number, 8);
-    assert_eq!(checked.state.volumes[&name()].stamp, Some(stamp(4)));
+    assert_eq!(checked.state.volumes[&name()].stamp, Some(Box::new(stamp(4))));
     assert!(matches!(Database::open(&path), Err(Error::InUse(_))));
     assert!(matches!(Database::create(&path), Err(Error::Usage(_))));
     assert!(matches!(Database::open(&directory.path().join("none")), Err(Error::Usage(_))));
@@ -67,8 +47,8 @@ fn a_change_that_is_not_committed_is_not_there() {
     let database = filled(&directory.path().join("db"), 2);
     let before = database.check().unwrap();
     let mut change = database.begin().unwrap();
-    change.push(9, Event::Moved(Move::Advance, name(), CLIENT, stamp(7))).unwrap();
-    assert_eq!(change.volume(&name()).unwrap().unwrap().stamp, Some(stamp(7)));
+    change.push(9, Event::Moved(Move::Advance, name(), CLIENT, Box::new(stamp(7)))).unwrap();
+    assert_eq!(change.volume(&name()).unwrap().unwrap().stamp, Some(Box::new(stamp(7))));
     drop(change);
     assert_eq!(database.check().unwrap(), before);
 }
@@ -81,7 +61,7 @@ fn an_event_that_can_not_follow_changes_nothing() {
     for event in [
         Event::Added(name()),
         Event::Retired("other".parse().unwrap()),
-        Event::Moved(Move::Advance, name(), [9; 32], stamp(1)),
+        Event::Moved(Move::Advance, name(), [9; 32], Box::new(stamp(1))),
     ] {
         assert!(matches!(change.push(9, event), Err(Error::Usage(_))));
     }
@@ -127,7 +107,7 @@ fn what_somebody_did_to_the_file_is_found_and_named() {
 
     let database = fresh("row");
     tamper(&database, |transaction| {
-        let volume = Volume { stamp: Some(stamp(1)), clients: [CLIENT].into(), retired: false };
+        let volume = Volume { stamp: Some(Box::new(stamp(1))), clients: [CLIENT].into(), retired: false };
         transaction.open_table(VOLUMES).unwrap().insert("ledger", row::encode(&volume).as_slice()).unwrap();
     });
     assert!(matches!(fault(&database), Fault::Table(_)));
@@ -146,7 +126,7 @@ fn cutting_back_gives_what_was_held_there() {
     let middle = filled(&path, 3).head().unwrap();
     let database = Database::open(&path).unwrap();
     let mut change = database.begin().unwrap();
-    change.push(5, Event::Moved(Move::Advance, name(), CLIENT, stamp(9))).unwrap();
+    change.push(5, Event::Moved(Move::Advance, name(), CLIENT, Box::new(stamp(9)))).unwrap();
     change.push(5, Event::Retired(name())).unwrap();
     let end = change.commit().unwrap();
 
@@ -157,6 +137,6 @@ fn cutting_back_gives_what_was_held_there() {
     database.cut(middle).unwrap();
     let checked = database.check().unwrap();
     assert_eq!(checked.head, middle);
-    assert_eq!(checked.state.volumes[&name()].stamp, Some(stamp(2)));
+    assert_eq!(checked.state.volumes[&name()].stamp, Some(Box::new(stamp(2))));
     assert!(!checked.state.volumes[&name()].retired);
 }

@@ -16,7 +16,7 @@ const ENTRIES: usize = 1000;
 pub enum Command {
     /// Which volumes there are.
     List {},
-    /// A place for a volume, and who may move it.
+    /// A place for a volume, and the clients that may move it.
     Add {
         /// The volume.
         name: String,
@@ -87,7 +87,7 @@ pub struct VolumeReport {
     pub generation: Option<u64>,
     /// How many times it was claimed.
     pub claims: Option<u64>,
-    /// Who may move it.
+    /// The clients that may move it.
     pub clients: Vec<String>,
 }
 

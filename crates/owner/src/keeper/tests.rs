@@ -1,23 +1,8 @@
 use super::*;
-use anchor::{FileAnchor, MOVED_TO_SIZE};
+use crate::testing::{CLIENT, name, stamp};
+use anchor::FileAnchor;
 use anchor_owner::wire::NONCE_SIZE;
 use std::sync::mpsc::sync_channel;
-
-const CLIENT: ClientId = [0xc1; 32];
-
-fn stamp(generation: u64) -> Stamp {
-    Stamp {
-        volume: [0x11; 16],
-        generation,
-        head: [0x22; 32],
-        session: [0x33; 16],
-        claims: 5,
-        header_digest: [0x44; 32],
-        state: anchor::State::Claimed,
-        moved_to: [0; MOVED_TO_SIZE],
-        mac: [0x55; 32],
-    }
-}
 
 fn open(directory: &Path) -> Keeper {
     Keeper::open(directory, None, Arc::new(|_| {})).unwrap()
@@ -33,7 +18,7 @@ fn keeper(directory: &Path) -> Keeper {
 }
 
 fn ask(keeper: &mut Keeper, connection: u64, question: Question) -> Outcome {
-    let request = Request { nonce: [0; NONCE_SIZE], name: "ledger".parse().unwrap(), question };
+    let request = Request { nonce: [0; NONCE_SIZE], name: name(), question };
     let (sender, receiver) = sync_channel(1);
     keeper.work([Job::Ask(Origin { client: CLIENT, connection }, request, sender)].into_iter()).unwrap();
     receiver.recv().unwrap().0

@@ -71,7 +71,7 @@ pub enum Event {
         left_out: u32,
         /// The volume.
         name: Name,
-        /// Who asked.
+        /// The client that asked.
         client: ClientId,
         /// The stamp that it wanted.
         wanted: Box<Stamp>,
@@ -84,7 +84,7 @@ pub enum Event {
         left_out: u32,
         /// The volume, if the request could be read.
         name: Option<Name>,
-        /// Who asked.
+        /// The client that asked.
         client: ClientId,
     },
     /// A snapshot begins: what is held stands in the entries that follow, and nothing before is needed to know it.

@@ -17,7 +17,7 @@ pub const MAX_CLIENTS: usize = 16;
 pub struct Volume {
     /// Its stamp does not move any more.
     pub retired: bool,
-    /// Who may read and move it.
+    /// The clients that may read and move it.
     pub clients: BTreeSet<ClientId>,
     /// Its stamp; `None` before the first claim.
     pub stamp: Option<Box<Stamp>>,

@@ -19,6 +19,8 @@ pub(super) struct Reached {
     /// When the move began, and how many bytes it covers.
     at: Duration,
     bytes: u64,
+    /// Changes of the overlay below this sequence number.
+    sequence: u64,
 }
 
 /// Ends a move of the anchor that its task gave up: nobody knows whether it moved.
@@ -55,7 +57,7 @@ impl Core {
             Err(error) if !mutated(Mutation::FailedCommitGoesOn) => self.stop(error),
             Err(_) => {}
         }
-        moved
+        moved.map_err(|error| self.reason(error))
     }
 
     /// Moves the anchor within a commit, when no other move is under way.
@@ -96,7 +98,13 @@ impl Core {
     pub(super) fn reached(&self) -> Reached {
         let now = self.environment.clock.now();
         let inner = self.commit.lock();
-        Reached { number: inner.durable, end: inner.end, at: now, bytes: inner.unanchored_bytes }
+        Reached {
+            number: inner.durable,
+            end: inner.end,
+            at: now,
+            bytes: inner.unanchored_bytes,
+            sequence: inner.durable_sequence,
+        }
     }
 
     /// The anchor has moved there.
@@ -104,6 +112,7 @@ impl Core {
         {
             let mut inner = self.commit.lock();
             inner.anchored = inner.anchored.max(reached.number);
+            inner.anchored_sequence = inner.anchored_sequence.max(reached.sequence);
             inner.anchored_at = reached.at;
             inner.unanchored_bytes = inner.unanchored_bytes.saturating_sub(reached.bytes);
         }

@@ -341,7 +341,95 @@ fn a_superseded_session_is_fenced_where_the_table_says() {
                 commit(&mut first)
             }
         };
-        assert_eq!(end.expect_err("fenced").kind(), Kind::Fenced, "{freshness}");
+        let end = end.expect_err("fenced");
+        assert_eq!(end.kind(), Kind::Fenced, "{freshness}");
+        // It says which blocks it had acknowledged, and that no anchor vouches for.
+        let (text, unanchored) = match freshness {
+            Write => ("All that it acknowledged was anchored", vec![]),
+            Strict => ("never anchored: 1 blocks: 0;", vec![(0, 1)]),
+            _ => ("never anchored: 2 blocks: 0-1;", vec![(0, 2)]),
+        };
+        assert!(end.to_string().contains(text), "{freshness}: {end}");
+        let status = first.volume.status();
+        assert!(status.failure.is_some_and(|failure| failure.contains(text)), "{freshness}");
+        assert_eq!(status.unanchored.map(|one| one.stretches), Some(unanchored), "{freshness}");
         assert_eq!(first.write(2, 1, 9).expect_err("stopped").kind(), Kind::Fenced, "{freshness}");
     }
+}
+
+#[test]
+fn what_was_anchored_is_not_among_what_a_fenced_session_names() {
+    let (bench, policy) = new(Interval);
+    let mut first = bench.attach(&policy).expect("attached");
+    first.write(0, 4, 1).expect("written");
+    commit(&mut first).expect("anchored");
+    first.write(9, 2, 2).expect("written");
+    first.write(2, 1, 3).expect("written again");
+    first.flush().expect("durable, and not anchored");
+    let _second = bench.attach(&policy).expect("taken over");
+    let end = commit(&mut first).expect_err("fenced");
+    assert!(end.to_string().contains("never anchored: 3 blocks: 2, 9-10;"), "{end}");
+}
+
+/// An anchor whose moves take their time, and whose pauses end by nothing but a request.
+struct Resting {
+    anchor: ScriptedAnchor,
+    pauses: std::sync::atomic::AtomicUsize,
+}
+
+impl Anchor for Resting {
+    fn read(&self) -> AnchorFuture<'_, Option<Stamp>> {
+        self.anchor.read()
+    }
+
+    fn advance(&self, expected: Option<&Stamp>, new: &Stamp) -> AnchorFuture<'_, ()> {
+        self.anchor.advance(expected, new)
+    }
+
+    fn pause(&self, _: std::time::Duration) -> AnchorFuture<'_, ()> {
+        self.pauses.fetch_add(1, Ordering::Relaxed);
+        Box::pin(std::future::pending())
+    }
+
+    fn address(&self) -> String {
+        "resting:".into()
+    }
+}
+
+#[test]
+fn a_commit_waits_for_the_flushes_of_the_last_one_to_come_back_where_moves_are_slow() {
+    let anchor = Arc::new(Resting { anchor: ScriptedAnchor::new(None), pauses: 0.into() });
+    let mut bench = Bench::new(CreateOptions { freshness: Strict, ..options(4096, Shape::STANDARD) }, STORE);
+    bench.environment.anchor = Some(Arc::clone(&anchor) as Arc<dyn Anchor>);
+    let clock = Arc::new(testkit::ManualClock::default());
+    bench.environment.clock = Arc::clone(&clock) as Arc<dyn volume::Clock>;
+    let policy = bench.create();
+    let mut session = bench.attach(&policy).expect("attached");
+    session.write(9, 1, 1).expect("written");
+    session.flush().expect("flushed");
+    session.settle();
+    anchor.anchor.hold(true);
+    let mut ended = Vec::new();
+    let write_and_flush = |session: &mut Session, token: u64, ended: &mut Vec<Completion>| {
+        session.queue.submit(2 * token, Request::Write { block: token, data: filled(1, 7), fua: false });
+        settled(session, ended);
+        flush_later(session, 2 * token + 1);
+        settled(session, ended)
+    };
+    let complete = |session: &mut Session, ended: &mut Vec<Completion>| {
+        assert_eq!(anchor.anchor.pending(), 1, "a move is under way");
+        clock.advance(std::time::Duration::from_millis(8));
+        assert!(anchor.anchor.complete_next());
+        settled(session, ended)
+    };
+    // One leads; the other comes too late for that commit.
+    assert_eq!(write_and_flush(&mut session, 0, &mut ended), 1);
+    assert_eq!(write_and_flush(&mut session, 1, &mut ended), 2);
+    assert_eq!(anchor.pauses.load(Ordering::Relaxed), 0, "there was no slow move before");
+    assert_eq!(complete(&mut session, &mut ended), 3, "the first flush has ended");
+    // The second leads now, and waits for the first to come back.
+    assert_eq!((anchor.pauses.load(Ordering::Relaxed), anchor.anchor.pending()), (1, 0));
+    ended.clear();
+    assert_eq!(write_and_flush(&mut session, 2, &mut ended), 1);
+    assert_eq!(complete(&mut session, &mut ended), 3, "both flushes share a move");
 }

@@ -1,28 +1,9 @@
 use super::*;
-use crate::log::{ClientId, ENTRY_SIZE, Move};
-use anchor::{MOVED_TO_SIZE, Stamp};
+use crate::log::{ENTRY_SIZE, Move};
+use crate::testing::{CLIENT, name, stamp};
+use anchor::Stamp;
 use anchor_owner::wire::{Name, Refusal};
 use proptest::prelude::*;
-
-pub(crate) const CLIENT: ClientId = [0xc1; 32];
-
-pub(crate) fn stamp(generation: u64) -> Stamp {
-    Stamp {
-        volume: [0x11; 16],
-        generation,
-        head: [0x22; 32],
-        session: [0x33; 16],
-        claims: 5,
-        header_digest: [0x44; 32],
-        state: anchor::State::Claimed,
-        moved_to: [0; MOVED_TO_SIZE],
-        mac: [0x55; 32],
-    }
-}
-
-fn name() -> Name {
-    "ledger".parse().unwrap()
-}
 
 fn moved(kind: Move, generation: u64) -> Event {
     Event::Moved(kind, name(), CLIENT, Box::new(stamp(generation)))

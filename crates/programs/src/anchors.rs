@@ -1,4 +1,4 @@
-//! The kinds of anchors that this program knows: one line for each.
+//! The kinds of anchors that `cvmio` and its benchmarks know: one line for each.
 
 use anchor::Schemes;
 

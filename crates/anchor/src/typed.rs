@@ -1,27 +1,25 @@
-//! Options of anchors, as they are typed.
+//! Options of anchors, as they are typed: `--anchor-option KEY=VALUE`.
 
 use std::fs;
 
-use anchor::Options;
-
-use crate::failure::Failure;
+use crate::{Error, Options};
 
 /// Most bytes of a value that comes from a file.
 const MAX_VALUE: u64 = 16 * 1024;
 
-/// Reads `KEY=VALUE` and `KEY=@FILE`.
+/// Reads `KEY=VALUE` and `KEY=@FILE`. The last line end of a file does not count.
 ///
 /// # Errors
-/// When one is neither, is said twice, or its file cannot be read.
-pub fn anchor_options(typed: &[String]) -> Result<Options, Failure> {
+/// [`Error::Unusable`] when one is neither, is said twice, or its file cannot be read.
+pub fn typed_options(typed: &[String]) -> Result<Options, Error> {
     let mut options = Options::default();
     for text in typed {
         let (name, value) = text
             .split_once('=')
             .filter(|(name, _)| !name.is_empty())
-            .ok_or_else(|| Failure::usage(format!("`{text}` is no option of an anchor; write KEY=VALUE")))?;
+            .ok_or_else(|| Error::Unusable(format!("`{text}` is no option of an anchor; write KEY=VALUE")))?;
         if options.get(name).is_some() {
-            return Err(Failure::usage(format!("the anchor's option {name} is given twice")));
+            return Err(Error::Unusable(format!("the anchor's option {name} is given twice")));
         }
         let value = match value.strip_prefix('@') {
             Some(path) => from_file(name, path)?,
@@ -32,9 +30,9 @@ pub fn anchor_options(typed: &[String]) -> Result<Options, Failure> {
     Ok(options)
 }
 
-fn from_file(name: &str, path: &str) -> Result<String, Failure> {
+fn from_file(name: &str, path: &str) -> Result<String, Error> {
     let fail = |why: &dyn std::fmt::Display| {
-        Failure::usage(format!("the anchor's option {name} cannot be read from {path}: {why}"))
+        Error::Unusable(format!("the anchor's option {name} cannot be read from {path}: {why}"))
     };
     let size = fs::metadata(path).map_err(|error| fail(&error))?.len();
     if size > MAX_VALUE {
@@ -48,8 +46,8 @@ fn from_file(name: &str, path: &str) -> Result<String, Failure> {
 mod tests {
     use super::*;
 
-    fn read(typed: &[&str]) -> Result<Options, Failure> {
-        anchor_options(&typed.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>())
+    fn read(typed: &[&str]) -> Result<Options, Error> {
+        typed_options(&typed.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>())
     }
 
     #[test]
@@ -69,8 +67,8 @@ mod tests {
             (&["a=1", "a=2"], "twice"),
             (&["a=@/nowhere/x"], "cannot be read from /nowhere/x"),
         ] {
-            let failure = read(typed).expect_err("refused").to_string();
-            assert!(failure.contains(why), "{failure}");
+            let error = read(typed).expect_err("refused").to_string();
+            assert!(error.contains(why), "{error}");
         }
     }
 }
