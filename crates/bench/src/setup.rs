@@ -207,7 +207,7 @@ fn attached_off(
     let protections = Protections { freshness: Freshness::Off, ..protections.clone() };
     let (random, clock) = (Arc::new(SystemRandom), Arc::new(SystemClock::new()));
     let environment = Environment { store, anchor: None, random, clock };
-    Ground::new(environment, options_of(&protections, blocks), memory)?.attach()
+    Attachable::new(environment, options_of(&protections, blocks), memory)?.attach()
 }
 
 const FILL_DEPTH: u32 = 32;

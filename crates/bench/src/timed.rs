@@ -11,7 +11,7 @@ use volume::{Error, Kind, Result, Status};
 use super::BenchArgs;
 use super::load::histogram;
 use super::report::{Moves, Times};
-use super::setup::Bench;
+use super::setup::Contestants;
 
 /// How long an anchor may be away before it is given up.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -46,7 +46,7 @@ impl Timed {
     }
 
     /// What has happened since the status was this.
-    pub fn moves(&self, before: &Status, bench: &Bench) -> Moves {
+    pub fn moves(&self, before: &Status, bench: &Contestants) -> Moves {
         let now = bench.session.volume.status();
         Moves {
             moves: now.anchor_moves - before.anchor_moves,

@@ -108,12 +108,24 @@ impl<'a> Guest<'a> {
         self
     }
 
-        let (memory, environment) = (self.memory.as_ref(), &self.environment);
-        let (processor, tpm) = (&self.processor, self.tpm.as_deref());
-        let cut = self.cut.as_ref().map(|(text, delay)| (text.as_str(), *delay));
-        let directory = running;
-        let machine =
-            Machine { debian, directory, image, words, disks, memory, environment, tpm, cut, processor, limit };
+    /// Gives it `size` bytes of persistent memory, `/dev/pmem0`: a shared mapping of this file.
+    #[must_use]
+    pub fn persistent_memory(mut self, file: &Path, size: u64) -> Self {
+        self.memory = Some((file.into(), size));
+        self
+    }
+
+    /// Puts something into the environment of QEMU, on this machine.
+    #[must_use]
+    pub fn environment(mut self, name: &str, value: &Path) -> Self {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// Gives it a TPM 2.0 (`/dev/tpm0`, `/dev/tpmrm0`): swtpm, whose control socket this is.
+    #[must_use]
+    pub fn tpm(mut self, control: &Path) -> Self {
+        self.tpm = Some(control.into());
         self
     }
 
@@ -171,13 +183,22 @@ impl<'a> Guest<'a> {
         let Bed { debian, running, .. } = self.bed;
         let (disks, limit) = (&self.disks, self.limit);
         let (memory, environment) = (self.memory.as_ref(), &self.environment);
-        let processor = &self.processor;
-        let directory = running;
-        let machine =
-            Machine { debian, directory, image, words, disks, memory, environment, processor, limit };
         let (processor, tpm) = (&self.processor, self.tpm.as_deref());
         let cut = self.cut.as_ref().map(|(text, delay)| (text.as_str(), *delay));
-        let machine = Machine { debian, directory: running, image, words, disks, tpm, cut, processor, limit };
+        let directory = running;
+        let machine = Machine {
+            debian,
+            directory,
+            image,
+            words,
+            disks,
+            memory,
+            environment,
+            tpm,
+            cut,
+            processor,
+            limit,
+        };
         machine::run(&machine)
     }
 
