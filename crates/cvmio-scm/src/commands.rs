@@ -207,43 +207,48 @@ pub fn man(directory: &Path) -> Result<(), Failure> {
 }
 
 pub fn status(args: &Status) -> Result<(), Failure> {
-    if let Some(socket) = &args.socket {
-        let status = control::ask(socket)?;
-        if args.metrics {
-            print!("{}", status.metrics());
-        } else if args.json {
-            println!("{}", serde_json::to_string(&status).map_err(Failure::io)?);
-        } else {
-            println!(
-                "{} pages of {} bytes: {} encrypted, {} open, {} unverified, {} corrupt",
-                status.pages,
-                status.page_size,
-                status.encrypted,
-                status.open,
-                status.unverified,
-                status.corrupt
-            );
-            println!(
-                "since the start: {} opened, {} of them ahead; {} encrypted in {} batches; {} written; {} read",
-                status.opened, status.ahead, status.closed, status.batches, status.rewritten, status.read
-            );
-            println!(
-                "processor time: {} ms, {} ms of it for taking pages back",
-                status.cpu_ms, status.taking_cpu_ms
-            );
-            println!(
-                "{} faults: median {} ns, 99 % {} ns, 99.9 % {} ns",
-                status.faults, status.fault_p50_ns, status.fault_p99_ns, status.fault_p999_ns
-            );
-            for step in status.fault_steps.iter().filter(|step| step.p50_ns > 0) {
-                println!("  {}: median {} ns, 99 % {} ns", step.name, step.p50_ns, step.p99_ns);
-            }
-            if status.stopped {
-                println!("the medium has failed: serving has stopped");
-            }
-        }
-        return Ok(());
+    match &args.socket {
+        Some(socket) => status_of_server(socket, args),
+        None => status_of_region(args),
     }
+}
+
+/// What a server says of itself.
+fn status_of_server(socket: &Path, args: &Status) -> Result<(), Failure> {
+    let status = control::ask(socket)?;
+    if args.metrics {
+        print!("{}", status.metrics());
+    } else if args.json {
+        println!("{}", serde_json::to_string(&status).map_err(Failure::io)?);
+    } else {
+        println!(
+            "{} pages of {} bytes: {} encrypted, {} open, {} unverified, {} corrupt",
+            status.pages, status.page_size, status.encrypted, status.open, status.unverified, status.corrupt
+        );
+        println!(
+            "since the start: {} opened, {} of them ahead; {} encrypted in {} batches; {} written; {} read",
+            status.opened, status.ahead, status.closed, status.batches, status.rewritten, status.read
+        );
+        println!(
+            "processor time: {} ms, {} ms of it for taking pages back",
+            status.cpu_ms, status.taking_cpu_ms
+        );
+        println!(
+            "{} faults: median {} ns, 99 % {} ns, 99.9 % {} ns",
+            status.faults, status.fault_p50_ns, status.fault_p99_ns, status.fault_p999_ns
+        );
+        for step in status.fault_steps.iter().filter(|step| step.p50_ns > 0) {
+            println!("  {}: median {} ns, 99 % {} ns", step.name, step.p50_ns, step.p99_ns);
+        }
+        if status.stopped {
+            println!("the medium has failed: serving has stopped");
+        }
+    }
+    Ok(())
+}
+
+/// What a region that is not served says of itself.
+fn status_of_region(args: &Status) -> Result<(), Failure> {
     let region = args.region.as_deref().unwrap_or(Path::new(""));
     let mapping = Mapping::open(region, Access::Peek)?;
     let header = claimed_header(&mapping).map_err(|error| told(region, error))?;
