@@ -74,8 +74,6 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
         | M::WritersForgotten
         | M::ForeignSegmentsTaken
         | M::PairShared => honest && anchored && (mischief.zombies || mischief.late),
-        // Elsewhere each commit is anchored before the next one begins.
-        M::SegmentUnreserved => honest && level == Freshness::Interval && (mischief.zombies || mischief.late),
         M::AcceptedNotFlushed => honest && anchored && level != Freshness::Transaction,
         M::PolicyIgnored => mischief.tamper,
         M::HeaderUnverified => mischief.tamper && !anchored,

@@ -260,7 +260,7 @@ impl Commit {
     /// Whether a segment was reserved that the anchor does not know.
     pub(crate) fn reservation_waits(&self) -> bool {
         let inner = self.lock();
-        inner.reserved > inner.anchored && !inner.moving && !mutated(Mutation::SegmentUnreserved)
+        inner.reserved > inner.anchored && !inner.moving
     }
 
     /// How long ago the anchor moved, and how many bytes and commits it does not cover.
@@ -466,8 +466,7 @@ impl Core {
         let whole = !anchored || self.header.freshness == Freshness::Transaction;
         let mut rest = items;
         loop {
-            let crosses = !whole && rest.len() > self.commit.journal().rest(&self.geometry);
-            if crosses && !mutated(Mutation::SegmentUnreserved) {
+            if !whole && rest.len() > self.commit.journal().rest(&self.geometry) {
                 // The next segment is ours to write when the anchor knows it.
                 let reserved = self.commit.lock().reserved;
                 self.anchor_beside(reserved).await?;

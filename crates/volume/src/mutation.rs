@@ -89,7 +89,6 @@ mutations! {
     DiscardUnreserved, "discard-unreserved", "a discard goes only to units that are reserved, as a write does";
     ThinSpreads, "thin-spreads", "a thin volume takes new space near what it has";
     ForeignSegmentsTaken, "foreign-segments-taken", "the predecessor's journal segments are left alone";
-    SegmentUnreserved, "segment-unreserved", "a segment of the journal is entered when the anchor knows that it is reserved";
     PairShared, "superblock-pair-shared", "a session has a superblock pair of its own";
     // Trees and superblocks.
     EvictedEarly, "evicted-with-stale-parent", "a new node may be evicted when its parent holds its entry";

@@ -14,7 +14,7 @@ use crate::error::{Error, Kind};
 use crate::format::protections::Freshness;
 
 /// Most stretches that a report lists.
-pub const MOST_STRETCHES: usize = 256;
+const MOST_STRETCHES: usize = 256;
 /// Most of them that an error's message names.
 const IN_MESSAGE: usize = 8;
 
@@ -24,7 +24,7 @@ const IN_MESSAGE: usize = 8;
 pub struct Unanchored {
     /// Logical blocks that were written or discarded.
     pub blocks: u64,
-    /// Where they are: the first block of a stretch, and how many there are. In ascending order, at most [`MOST_STRETCHES`].
+    /// Where they are: the first block of a stretch, and how many there are. In ascending order, at most 256.
     pub stretches: Vec<(u64, u64)>,
     /// Whether `blocks` are all of them. A transaction that became too large for memory is no longer known block by block.
     pub complete: bool,
