@@ -231,10 +231,12 @@ pub fn status(args: &Status) -> Result<(), Failure> {
                 "processor time: {} ms, {} ms of it for taking pages back",
                 status.cpu_ms, status.taking_cpu_ms
             );
-            println!(
-                "{} faults: median {} ns, 99 % {} ns, 99.9 % {} ns",
-                status.faults, status.fault_p50_ns, status.fault_p99_ns, status.fault_p999_ns
-            );
+            if status.faults > 0 {
+                println!(
+                    "{} faults: median {} ns, 99 % {} ns, 99.9 % {} ns",
+                    status.faults, status.fault_p50_ns, status.fault_p99_ns, status.fault_p999_ns
+                );
+            }
             for step in status.fault_steps.iter().filter(|step| step.p50_ns > 0) {
                 println!("  {}: median {} ns, 99 % {} ns", step.name, step.p50_ns, step.p99_ns);
             }
