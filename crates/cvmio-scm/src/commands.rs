@@ -206,6 +206,31 @@ pub fn man(directory: &Path) -> Result<(), Failure> {
     programs::manual::write(Arguments::command(), directory, |_| true).map_err(Failure::io)
 }
 
+/// What a server says of itself, for people.
+fn print_served(status: &scm::Status) {
+    println!(
+        "{} pages of {} bytes: {} encrypted, {} open, {} unverified, {} corrupt",
+        status.pages, status.page_size, status.encrypted, status.open, status.unverified, status.corrupt
+    );
+    println!(
+        "since the start: {} opened, {} of them ahead; {} encrypted in {} batches; {} written; {} read",
+        status.opened, status.ahead, status.closed, status.batches, status.rewritten, status.read
+    );
+    println!("processor time: {} ms, {} ms of it for taking pages back", status.cpu_ms, status.taking_cpu_ms);
+    if status.faults > 0 {
+        println!(
+            "{} faults: median {} ns, 99 % {} ns, 99.9 % {} ns",
+            status.faults, status.fault_p50_ns, status.fault_p99_ns, status.fault_p999_ns
+        );
+    }
+    for step in status.fault_steps.iter().filter(|step| step.p50_ns > 0) {
+        println!("  {}: median {} ns, 99 % {} ns", step.name, step.p50_ns, step.p99_ns);
+    }
+    if status.stopped {
+        println!("the medium has failed: serving has stopped");
+    }
+}
+
 pub fn status(args: &Status) -> Result<(), Failure> {
     if let Some(socket) = &args.socket {
         let status = control::ask(socket)?;
@@ -214,35 +239,7 @@ pub fn status(args: &Status) -> Result<(), Failure> {
         } else if args.json {
             println!("{}", serde_json::to_string(&status).map_err(Failure::io)?);
         } else {
-            println!(
-                "{} pages of {} bytes: {} encrypted, {} open, {} unverified, {} corrupt",
-                status.pages,
-                status.page_size,
-                status.encrypted,
-                status.open,
-                status.unverified,
-                status.corrupt
-            );
-            println!(
-                "since the start: {} opened, {} of them ahead; {} encrypted in {} batches; {} written; {} read",
-                status.opened, status.ahead, status.closed, status.batches, status.rewritten, status.read
-            );
-            println!(
-                "processor time: {} ms, {} ms of it for taking pages back",
-                status.cpu_ms, status.taking_cpu_ms
-            );
-            if status.faults > 0 {
-                println!(
-                    "{} faults: median {} ns, 99 % {} ns, 99.9 % {} ns",
-                    status.faults, status.fault_p50_ns, status.fault_p99_ns, status.fault_p999_ns
-                );
-            }
-            for step in status.fault_steps.iter().filter(|step| step.p50_ns > 0) {
-                println!("  {}: median {} ns, 99 % {} ns", step.name, step.p50_ns, step.p99_ns);
-            }
-            if status.stopped {
-                println!("the medium has failed: serving has stopped");
-            }
+            print_served(&status);
         }
         return Ok(());
     }
