@@ -2,12 +2,12 @@
 
 mod serve;
 
-use clap::CommandFactory;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::CommandFactory;
 use scm::geometry::PAGE_SIZES;
 use scm::{Access, Engine, Geometry, Mapping, Medium, Report, claimed_header};
 use seal::slot::Credential;
@@ -206,49 +206,43 @@ pub fn man(directory: &Path) -> Result<(), Failure> {
     programs::manual::write(Arguments::command(), directory, |_| true).map_err(Failure::io)
 }
 
-pub fn status(args: &Status) -> Result<(), Failure> {
-    match &args.socket {
-        Some(socket) => status_of_server(socket, args),
-        None => status_of_region(args),
-    }
-}
-
-/// What a server says of itself.
-fn status_of_server(socket: &Path, args: &Status) -> Result<(), Failure> {
-    let status = control::ask(socket)?;
-    if args.metrics {
-        print!("{}", status.metrics());
-    } else if args.json {
-        println!("{}", serde_json::to_string(&status).map_err(Failure::io)?);
-    } else {
-        println!(
-            "{} pages of {} bytes: {} encrypted, {} open, {} unverified, {} corrupt",
-            status.pages, status.page_size, status.encrypted, status.open, status.unverified, status.corrupt
-        );
-        println!(
-            "since the start: {} opened, {} of them ahead; {} encrypted in {} batches; {} written; {} read",
-            status.opened, status.ahead, status.closed, status.batches, status.rewritten, status.read
-        );
-        println!(
-            "processor time: {} ms, {} ms of it for taking pages back",
-            status.cpu_ms, status.taking_cpu_ms
-        );
+/// What a server says of itself, for people.
+fn print_served(status: &scm::Status) {
+    println!(
+        "{} pages of {} bytes: {} encrypted, {} open, {} unverified, {} corrupt",
+        status.pages, status.page_size, status.encrypted, status.open, status.unverified, status.corrupt
+    );
+    println!(
+        "since the start: {} opened, {} of them ahead; {} encrypted in {} batches; {} written; {} read",
+        status.opened, status.ahead, status.closed, status.batches, status.rewritten, status.read
+    );
+    println!("processor time: {} ms, {} ms of it for taking pages back", status.cpu_ms, status.taking_cpu_ms);
+    if status.faults > 0 {
         println!(
             "{} faults: median {} ns, 99 % {} ns, 99.9 % {} ns",
             status.faults, status.fault_p50_ns, status.fault_p99_ns, status.fault_p999_ns
         );
-        for step in status.fault_steps.iter().filter(|step| step.p50_ns > 0) {
-            println!("  {}: median {} ns, 99 % {} ns", step.name, step.p50_ns, step.p99_ns);
-        }
-        if status.stopped {
-            println!("the medium has failed: serving has stopped");
-        }
     }
-    Ok(())
+    for step in status.fault_steps.iter().filter(|step| step.p50_ns > 0) {
+        println!("  {}: median {} ns, 99 % {} ns", step.name, step.p50_ns, step.p99_ns);
+    }
+    if status.stopped {
+        println!("the medium has failed: serving has stopped");
+    }
 }
 
-/// What a region that is not served says of itself.
-fn status_of_region(args: &Status) -> Result<(), Failure> {
+pub fn status(args: &Status) -> Result<(), Failure> {
+    if let Some(socket) = &args.socket {
+        let status = control::ask(socket)?;
+        if args.metrics {
+            print!("{}", status.metrics());
+        } else if args.json {
+            println!("{}", serde_json::to_string(&status).map_err(Failure::io)?);
+        } else {
+            print_served(&status);
+        }
+        return Ok(());
+    }
     let region = args.region.as_deref().unwrap_or(Path::new(""));
     let mapping = Mapping::open(region, Access::Peek)?;
     let header = claimed_header(&mapping).map_err(|error| told(region, error))?;
