@@ -52,7 +52,7 @@ pub fn search(vm: &Vm, ground: &Ground<'_>) -> Result<Vec<Row>> {
     let boot = Boot {
         vm,
         device: "/dev/vda".into(),
-        files: Vec::new(),
+
         disks: vec![volume.clone()],
         script,
         programs: &[],

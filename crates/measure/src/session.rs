@@ -166,7 +166,8 @@ impl<'a> Session<'a> {
         if self.entrants.iter().all(|entrant| entrant.out) {
             let why: Vec<String> = self.run.failures.iter().map(|failure| failure.message.clone()).collect();
             let missing = self.run.targets.iter().filter_map(|target| target.unavailable.clone());
-            let why: Vec<String> = why.into_iter().chain(missing).collect();
+            let mut why: Vec<String> = why.into_iter().chain(missing).collect();
+            why.dedup();
             return Err(Error::usage(format!("no target can be measured: {}", why.join("; "))));
         }
         let mut aged = false;

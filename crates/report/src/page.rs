@@ -82,10 +82,16 @@ fn section(run: &Run, options: &Options) -> Result<String, PlotError> {
     }
     html += &match run.question.and_then(Question::of) {
         Some(question) => list(&question.title(), &question.answer(run, options)),
-        None => list("At a glance", &sentences(run, options)),
+        None => String::new(),
     };
-    html += &filled(&parts::glance(run, options));
+    let glance = parts::glance(run, options);
+    if !glance.rows.is_empty() {
+        html += &format!("<h2>At a glance</h2>\n{}", glance.html());
+    }
     html += &figures(&plots(run, options))?;
+    if run.question.is_none() {
+        html += &list("In words", &sentences(run, options));
+    }
     for metric in table::metrics(run) {
         html += &table::values(run, metric).html();
     }

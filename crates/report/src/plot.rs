@@ -195,7 +195,14 @@ fn failed(error: impl fmt::Display) -> PlotError {
 
 /// The colour of a series.
 fn colour(series: usize) -> RGBColor {
-    COLOURS[series % COLOURS.len()]
+    let RGBColor(red, green, blue) = COLOURS[series % COLOURS.len()];
+    // A second round is paler, a third one darker.
+    let mix = |part: u8| match series / COLOURS.len() % 3 {
+        0 => part,
+        1 => part / 2 + 0x70,
+        _ => part / 2,
+    };
+    RGBColor(mix(red), mix(green), mix(blue))
 }
 
 /// Where everything stands.

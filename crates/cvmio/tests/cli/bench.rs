@@ -2,6 +2,7 @@
 //! `cvmio bench upkeep`; `cvmio bench attach`.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
 use crate::common::Desk;
@@ -124,6 +125,13 @@ fn an_interrupt_puts_everything_away_at_once() {
         .spawn()
         .unwrap();
     let mut bench = Killed(Some(bench));
+    // It says when it has made its targets, however long that takes.
+    let mut progress = BufReader::new(bench.0.as_mut().unwrap().stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("latency-read (") {
+        line.clear();
+        assert!(progress.read_line(&mut line).unwrap() > 0, "it ended before its first turn");
+    }
     wait_for("the first turn", || at_work(&here, "--time_based") > 0);
     let at = |word| at_work(&here, word);
     assert_eq!((at("attach"), at("nbdkit"), at("qemu-nbd")), (1, 1, 1), "they run");
@@ -132,9 +140,11 @@ fn an_interrupt_puts_everything_away_at_once() {
     wait_for("its end", || child.try_wait().unwrap().is_some());
     let output = bench.0.take().unwrap().wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    let said =
-        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains("cvmio bench resume"), "{said}");
+    let mut rest = String::new();
+    progress.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains("interrupted"), "{rest}");
+    let run: Value = serde_json::from_slice(&fs::read(desk.path("run.json")).unwrap()).unwrap();
+    assert_eq!(run["state"], "interrupted");
     assert_eq!(at_work(&here, ""), 0, "no server is left");
     assert!(!sh(&format!("ls -a {here}")).contains("cvmio-bench-"), "its files are gone");
 }

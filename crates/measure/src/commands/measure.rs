@@ -283,7 +283,7 @@ pub fn carry_out(
     }
     let emulated = guests && args.guests.accel() == Accel::Tcg;
     if emulated {
-        notes.push("The guests' processors are emulated, since this machine has no KVM: their figures show that it works, not how fast it is.".into());
+        notes.push("The guests' processors are emulated, since this machine has no KVM or --accel says so: their figures show that it works, not how fast it is.".into());
     }
     let turns = args.turns;
     let question = order.question;

@@ -202,8 +202,6 @@ pub struct Boot<'a> {
     pub vm: &'a Vm,
     /// What is measured, when the script has run.
     pub device: PathBuf,
-    /// Files beside its disk, in its directory; each with its place in the guest.
-    pub files: Vec<(String, Vec<u8>)>,
     /// Disks beside the one that is measured: /dev/vdb and so on, where that is virtio-blk.
     pub disks: Vec<PathBuf>,
     /// What is run when it is up.
@@ -228,7 +226,6 @@ pub fn start(vm: &Vm, ground: &Ground<'_>) -> Result<Ready> {
     let boot = Boot {
         vm,
         device,
-        files: Vec::new(),
         disks: Vec::new(),
         script: set_up,
         programs: &["fio"],
@@ -250,14 +247,16 @@ impl Boot<'_> {
         self.image(&kernel, ground)?.write(&root.join(qemu::IMAGE))?;
         let mut command = qemu::command(self.vm, guests, &kernel.image, root, &self.disks)?;
         let mut server = Server::start(&mut command)?;
-        let mut agent = None;
-        let socket = root.join(qemu::AGENT);
+        // QEMU makes its sockets one after the other.
+        let (mut agent, mut qmp) = (None, None);
         server.wait_until(interrupt, || {
-            agent = Agent::call(&socket).ok();
-            agent.is_some()
+            agent = agent.take().or_else(|| Agent::call(&root.join(qemu::AGENT)).ok());
+            qmp = qmp.take().or_else(|| Qmp::connect(&root.join(qemu::QMP)).ok());
+            agent.is_some() && qmp.is_some()
         })?;
-        let qmp = Qmp::connect(&root.join(qemu::QMP))?;
-        let mut agent = agent.ok_or_else(|| Error::io("the guest's socket is gone"))?;
+        let (Some(mut agent), Some(qmp)) = (agent, qmp) else {
+            return Err(Error::io("QEMU's sockets are gone"));
+        };
         let version = agent
             .ready(BOOT, &mut || server.check().and_then(|()| interrupt.check()))
             .map_err(|error| with_console(root, error))?;
@@ -303,9 +302,6 @@ impl Boot<'_> {
         if self.cvmio {
             image.own("cvmio", ground.cvmio)?;
             image.modules(&["ublk_drv"], "")?;
-        }
-        for (path, bytes) in &self.files {
-            image.file(path, bytes);
         }
         Ok(image)
     }

@@ -191,7 +191,8 @@ fn noise(run: &Run) -> Option<String> {
 /// The papers' ratios beside those of comparable targets.
 pub fn papers(run: &Run, options: &Options) -> Table {
     let head = ["case", "here", "ratio here", "paper", "there", "ratio there", "as stated", "doubt"];
-    let mut table = Table::new("Beside the papers (their machines, their units)", &head);
+    let emulated = warning(run).map(|text| format!(" (here {text})")).unwrap_or_default();
+    let mut table = Table::new(format!("Beside the papers (their machines, their units){emulated}"), &head);
     let Some(baseline) = options.baseline(run) else { return table };
     let base = run.target(baseline).map_or("", |target| target.spec.as_str());
     let claims = papers::claims();

@@ -17,6 +17,7 @@ ul { padding-left: 20px; margin: 4px 0; overflow-wrap: anywhere; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 16px; margin: 16px 0; align-items: start; }
 figure { margin: 0; background: var(--box); border: 1px solid var(--faint); border-radius: 6px; }
 svg { display: block; width: 100%; max-width: 620px; height: auto; margin: 0 auto; }
+h2 + .table { margin-top: 4px; }
 svg [fill='#24292F'] { fill: var(--ink); }
 svg [fill='#57606A'] { fill: var(--muted); }
 svg [stroke='#24292F'] { stroke: var(--ink); }

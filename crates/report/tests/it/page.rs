@@ -100,6 +100,11 @@ fn an_emulated_machine_is_said_everywhere() {
     run.state = State::Interrupted;
     let html = page(std::slice::from_ref(&run), &Options::default()).unwrap();
     let said = html.matches("emulated: for function, not for speed").count();
+    let captions = || html.split("<caption>").skip(1).filter_map(|rest| rest.split("</caption>").next());
+    // What the host did meanwhile is not emulated.
+    for caption in captions().filter(|caption| !caption.starts_with("Meanwhile")) {
+        assert!(caption.contains("emulated: for function, not for speed"), "{caption}");
+    }
     // Once at the top, in each of the six plots, and in the titles of the three that are absolute and their names.
     assert!(said >= 7, "{said}");
     for svg in html.split("<svg").skip(1) {

@@ -133,11 +133,6 @@ impl<'a> Image<'a> {
         Ok(())
     }
 
-    /// Adds a file.
-    pub fn file(&mut self, path: &str, bytes: &[u8]) {
-        self.archive.file(path, bytes);
-    }
-
     /// Writes it.
     ///
     /// # Errors

@@ -32,11 +32,15 @@ fn name(path: &str) -> String {
 }
 
 impl Kernel {
-    /// The one under a directory: the machine's own one if it is there, else the newest.
+    /// The one under a directory: the machine's own one if it is there, else the last by name.
     ///
     /// # Errors
     /// When there is none.
     pub fn find(directory: &Path) -> Result<Self> {
+        // QEMU is started in another directory.
+        let directory = &directory
+            .canonicalize()
+            .map_err(|error| Error::usage(format!("{}; {ADVICE}", directory.display())).because(error))?;
         let boot = directory.join("boot");
         let entries = fs::read_dir(&boot).map_err(|error| {
             Error::usage(format!("{}: there is no kernel for a guest; {ADVICE}", boot.display()))

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::Guests;
 use super::settings::{Completion, Disk, Kind, Vm};
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::program::{find, package};
 
 /// How the processor of a guest runs.
@@ -85,8 +85,12 @@ pub fn device(disk: Disk) -> &'static str {
 }
 
 /// Words for the guest's kernel.
-fn words(vm: &Vm) -> String {
+fn words(vm: &Vm, accel: Accel) -> String {
     let mut words = String::from("console=ttyS0 quiet oops=panic panic=-1");
+    if accel == Accel::Tcg {
+        // On a busy machine an emulated timer is so late that the kernel takes it for broken, and panics.
+        words += " no_timer_check";
+    }
     if vm.bounce {
         words = format!("{words} {BOUNCE}");
     }
@@ -109,11 +113,13 @@ pub fn command(vm: &Vm, guests: &Guests, kernel: &Path, place: &Path, more: &[Pa
             package("qemu-system-x86_64")
         ))
     })?;
+    // It is started in another directory.
+    let qemu = qemu.canonicalize().doing(qemu.display())?;
     // It ends with this program, however that ends.
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(qemu).current_dir(place);
     let kvm = guests.accel() == Accel::Kvm;
-    let mut machine = format!("q35,accel={}", if kvm { "kvm" } else { "tcg,thread=multi" });
+    let mut machine = format!("q35,accel={}", if kvm { "kvm" } else { "tcg" });
     let mut processor = if kvm { "host" } else { "max,pku=off,la57=off" };
     let memory = guests.memory;
     match vm.kind {
@@ -132,14 +138,12 @@ pub fn command(vm: &Vm, guests: &Guests, kernel: &Path, place: &Path, more: &[Pa
         }
     }
     if let (Kind::Snp | Kind::Tdx, Some(firmware)) = (vm.kind, &guests.firmware) {
-        command.arg("-bios").arg(firmware);
+        command.arg("-bios").arg(firmware.canonicalize().doing(firmware.display())?);
     }
-    // `accel=tcg,thread=multi` is no property of a machine.
-    let machine = machine.replace("accel=tcg,thread=multi", "accel=tcg");
     command.args(["-M", &machine, "-cpu", processor, "-m", &format!("{}M", memory >> 20)]);
     command.args(["-smp", &guests.processors.to_string()]);
     command.args(["-nodefaults", "-no-user-config", "-display", "none", "-nic", "none", "-no-reboot"]);
-    command.arg("-kernel").arg(kernel).args(["-initrd", IMAGE, "-append", &words(vm)]);
+    command.arg("-kernel").arg(kernel).args(["-initrd", IMAGE, "-append", &words(vm, guests.accel())]);
     command.args(["-serial", &format!("file:{CONSOLE}"), "-device", &virtio("virtio-serial-pci", vm)]);
     command.args(["-chardev", &format!("socket,id=agent,path={AGENT},server=on,wait=off")]);
     command.args(["-device", "virtserialport,chardev=agent,name=agent"]);
@@ -215,8 +219,13 @@ mod tests {
     fn settings_reach_qemu_and_the_kernel() {
         let line = |text: &str| line(text, &guests(Accel::Tcg));
         let usual = line("vm");
-        for word in ["cache.direct=on", "aio=io_uring", "virtio-blk-pci,drive=disk,num-queues=2", "accel=tcg"]
-        {
+        for word in [
+            "cache.direct=on",
+            "aio=io_uring",
+            "virtio-blk-pci,drive=disk,num-queues=2",
+            "no_timer_check",
+            "accel=tcg",
+        ] {
             assert!(usual.contains(word), "{word}: {usual}");
         }
         assert!(
@@ -238,10 +247,11 @@ mod tests {
     #[test]
     fn confidential_guests_have_their_objects() {
         let mut guests = guests(Accel::Kvm);
-        guests.firmware = Some("OVMF.fd".into());
+        let firmware = tempfile::NamedTempFile::with_suffix("-OVMF.fd").unwrap();
+        guests.firmware = Some(firmware.path().into());
         let snp = line("vm:kind=snp", &guests);
         for word in
-            ["sev-snp-guest,id=cgs", "memory-backend=ram", "-bios OVMF.fd", "iommu_platform=on", "accel=kvm"]
+            ["sev-snp-guest,id=cgs", "memory-backend=ram", "-OVMF.fd", "iommu_platform=on", "accel=kvm"]
         {
             assert!(snp.contains(word), "{word}: {snp}");
         }
