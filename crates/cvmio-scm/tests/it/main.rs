@@ -1,5 +1,6 @@
 //! `cvmio-scm` as programs use it.
 
+mod bench;
 mod commands;
 mod fuse;
 mod kill;

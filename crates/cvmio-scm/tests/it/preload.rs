@@ -30,18 +30,20 @@ for line in sys.stdin:
 ";
 
 /// Builds the library beside the program: nothing depends on it, so cargo does not by itself.
-fn library() -> &'static Path {
+pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let debug = Path::new(env!("CARGO_BIN_EXE_cvmio-scm")).parent().unwrap();
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut build = Command::new(cargo);
-        build.current_dir(env!("CARGO_MANIFEST_DIR"));
-        build.args(["build", "--quiet", "--locked", "-p", "cvmio-scm", "-p", "scm-preload", "--target-dir"]);
-        let built = build.arg(debug.parent().unwrap()).output().unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        debug.join("libcvmio_scm.so")
-    })
+    LIBRARY.get_or_init(|| build(&["-p", "cvmio-scm", "-p", "scm-preload"]).join("libcvmio_scm.so"))
+}
+
+/// Builds packages, and returns where they are.
+pub fn build(packages: &[&str]) -> &'static Path {
+    let debug = Path::new(env!("CARGO_BIN_EXE_cvmio-scm")).parent().unwrap();
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "--locked", "--target-dir"]);
+    let built = build.arg(debug.parent().unwrap()).args(packages).output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    debug
 }
 
 struct Vmm {

@@ -135,11 +135,9 @@ impl Load {
     pub fn options(&self, size: u64, seconds: f64) -> Vec<String> {
         let Self::Fio { engine, kind, record, threads, hot } = self else { return Vec::new() };
         let mut options = vec![
-            "--name=load".to_string(),
             format!("--ioengine={}", engine.name()),
             format!("--rw={kind}"),
             format!("--bs={record}"),
-            format!("--numjobs={threads}"),
             format!("--size={}", if *hot == Hot::Inside { size / 8 } else { size }),
             "--thread=1".into(),
             "--group_reporting=1".into(),
@@ -150,12 +148,11 @@ impl Load {
             "--invalidate=0".into(),
         ];
         if *hot != Hot::First {
-            options.extend([
-                "--time_based=1".into(),
-                format!("--runtime={seconds}"),
-                format!("--ramp_time={seconds}"),
-            ]);
+            // fio takes whole numbers.
+            let time = |name: &str| format!("--{name}={}ms", (seconds * 1000.0).ceil());
+            options.extend(["--time_based=1".into(), time("runtime"), time("ramp_time")]);
         }
+        options.extend(["--name=load".into(), format!("--numjobs={threads}")]);
         options
     }
 }

@@ -66,11 +66,13 @@ impl<'a> Ground<'a> {
     /// # Errors
     /// When `cvmio-scm` or its library is not there.
     pub fn new(args: &'a ScmArgs, cvmio: &Path, interrupt: &'a Interrupt) -> Result<Self> {
-        let beside = cvmio.with_file_name("cvmio-scm");
-        let program = if beside.exists() { beside } else { "cvmio-scm".into() };
-        let near = |path: &str| cvmio.parent().map(|place| place.join(path));
-        let known = [near("libcvmio_scm.so"), near("../lib/cvmio/libcvmio_scm.so")];
-        let known = known.into_iter().flatten().chain(["/usr/lib/cvmio/libcvmio_scm.so".into()]);
+        let ours = std::env::current_exe().doing("this program")?;
+        let places: Vec<&Path> = [&ours, cvmio].into_iter().filter_map(Path::parent).collect();
+        let program = places.iter().map(|place| place.join("cvmio-scm")).find(|path| path.exists());
+        let program = program.unwrap_or_else(|| "cvmio-scm".into());
+        let near = ["libcvmio_scm.so", "../lib/cvmio/libcvmio_scm.so"];
+        let known = places.iter().flat_map(|place| near.map(|path| place.join(path)));
+        let known = known.chain(["/usr/lib/cvmio/libcvmio_scm.so".into()]);
         let library = args.library.clone().into_iter().chain(known).find(|path| path.exists());
         let library = library.and_then(|path| path.canonicalize().ok()).ok_or_else(|| {
             Error::usage(
@@ -196,8 +198,8 @@ impl<'a> Stage<'a> {
             std::io::copy(&mut zeros, &mut plain).doing(file.display())?;
         }
         let mut command = Command::new("fio");
-        command.args(load.options(self.ground.size, self.ground.seconds)).arg("--output-format=json");
-        command.arg(format!("--filename={}", file.display()));
+        command.arg("--output-format=json").arg(format!("--filename={}", file.display()));
+        command.args(load.options(self.ground.size, self.ground.seconds));
         self.preloaded(&mut command)?;
         let said = output(&mut command, self.ground.interrupt)?;
         fio::figures(&said, Metric::Bandwidth)
