@@ -164,6 +164,11 @@ impl Server {
         &self.engine
     }
 
+    /// What the kernel puts into page tables at once: a page of its own, or a huge one.
+    fn unit(&self) -> u64 {
+        self.mapping.huge_page_size().unwrap_or(4096)
+    }
+
     fn client(&self) -> MutexGuard<'_, Option<Arc<Client>>> {
         self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut, Write};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -261,7 +262,7 @@ impl Client {
         let page = (offset + inside) / server.engine.geometry().page_size();
         let faults = server.engine.stats().faults.fetch_add(1, Ordering::Relaxed);
         server.wait_for_room();
-        let shown = self.show(server, page, faults.is_multiple_of(TIMED));
+        let shown = self.show(server, page, Some(address), faults.is_multiple_of(TIMED));
         server.engine.stats().fault_latency.record(began.elapsed());
         match shown {
             Ok(()) => self.read_ahead(server, page),
@@ -272,14 +273,14 @@ impl Client {
         }
     }
 
-    /// Opens a page, unless it is open, and puts it into the VMM's page tables.
-    fn show(&self, server: &Server, page: u64, is_timed: bool) -> Result<(), Error> {
+    /// Opens a page, unless it is open, and puts it into the VMM's page tables: first where it was touched.
+    fn show(&self, server: &Server, page: u64, touched: Option<u64>, is_timed: bool) -> Result<(), Error> {
         let size = server.engine.geometry().page_size();
         let Some(address) = self.address(page, size) else { return Ok(()) };
         loop {
             let resumed = server.engine.open_then(page, is_timed, || {
                 server.note_use(page);
-                uffd::resume(self.uffd.as_fd(), address, size)
+                self.put(address..address + size, touched.unwrap_or(address), server.unit())
             })?;
             match resumed {
                 Ok(()) => return Ok(()),
@@ -296,6 +297,19 @@ impl Client {
         }
     }
 
+    /// Puts an open page into the page tables. The unit that was touched comes first, and its toucher goes on. The rest follows as far as nothing of
+    /// it is there already: what is left is put there when it is touched.
+    fn put(&self, page: Range<u64>, touched: u64, unit: u64) -> io::Result<()> {
+        let first = touched / unit * unit;
+        uffd::resume(self.uffd.as_fd(), first, unit)?;
+        for rest in [page.start..first, first + unit..page.end] {
+            if !rest.is_empty() {
+                let _ = uffd::resume(self.uffd.as_fd(), rest.start, rest.end - rest.start);
+            }
+        }
+        Ok(())
+    }
+
     /// Opens what a sequential reader will touch next. It stops where there is little room, and before a page that does not open: that one is
     /// told when it is touched.
     fn read_ahead(&self, server: &Server, page: u64) {
@@ -306,7 +320,7 @@ impl Client {
             if !is_mapped || server.is_stopping() || server.has_little_room() {
                 return;
             }
-            if is_new && self.show(server, next, false).is_err() {
+            if is_new && self.show(server, next, None, false).is_err() {
                 return;
             }
             server.engine.stats().ahead.fetch_add(u64::from(is_new), Ordering::Relaxed);
