@@ -22,7 +22,7 @@ fn every_target_has_its_turns() {
     let (code, said) = run("nothing", "--seconds 0.1");
     assert!(code == Some(2) && said.contains("no case's name contains nothing"), "{said}");
     let only = "fault-random,64k-mmap-first,randwrite-4k-mmap-inside,read-4k-psync-outside-t1";
-    let (code, said) = run(only, "--seconds 0.1 --records 4 --threads 1,8");
+    let (code, said) = run(only, "--seconds 0.3 --records 4 --threads 1,8");
     assert_eq!(code, Some(0), "{said}");
     let run: serde_json::Value =
         serde_json::from_slice(&std::fs::read(place.at("run.json")).unwrap()).unwrap();
