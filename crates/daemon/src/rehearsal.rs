@@ -1,5 +1,6 @@
 //! What a session will need of the system, had once before it claims the volume: a limit of the shell must not be found out behind that.
 
+use std::fs::File;
 use std::sync::mpsc::channel;
 
 use store::Store;
@@ -10,10 +11,12 @@ use crate::failure::Failure;
 const THREADS: usize = 12;
 /// Queues of the store beside those of the queue threads: of the attach, the maintenance job, a check or a change of the key slots.
 const QUEUES: usize = 3;
+/// Descriptors beside those of the queues: of those who ask, of the device, and of a helper program's pipes.
+const DESCRIPTORS: usize = 24;
 /// Operations in flight of each queue here. The kernel's memory for more is small beside that of the ring itself.
 const DEPTH: u32 = 64;
 
-/// Has as many threads and queues of the store at once as a session with `queues` queue threads, and lets them go again.
+/// Has as many threads, queues of the store and descriptors at once as a session with `queues` queue threads, and lets them go again.
 ///
 /// # Errors
 /// When the system refuses one; nothing was changed then.
@@ -26,6 +29,10 @@ pub fn rehearse(store: &dyn Store, queues: u8) -> Result<(), Failure> {
     let mut rings = Vec::new();
     for _ in 0..usize::from(queues) + QUEUES {
         rings.push(store.queue(DEPTH).map_err(|error| refused("a queue of the store", &error))?);
+    }
+    let mut spare = Vec::new();
+    for _ in 0..DESCRIPTORS {
+        spare.push(File::open("/proc/self/stat").map_err(|error| refused("a file", &error))?);
     }
     let mut threads = Vec::new();
     // They wait until all are there.

@@ -67,7 +67,9 @@ impl Error {
     #[must_use]
     pub fn from_errno(errno: i32, operation: &'static str, store: impl Into<String>) -> Self {
         let message = io::Error::from_raw_os_error(errno).to_string();
-        Self { errno: Some(errno), ..Self::new(kind_of(errno), operation, store, message) }
+        // A write behind a limit on the size of files (`ulimit -f`): no room that is given back makes it succeed, so nobody may wait for some.
+        let kind = if errno == libc::EFBIG && operation == "write" { ErrorKind::Io } else { kind_of(errno) };
+        Self { errno: Some(errno), ..Self::new(kind, operation, store, message) }
     }
 
     /// The same, with the first block of the operation.
@@ -118,6 +120,8 @@ mod tests {
     fn an_error_says_what_where_and_why() {
         let error = Error::from_errno(libc::ENOSPC, "write", "disk.img").at(7);
         assert_eq!(error.kind, ErrorKind::NoSpace);
+        assert_eq!(Error::from_errno(libc::EFBIG, "write", "disk.img").kind, ErrorKind::Io);
+        assert_eq!(Error::from_errno(libc::EFBIG, "open", "disk.img").kind, ErrorKind::NoSpace);
         assert_eq!(
             error.to_string(),
             "disk.img: write failed at block 7: No space left on device (os error 28)"

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use crate::common::Desk;
-use crate::common::machine::{has, has_ended, tell_skipped, wait_for};
+use crate::common::machine::{has, has_ended, quietly, sh, tell_skipped, wait_for};
 use crate::common::session::loop_devices;
 
 /// Whether nothing of a demonstration in `directory` is left: no file, no mount, no loop device, no process.
@@ -93,5 +93,30 @@ fn an_interrupted_demonstration_leaves_nothing() {
         assert_eq!(code, Some(2), "{}", said());
         assert!(said().contains("interrupted; everything was put away"), "{}", said());
         assert_nothing_is_left(&desk.path("d"));
+    }
+}
+
+/// Whichever step finds no room.
+#[test]
+fn a_demonstration_on_a_full_disk_leaves_nothing() {
+    crate::skip_without_devices!();
+    for size in ["16M", "48M", "120M"] {
+        let desk = Desk::new();
+        let directory = desk.path("d");
+        std::fs::create_dir(&directory).unwrap();
+        sh(&format!(
+            "truncate -s {size} {0}/fs && mkfs.ext4 -q {0}/fs && mount -o loop {0}/fs {0}/d && rmdir {0}/d/lost+found",
+            desk.path("").display()
+        ));
+        let said = desk.run(&demo(&desk));
+        let left: Vec<_> =
+            std::fs::read_dir(&directory).unwrap().flatten().map(|entry| entry.path()).collect();
+        let unmounted = quietly(&format!("umount {}", directory.display()));
+        if !unmounted {
+            quietly(&format!("umount -l {}", directory.display()));
+        }
+        assert!(said.code != 0 && said.error.contains("cvmio: error: "), "{size}: {said:?}");
+        assert!(left.is_empty() && unmounted, "{size}: {left:?}, behind {said:?}");
+        assert_nothing_is_left(&directory);
     }
 }

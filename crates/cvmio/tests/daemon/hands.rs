@@ -85,16 +85,20 @@ fn a_volume_does_not_grow_when_its_policy_cannot_follow() {
 }
 
 #[test]
-fn a_policy_that_is_a_link_stays_one_and_keeps_its_mode() {
+fn a_policy_that_is_a_link_stays_one_and_keeps_its_owner_and_mode() {
     let desk = Desk::new();
     desk.create("");
     fs::create_dir(desk.path("etc")).unwrap();
     fs::rename(desk.path("disk.img.policy.toml"), desk.path("etc/policy")).unwrap();
     fs::set_permissions(desk.path("etc/policy"), fs::Permissions::from_mode(0o640)).unwrap();
     std::os::unix::fs::symlink("etc/policy", desk.path("disk.img.policy.toml")).unwrap();
+    // Only root can give a file away.
+    let given = std::os::unix::fs::chown(desk.path("etc/policy"), Some(1234), Some(1235)).is_ok();
     desk.done("volume grow disk.img --size 64M --key-file key");
     assert!(desk.path("disk.img.policy.toml").symlink_metadata().unwrap().is_symlink());
-    assert_eq!(fs::metadata(desk.path("etc/policy")).unwrap().mode() & 0o777, 0o640);
+    let metadata = fs::metadata(desk.path("etc/policy")).unwrap();
+    assert_eq!(metadata.mode() & 0o777, 0o640);
+    assert!(!given || (metadata.uid(), metadata.gid()) == (1234, 1235));
     desk.done("volume check disk.img --key-file key");
 }
 

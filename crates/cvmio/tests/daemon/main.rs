@@ -11,6 +11,7 @@ mod hands;
 mod key;
 mod left;
 mod life;
+mod limits;
 mod metrics;
 mod nbd;
 mod paths;

@@ -97,6 +97,8 @@ fn metrics_are_what_the_volume_did() {
     let first = scrape(&desk);
     assert_eq!(value(&first, "tamper_events_total", ",kind=\"corrupt\""), 0.0);
     assert_eq!(value(&first, "size_bytes", ""), f64::from(16 << 20));
+    assert!(value(&first, "store_taken_bytes", "") >= f64::from(16 << 20));
+    assert!(value(&first, "store_left_bytes", "") > 0.0);
 
     file.write_all_at(&content(4, 64 * BLOCK), 2 << 20).unwrap();
     file.sync_all().unwrap();

@@ -272,6 +272,41 @@ fn what_is_activated_many_times_at_once_is_up_once() {
     }
 }
 
+/// A program that stands for `mkfs.xfs`: the first one is killed when it has written the first superblock, which says that it is not done.
+const KILLED: &str = r#"#!/bin/sh
+echo "$@" >> CALLS
+for device; do :; done
+[ "$(wc -l < CALLS)" -gt 1 ] && exit 7
+printf XFSB | dd of="$device" conv=notrunc status=none
+printf '\001' | dd of="$device" bs=1 seek=126 conv=notrunc status=none
+sync "$device"
+kill -9 $$
+"#;
+
+#[test]
+fn a_file_system_whose_making_was_killed_is_made_again() {
+    crate::skip_without_devices!();
+    let service = Service::new();
+    service.change_config(&json!({ "fs": "xfs" }));
+    let (programs, calls) = (service.desk.path("bin"), service.desk.path("calls"));
+    fs::create_dir(&programs).unwrap();
+    fs::write(programs.join("mkfs.xfs"), KILLED.replace("CALLS", calls.to_str().unwrap())).unwrap();
+    fs::set_permissions(programs.join("mkfs.xfs"), fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+    let activate = || {
+        let mut command = service.desk.command("volume activate --config config.json");
+        let output = command.env("PATH", &path).output().unwrap();
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = [activate(), activate()];
+    assert!(said.iter().all(|said| said.contains("mkfs.xfs failed")), "{said:?}");
+    let calls = fs::read_to_string(calls).unwrap();
+    let calls: Vec<&str> = calls.lines().collect();
+    assert!(calls.len() == 2 && !calls[0].contains("-f") && calls[1].contains("-f"), "{calls:?}");
+    assert!(!service.is_mounted());
+    service.down();
+}
+
 /// Whoever is killed leaves programs that go on: nobody else has the turn before they have ended.
 #[test]
 fn an_activation_that_is_killed_at_any_time_is_done_by_the_next() {
