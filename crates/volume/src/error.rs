@@ -30,7 +30,7 @@ pub enum Kind {
 /// What a caller may ask for instead, of what this library offers. The message says it in words; a program adds how one asks it for that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Remedy {
-    /// [`Provision::Thin`](crate::Provision::Thin).
+    /// [`Provision::Thin`](crate::format::protections::Provision::Thin).
     ThinVolume,
     /// `force`: go on in spite of what was found.
     Force,

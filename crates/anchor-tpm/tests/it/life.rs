@@ -112,7 +112,7 @@ fn the_scheme_makes_and_opens_it_and_names_the_key_that_it_is_to_be_given() {
     };
     let asked = open(&options).err().unwrap().to_string();
     let key = hex::encode(bed.key);
-    assert!(asked.contains(&format!("--anchor-option endorsement-key={key}")), "{asked}");
+    assert!(asked.contains(&format!("options: endorsement-key={key}")), "{asked}");
     assert!(!std::path::Path::new(&file("s")).exists(), "nothing was made");
 
     options.insert("endorsement-key".into(), key);

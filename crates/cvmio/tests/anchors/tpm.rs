@@ -91,7 +91,7 @@ fn a_host_that_puts_image_and_companion_file_back_is_caught() {
     let key = endorsement_key(&swtpm);
     let asked = create("");
     assert_eq!(asked.code, 8, "{asked:?}");
-    assert!(asked.error.contains(&format!("--anchor-option endorsement-key={key}")), "{}", asked.error);
+    assert!(asked.error.contains(&format!("options: endorsement-key={key}")), "{}", asked.error);
     assert!(!desk.path("disk.img").exists() && !desk.path("secret-file").exists(), "nothing was made");
 
     let made = create(&format!("--anchor-option endorsement-key={key}"));
