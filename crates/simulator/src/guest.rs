@@ -18,6 +18,13 @@ pub(crate) enum Asked {
     Commit,
 }
 
+impl Asked {
+    /// Blocks that it writes.
+    pub(crate) fn written(&self) -> u64 {
+        if let Self::Write { blocks, .. } = self { *blocks } else { 0 }
+    }
+}
+
 impl std::fmt::Display for Asked {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match *self {

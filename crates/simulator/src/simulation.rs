@@ -109,7 +109,7 @@ pub(crate) struct Simulation {
     pub(crate) hasty: bool,
     /// What the disk held before the volume grew.
     pub(crate) before_growth: Option<Image>,
-    /// Most blocks that were ever mapped, and most units that were the predecessor's.
+    /// Most blocks that were ever mapped or being written, and most units that were the predecessor's.
     pub(crate) most_in_use: (u64, u64),
     /// A superblock knows the last growth.
     pub(crate) lifted: bool,
@@ -309,7 +309,10 @@ impl Simulation {
         };
         let status = guest.volume.status();
         let (mapped, foreign) = &mut self.most_in_use;
-        (*mapped, *foreign) = ((*mapped).max(status.mapped_blocks), (*foreign).max(status.foreign_units));
+        // What is being written has its blocks before it is mapped.
+        let writing: u64 = guest.outstanding.values().map(|request| request.asked.written()).sum();
+        let in_use = status.mapped_blocks + writing;
+        (*mapped, *foreign) = ((*mapped).max(in_use), (*foreign).max(status.foreign_units));
         let mischief = &self.plan.mischief;
         // What the host writes, or has written by one that it runs beside, is not the volume's; nor is what a dead guest's writes take that
         // happen when nobody counts on them any more.
@@ -321,7 +324,7 @@ impl Simulation {
             return Ok(());
         }
         Err(Failure(format!(
-            "the volume has taken {taken} blocks of its store, and may take {most}; at most {mapped} were mapped, and {foreign} units the predecessor's"
+            "the volume has taken {taken} blocks of its store, and may take {most}; at most {mapped} were mapped or being written, and {foreign} units the predecessor's"
         )))
     }
 

@@ -355,7 +355,7 @@ fn a_device_that_is_write_protected_is_opened_for_reading_only() {
     };
     let error = FileStore::open(device.path(), Options::default()).unwrap_err();
     assert_eq!(error.kind, ErrorKind::ReadOnly);
-    assert!(error.message.contains("--read-only"), "{error}");
+    assert!(error.message.contains("for reading only"), "{error}");
     let options = Options { read_only: true, ..Options::default() };
     assert_eq!(FileStore::open(device.path(), options).unwrap().blocks(), 64);
 }

@@ -441,7 +441,7 @@ impl Geometry {
         sizing::reserve_target(self.data_blocks, &self.shape)
     }
 
-    /// Most blocks that a thin volume takes of its store, however often it is overwritten, if never more than `mapped` were mapped, and no
+    /// Most blocks that a thin volume takes of its store, however often it is overwritten, if never more than `mapped` were mapped or being written, and no
     /// session left alone more than `foreign` units of its predecessor: `docs/semantics.md`, "Space".
     pub fn most_taken(&self, mapped: u64, foreign: u64) -> u64 {
         let changes = 2 * self.pinned_limit();

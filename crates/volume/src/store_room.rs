@@ -97,10 +97,11 @@ impl Core {
     /// Waits for a moment at which it makes sense to try again what failed for want of room; `error` if there is none.
     pub(crate) async fn wait_for_store(&self, error: Error) -> Result<()> {
         let ticked = self.ticked.listen();
-        self.check_alive()?;
+        // Before the other reasons: in a session's last commit that there is no room says more than that the session ends.
         if self.stopping.load(Ordering::SeqCst) || !self.begun.load(Ordering::SeqCst) {
             return Err(error);
         }
+        self.check_alive()?;
         self.counters.waits_for_store.add(1);
         ticked.await;
         Ok(())
