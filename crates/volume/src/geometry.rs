@@ -441,8 +441,8 @@ impl Geometry {
         sizing::reserve_target(self.data_blocks, &self.shape)
     }
 
-    /// Most blocks that a thin volume takes of its store, however often it is overwritten, if never more than `mapped` were mapped or being written, and no
-    /// session left alone more than `foreign` units of its predecessor: `docs/semantics.md`, "Space".
+    /// Most blocks that a thin volume takes of its store, however often it is overwritten, if never more than `mapped` were mapped or being
+    /// written, and no session left alone more than `foreign` units of its predecessor: `docs/semantics.md`, "Space".
     pub fn most_taken(&self, mapped: u64, foreign: u64) -> u64 {
         let changes = 2 * self.pinned_limit();
         let nodes = self.most_nodes_of(mapped + changes);
