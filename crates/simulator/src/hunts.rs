@@ -11,13 +11,11 @@ const OPERATIONS: u64 = 200;
 /// Hunts the mutant of this name, or all; a failure if one gets away.
 #[expect(clippy::disallowed_methods, reason = "the threads of the front end: each run has one")]
 pub(crate) fn all(only: Option<&str>, seeds: u64, jobs: usize) -> ExitCode {
-    let chosen: Vec<Mutation> = Mutation::ALL
-        .iter()
-        .copied()
+    let chosen: Vec<Mutation> = Mutation::for_simulator()
         .filter(|mutation| only.is_none_or(|name| name == mutation.name()))
         .collect();
     if chosen.is_empty() {
-        let names: Vec<&str> = Mutation::ALL.iter().map(|mutation| mutation.name()).collect();
+        let names: Vec<&str> = Mutation::for_simulator().map(Mutation::name).collect();
         eprintln!("there is no mutant of this name; there are: {}", names.join(", "));
         return ExitCode::FAILURE;
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use fastrand::Rng;
-use volume::format::protections::{Freshness, Provision};
+use volume::format::protections::Freshness;
 pub use volume::mutation::Mutation;
 use volume::mutation::break_rule;
 
@@ -84,7 +84,6 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
         M::OldAnchorGoesOn | M::NewAnchorFirst | M::LeftAnchorAttached | M::TakenAnchorTaken => {
             honest && plan.moves
         }
-        M::ThinSpreads => honest && could_spread(plan),
         M::OthersFollowed => honest && anchored,
         M::DigestNotCompared => mischief.rollback && mischief.keys && anchored,
         M::EvictedEarly | M::StaleFill => honest && plan.attach.memory <= 1 << 15,
@@ -114,10 +113,4 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
         M::OldKeyGoesOn | M::RekeyEndsEarly | M::RekeyDropsOverwrite => honest && mischief.rekey,
         _ => honest,
     }
-}
-
-/// What is overwritten often, and is small beside the store, could be elsewhere each time.
-fn could_spread(plan: &Plan) -> bool {
-    let large = plan.create.logical_blocks.is_some_and(|blocks| blocks >= 1024);
-    plan.create.provision == Provision::Thin && large && plan.hot <= 64 && plan.longest >= 40
 }

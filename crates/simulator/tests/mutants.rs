@@ -13,12 +13,13 @@ const SEEDS: u64 = 60_000;
 /// Hunts all mutants, two at a time.
 #[expect(clippy::disallowed_methods, reason = "the threads of the test: each run has one")]
 fn hunts() -> Vec<Hunt> {
+    let mutations: Vec<Mutation> = Mutation::for_simulator().collect();
     let next = AtomicUsize::new(0);
     let ended = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                while let Some(mutation) = Mutation::ALL.get(next.fetch_add(1, Ordering::SeqCst)) {
+                while let Some(mutation) = mutations.get(next.fetch_add(1, Ordering::SeqCst)) {
                     let hunted = hunt(*mutation, 0..SEEDS, OPERATIONS);
                     ended.lock().expect("no poison").push(hunted);
                 }

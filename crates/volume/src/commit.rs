@@ -466,7 +466,8 @@ impl Core {
         let whole = !anchored || self.header.freshness == Freshness::Transaction;
         let mut rest = items;
         loop {
-            if !whole && rest.len() > self.commit.journal().rest(&self.geometry) {
+            let crosses = rest.len() > self.commit.journal().rest(&self.geometry);
+            if !whole && crosses && !mutated(Mutation::SegmentNotAnchored) {
                 // The next segment is ours to write when the anchor knows it.
                 let reserved = self.commit.lock().reserved;
                 self.anchor_beside(reserved).await?;

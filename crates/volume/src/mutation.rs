@@ -21,6 +21,14 @@ macro_rules! mutations {
             /// All of them.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
+            /// Those that a test of their own breaks: the simulator's small volumes and quick anchors do not show them.
+            pub const BY_TESTS: &[Self] = &[Self::ThinSpreads, Self::SegmentNotAnchored];
+
+            /// Those that the simulator must notice.
+            pub fn for_simulator() -> impl Iterator<Item = Self> {
+                Self::ALL.iter().copied().filter(|mutation| !Self::BY_TESTS.contains(mutation))
+            }
+
             /// What the broken volume does, in a few words with hyphens.
             #[must_use]
             pub fn name(self) -> &'static str {
@@ -88,6 +96,7 @@ mutations! {
     WritersForgotten, "writers-forgotten", "a superblock lists a unit until no write can be on its way there";
     DiscardUnreserved, "discard-unreserved", "a discard goes only to units that are reserved, as a write does";
     ThinSpreads, "thin-spreads", "a thin volume takes new space near what it has";
+    SegmentNotAnchored, "segment-not-anchored", "a segment is written to when the anchor vouches for its reservation";
     ForeignSegmentsTaken, "foreign-segments-taken", "the predecessor's journal segments are left alone";
     PairShared, "superblock-pair-shared", "a session has a superblock pair of its own";
     // Trees and superblocks.

@@ -10,6 +10,7 @@ use store::{MemoryStore, Operation, Store};
 use testkit::ScriptedAnchor;
 use volume::format::protections::Freshness::{self, Interval, Off, Strict, Transaction, Write};
 use volume::geometry::Shape;
+use volume::mutation::{Mutation, break_rule};
 use volume::policy::Policy;
 use volume::{Completion, CreateOptions, Kind, Request, Result, Window};
 
@@ -296,8 +297,9 @@ fn an_interval_goes_on_to_its_limits_while_the_anchor_is_away() {
     }
 }
 
-#[test]
-fn a_segment_is_written_only_when_the_anchor_knows_that_it_is_reserved() {
+/// How many flushes, of a journal block each, are answered while the anchor does not move, and how many blocks the journal has. When it
+/// moves again the session goes on.
+fn flushed_beside_an_anchor_that_waits() -> (u64, u64) {
     let (bench, policy, anchor, mut session) = over_a_slow_anchor(Interval, u64::MAX);
     session.commit().expect("committed");
     anchor.hold(true);
@@ -314,8 +316,6 @@ fn a_segment_is_written_only_when_the_anchor_knows_that_it_is_reserved() {
         ended.clear();
         flushed += 1;
     }
-    // Two segments of 16 blocks are this session's at most; each flush takes one block, and without the rule all 16 segments would do.
-    assert!((2..=32).contains(&flushed), "{flushed} of {blocks}");
     assert!(anchor.pending() == 1 && session.volume.failure().is_none());
     while anchor.complete_next() {
         settled(&mut session, &mut ended);
@@ -324,6 +324,21 @@ fn a_segment_is_written_only_when_the_anchor_knows_that_it_is_reserved() {
     session.flush().expect("it goes on");
     drop(session);
     bench.attach(&policy).expect("attached again").read(0, 1).expect("readable");
+    (flushed, blocks)
+}
+
+/// Two segments of 16 blocks are this session's at most; each flush takes one block, and without the rule all 16 segments would do.
+#[test]
+fn a_segment_is_written_only_when_the_anchor_knows_that_it_is_reserved() {
+    let (flushed, blocks) = flushed_beside_an_anchor_that_waits();
+    assert!((2..=32).contains(&flushed), "{flushed} of {blocks}");
+}
+
+#[test]
+fn that_a_segment_is_written_too_early_is_noticed() {
+    let _broken = break_rule(Mutation::SegmentNotAnchored);
+    let (flushed, blocks) = flushed_beside_an_anchor_that_waits();
+    assert!(flushed > 32, "{flushed} of {blocks}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use crate::common::{Bench, Session, filled, options, pattern};
 use testkit::ManualClock;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::{Geometry, Shape};
+use volume::mutation::{Mutation, break_rule};
 use volume::policy::Policy;
 use volume::{CreateOptions, Kind, Request};
 
@@ -98,6 +99,24 @@ fn it_takes_no_more_than_the_bound_however_often_it_is_overwritten() {
             session.detach().expect("detached");
         }
     }
+}
+
+/// Without the rule that new space is near what is there, the same writes take more than the bound.
+#[test]
+fn that_a_thin_volume_spreads_is_noticed() {
+    let _broken = break_rule(Mutation::ThinSpreads);
+    let case = Case::new(Some(false));
+    let mut session = case.attach();
+    let spread = (0..20).find(|round| {
+        write_all(&mut session, 7680, *round);
+        case.store.taken() > case.bound(&session)
+    });
+    assert!(
+        spread.is_some(),
+        "{} blocks were taken, {} are the bound",
+        case.store.taken(),
+        case.bound(&session)
+    );
 }
 
 #[test]
