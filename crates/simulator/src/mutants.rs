@@ -1,7 +1,5 @@
 //! Volumes with one rule broken, and how soon a simulation notices.
 
-use std::ops::Range;
-
 use fastrand::Rng;
 use volume::format::protections::Freshness;
 pub use volume::mutation::Mutation;
@@ -25,7 +23,7 @@ pub struct Hunt {
 
 /// Breaks one rule, and runs seeds until one notices.
 #[must_use]
-pub fn hunt(mutation: Mutation, seeds: Range<u64>, operations: u64) -> Hunt {
+pub fn hunt(mutation: Mutation, seeds: impl IntoIterator<Item = u64>, operations: u64) -> Hunt {
     let _broken = break_rule(mutation);
     let mut hunt = Hunt { mutation, caught: None, runs: 0, panics: 0 };
     for seed in seeds {

@@ -109,7 +109,13 @@ fn again_with_fuse_for_everybody(test: &str) {
     );
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", &script]).arg(std::env::current_exe().unwrap()).env("AGAIN", "1");
-    assert!(command.status().unwrap().success(), "it failed there");
+    let ended = command.output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stdout);
+    assert!(
+        ended.status.success() && said.contains("1 passed"),
+        "{said}{}",
+        String::from_utf8_lossy(&ended.stderr)
+    );
 }
 
 #[test]
@@ -121,7 +127,9 @@ fn an_ordinary_user_creates_attaches_writes_and_detaches() {
         assert!(std::env::var_os("AGAIN").is_none(), "/dev/fuse is still not for everybody");
         let said = denied();
         assert!(said.contains("/dev/fuse") && said.contains("chmod"), "{said}");
-        return again_with_fuse_for_everybody("an_ordinary_user_creates_attaches_writes_and_detaches");
+        return again_with_fuse_for_everybody(
+            "unprivileged::an_ordinary_user_creates_attaches_writes_and_detaches",
+        );
     }
     let user = User::new();
     user.create();

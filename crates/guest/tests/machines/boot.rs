@@ -39,12 +39,16 @@ fn no_guest_outlives_its_test() {
         return;
     }
     let mut this = Command::new(std::env::current_exe().unwrap());
-    let mut victim = this.args(["--exact", "no_guest_outlives_its_test"]).env(VICTIM, "1").spawn().unwrap();
+    let mut victim =
+        this.args(["--exact", "boot::no_guest_outlives_its_test"]).env(VICTIM, "1").spawn().unwrap();
     let qemu = loop {
         match machine_of(victim.id()) {
             Some(process) => break process,
-            // It says itself why it could not boot.
-            None if victim.try_wait().unwrap().is_some() => return,
+            None if victim.try_wait().unwrap().is_some() => {
+                // It says itself why it could not boot.
+                assert!(guest::bed().is_none(), "no machine was booted");
+                return;
+            }
             None => std::thread::sleep(Duration::from_millis(50)),
         }
     };
