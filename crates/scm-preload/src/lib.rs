@@ -77,8 +77,10 @@ pub unsafe extern "C" fn mmap(
     let is_it = |wanted: &&Wanted| descriptor >= 0 && is_shared && is_wanted(descriptor, wanted);
     let Some(wanted) = wanted().filter(is_it) else { return map(descriptor) };
     let asked = (length as u64, offset, protection);
+    // Held until it is served: of two threads that ask at once, the second has the first one's mapping.
+    let mut served = SERVED.lock().unwrap_or_else(PoisonError::into_inner);
     if address.is_null()
-        && let Some(mapped) = shared(asked)
+        && let Some(mapped) = shared(&mut served, asked)
     {
         return mapped;
     }
@@ -88,7 +90,7 @@ pub unsafe extern "C" fn mmap(
     if mapped == libc::MAP_FAILED {
         return mapped;
     }
-    match serve(wanted, mapped, asked) {
+    match serve(&mut served, wanted, mapped, asked) {
         Ok(()) => mapped,
         Err(error) => {
             eprintln!("libcvmio_scm: {}: {error}", Path::new(&wanted.region).display());
@@ -132,15 +134,18 @@ struct Served {
 }
 
 /// The mapping that is served, for one more user who asks for the same: threads of a program often map a file each.
-fn shared(asked: Asked) -> Option<*mut c_void> {
-    let mut served = SERVED.lock().unwrap_or_else(PoisonError::into_inner);
+fn shared(served: &mut Option<Served>, asked: Asked) -> Option<*mut c_void> {
     let served = served.as_mut().filter(|served| served.asked == asked)?;
     served.users += 1;
     Some(std::ptr::with_exposed_provenance_mut(served.start))
 }
 
-fn serve(wanted: &Wanted, mapped: *mut c_void, asked: Asked) -> Result<(), String> {
-    let mut served = SERVED.lock().unwrap_or_else(PoisonError::into_inner);
+fn serve(
+    served: &mut Option<Served>,
+    wanted: &Wanted,
+    mapped: *mut c_void,
+    asked: Asked,
+) -> Result<(), String> {
     if served.is_some() {
         return Err("another mapping of it is served already, and only one is".into());
     }

@@ -28,7 +28,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -71,6 +71,8 @@ pub struct Server {
     /// Pages that are active or zapped.
     open: AtomicU64,
     client: Mutex<Option<Arc<Client>>>,
+    /// Wakes those who wait for the client to be gone.
+    vacated: Condvar,
     stopping: AtomicBool,
 }
 
@@ -114,6 +116,7 @@ impl Server {
             order: Mutex::default(),
             open: AtomicU64::new(0),
             client: Mutex::default(),
+            vacated: Condvar::new(),
             stopping: AtomicBool::new(false),
         }))
     }

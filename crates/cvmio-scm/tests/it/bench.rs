@@ -2,14 +2,13 @@
 
 use std::process::Command;
 
-use crate::preload::{build, library};
+use crate::preload::library;
 use crate::support::Place;
 
 #[test]
 fn every_target_has_its_turns() {
     let place = Place::new();
     let programs = library().parent().unwrap();
-    build(&["-p", "cvmio-bench"]);
     let run = |only: &str, words: &str| {
         let mut command = Command::new(programs.join("cvmio-bench"));
         command.args(["bench", "scm", "--size", "32M", "--turns", "1", "--out", "run.json", "--only", only]);

@@ -1,11 +1,13 @@
 //! `libcvmio_scm.so` in a program that knows nothing of it: Python, which maps the region as a VMM does.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::support::{PAGE, Place, Server, holds};
@@ -29,21 +31,27 @@ for line in sys.stdin:
         print(memory[at:at + int(text)].decode(), flush=True)
 ";
 
-/// Builds the library beside the program: nothing depends on it, so cargo does not by itself.
+/// The library, with `cvmio-scm` and `cvmio-bench` beside it, as they are installed. `cargo test -p cvmio-scm` builds all three; before
+/// `--test it` the library and `cvmio-bench` need `cargo build -p cvmio-scm --examples`.
 pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| build(&["-p", "cvmio-scm", "-p", "scm-preload"]).join("libcvmio_scm.so"))
-}
-
-/// Builds packages, and returns where they are.
-pub fn build(packages: &[&str]) -> &'static Path {
-    let debug = Path::new(env!("CARGO_BIN_EXE_cvmio-scm")).parent().unwrap();
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut build = Command::new(cargo);
-    build.current_dir(env!("CARGO_MANIFEST_DIR")).args(["build", "--quiet", "--locked", "--target-dir"]);
-    let built = build.arg(debug.parent().unwrap()).args(packages).output().unwrap();
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    debug
+    LIBRARY.get_or_init(|| {
+        let program = Path::new(env!("CARGO_BIN_EXE_cvmio-scm"));
+        let examples = program.with_file_name("examples");
+        let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("scm");
+        // What an older build has left would be another program than the one under test.
+        let _ = fs::remove_dir_all(&place);
+        fs::create_dir_all(&place).unwrap();
+        for (from, name) in [
+            (program.to_owned(), "cvmio-scm"),
+            (examples.join("scm-bench"), "cvmio-bench"),
+            (examples.join("libscm_preload.so"), "libcvmio_scm.so"),
+        ] {
+            fs::hard_link(&from, place.join(name))
+                .unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+        }
+        place.join("libcvmio_scm.so")
+    })
 }
 
 struct Vmm {
@@ -251,6 +259,53 @@ fn a_region_has_one_server_and_one_vmm() {
     assert_eq!(vmm.get(1, PLANTED.len()), PLANTED);
     vmm.end();
     server.stop();
+}
+
+/// Threads of a program that map the region at the same moment all have the one mapping of it, as fio's threads do.
+#[test]
+fn threads_that_map_it_at_once_share_the_mapping() {
+    let (place, server) = served();
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "preload::mapping_threads", "--ignored", "--test-threads=1"])
+        .env("LD_PRELOAD", library())
+        .env("CVMIO_SCM_REGION", place.at("region"))
+        .env("CVMIO_SCM_SOCKET", place.at("socket"))
+        .output()
+        .unwrap();
+    let said =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    server.stop();
+}
+
+#[test]
+#[ignore = "not a test of its own: the one before runs it, with the library preloaded"]
+fn mapping_threads() {
+    const THREADS: usize = 8;
+    const LENGTH: usize = 256 << 10;
+    let region = fs::File::options().read(true).write(true).open(std::env::var("CVMIO_SCM_REGION").unwrap());
+    let region = region.unwrap();
+    let together = Barrier::new(THREADS);
+    let map_and_unmap = || {
+        together.wait();
+        // SAFETY: a new mapping of a file that stays; no reference into it is made.
+        let mapped = unsafe {
+            let writable = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mmap(std::ptr::null_mut(), LENGTH, writable, libc::MAP_SHARED, region.as_raw_fd(), 0)
+        };
+        together.wait();
+        assert!(mapped != libc::MAP_FAILED, "{}", std::io::Error::last_os_error());
+        // SAFETY: this thread's own mapping, or its share of the one that all have.
+        assert_eq!(unsafe { libc::munmap(mapped, LENGTH) }, 0);
+        mapped.addr()
+    };
+    for round in 0..20 {
+        let places: Vec<usize> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(map_and_unmap)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(places.iter().all(|place| *place == places[0]), "round {round}: {places:?}");
+    }
 }
 
 /// A server that speaks another version, and something that is no server at all.

@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 
 use super::ahead::Ahead;
@@ -97,13 +98,7 @@ fn attach(
         waiting: Mutex::default(),
         arrived: Condvar::new(),
     });
-    {
-        let mut place = server.client();
-        if place.is_some() || server.is_stopping() {
-            return Err("another VMM has this region: a region is for one VMM at a time".into());
-        }
-        *place = Some(Arc::clone(&client));
-    }
+    take_place(server, &client)?;
     let begin = |work: fn(&Client, &Server)| {
         let (server, client) = (Arc::clone(server), Arc::clone(&client));
         thread::spawn(move || work(&client, &server))
@@ -133,6 +128,26 @@ fn attach(
         let _ = thread.join();
     }
     *server.client() = None;
+    server.vacated.notify_all();
+    Ok(())
+}
+
+/// Makes this client the one of the region. One that is leaving is waited for: a VMM may map the region again as soon as it has let it go.
+fn take_place(server: &Server, client: &Arc<Client>) -> Result<(), String> {
+    let begun = Instant::now();
+    let mut place = server.client();
+    loop {
+        let left = PATIENCE.saturating_sub(begun.elapsed());
+        match &*place {
+            _ if server.is_stopping() => return Err("the server is stopping".into()),
+            None => break,
+            Some(other) if other.is_leaving() && !left.is_zero() => {
+                place = server.vacated.wait_timeout(place, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            Some(_) => return Err("another VMM has this region: a region is for one VMM at a time".into()),
+        }
+    }
+    *place = Some(Arc::clone(client));
     Ok(())
 }
 
@@ -165,6 +180,13 @@ impl Client {
             zapped = self.answered.wait_timeout(zapped, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         true
+    }
+
+    /// Whether its other end has hung up, so that it will be gone in a moment.
+    fn is_leaving(&self) -> bool {
+        let mut end = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        let now = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.gone.load(Ordering::Acquire) || poll(&mut end, Some(&now)).is_ok_and(|count| count > 0)
     }
 
     /// Serves no more faults, and ends the connection: the VMM takes everything out of its page tables, and gives its lease back.
