@@ -230,7 +230,8 @@ fn measure(
 
 fn attach(order: &Order, credential: Credential) -> Result<(Volume, SessionEnvironment), Failure> {
     let environment = SessionEnvironment::new(order)?;
-    rehearsal::rehearse(environment.store(), order.queues)?;
+    let memory = order.memory.saturating_add(order.block_cache);
+    rehearsal::rehearse(environment.store(), order.queues, memory)?;
     Ok((environment.attach(credential, None)?, environment))
 }
 

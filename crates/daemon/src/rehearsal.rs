@@ -16,11 +16,24 @@ const DESCRIPTORS: usize = 24;
 /// Operations in flight of each queue here. The kernel's memory for more is small beside that of the ring itself.
 const DEPTH: u32 = 64;
 
-/// Has as many threads, queues of the store and descriptors at once as a session with `queues` queue threads, and lets them go again.
+/// Address space of a thread's stack, as Rust's library asks for it.
+const STACK: u64 = 2 << 20;
+/// Address space that glibc takes for the heap of a thread, and how many such heaps it has for each processor.
+const HEAP: u64 = 64 << 20;
+const HEAPS: u64 = 8;
+/// Memory beside that for changes, map and blocks: `docs/operations.md`, "Memory".
+const BESIDE: u64 = 96 << 20;
+const BESIDE_EACH_QUEUE: u64 = 5 << 20;
+
+/// Has as many threads, queues of the store and descriptors at once as a session with `queues` queue threads, and lets them go again. The
+/// address space is computed: what threads take of it depends on their order, so having had it once would prove nothing.
 ///
 /// # Errors
-/// When the system refuses one; nothing was changed then.
-pub fn rehearse(store: &dyn Store, queues: u8) -> Result<(), Failure> {
+/// When the system refuses one, or limits the address space (`ulimit -v`) to less than a session with so much `memory`, in bytes, may come to
+/// need; nothing was changed then.
+pub fn rehearse(store: &dyn Store, queues: u8, memory: u64) -> Result<(), Failure> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
+    check_address_space(limit, held(), queues, memory)?;
     let refused = |what: &str, error: &dyn std::fmt::Display| {
         Failure::usage(format!(
             "the system refuses this process {what}: {error}. Nothing was changed; look at its limits (`ulimit -a`)"
@@ -54,6 +67,32 @@ pub fn rehearse(store: &dyn Store, queues: u8) -> Result<(), Failure> {
     failed.map_or(Ok(()), Err)
 }
 
+/// Bytes of address space that this process has already.
+fn held() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm").ok();
+    let pages = pages.and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+    pages.unwrap_or_default() * rustix::param::page_size() as u64
+}
+
+fn check_address_space(limit: Option<u64>, held: u64, queues: u8, memory: u64) -> Result<(), Failure> {
+    let Some(limit) = limit else { return Ok(()) };
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
+    let threads = u64::from(queues) + THREADS as u64;
+    // While a heap is being made there is another one beside it, until it is aligned.
+    let heaps = threads.min(HEAPS * processors) + 1;
+    let beside = BESIDE + u64::from(queues) * BESIDE_EACH_QUEUE;
+    let sum = threads * STACK + heaps * HEAP + beside;
+    let wanted = held.saturating_add(memory).saturating_add(sum);
+    if limit >= wanted {
+        return Ok(());
+    }
+    let (limit, wanted) = (crate::output::bytes(limit), crate::output::bytes(wanted));
+    Err(Failure::usage(format!(
+        "this process may have {limit} of address space (`ulimit -v`), and a session may come to need {wanted}. Nothing was changed; raise \
+         the limit, or give the volume less memory"
+    )))
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::Ordering;
@@ -65,9 +104,19 @@ mod tests {
     fn a_store_with_too_few_queues_is_refused_before_anything_is_claimed() {
         let bench = TestVolume::new();
         let store = bench.environment.store.as_ref();
-        rehearse(store, 2).unwrap();
+        rehearse(store, 2, 1 << 20).unwrap();
         bench.trouble.queues.store(4, Ordering::SeqCst);
-        let failure = rehearse(store, 2).unwrap_err();
+        let failure = rehearse(store, 2, 1 << 20).unwrap_err();
         assert!(failure.is_usage() && failure.to_string().contains("ulimit"), "{failure}");
+    }
+
+    #[test]
+    fn address_space_that_may_not_be_enough_is_refused() {
+        let check = |limit, memory| check_address_space(limit, 0, 2, memory);
+        check(None, 1 << 40).unwrap();
+        check(Some(4 << 30), 1 << 30).unwrap();
+        let failure = check(Some(1 << 30), 1 << 30).unwrap_err();
+        assert!(failure.is_usage() && failure.to_string().contains("ulimit -v"), "{failure}");
+        check(Some(u64::MAX), u64::MAX).unwrap();
     }
 }

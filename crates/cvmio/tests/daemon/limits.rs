@@ -47,9 +47,11 @@ fn a_limit_that_is_too_low_is_found_out_before_the_volume_is_claimed() {
     let _clean = Clean(Rc::clone(&desk));
     let (mut worked, mut refused) = (0, 0);
     let descriptors = [6, 12, 20, 28, 36, 40, 44, 48, 256].map(|limit| format!("ulimit -n {limit}"));
-    let memory = [60, 120, 200].map(|limit| format!("ulimit -v {}", limit * 1024));
-    let limits = descriptors.into_iter().zip(["nbd", "fuse"].into_iter().cycle());
-    for (limit, front_end) in limits.chain(memory.into_iter().zip(["nbd"; 3])) {
+    // Of these some fail in the middle if it is only tried whether there is enough: threads take heaps in any order.
+    let memory =
+        [60, 180, 210, 285, 300, 360, 420, 555, 3000].map(|limit| format!("ulimit -v {}", limit * 1024));
+    let limits = descriptors.into_iter().chain(memory).zip(["nbd", "fuse"].into_iter().cycle());
+    for (limit, front_end) in limits {
         let before = desk.read("anchor");
         let said = under(&desk, &limit, &format!("{ATTACH} --as {front_end}"));
         if said.code == 0 {
@@ -69,7 +71,7 @@ fn a_limit_that_is_too_low_is_found_out_before_the_volume_is_claimed() {
             "{limit}: something is left"
         );
     }
-    assert!(worked >= 2 && refused >= 3, "{worked} worked, {refused} were refused");
+    assert!(worked >= 3 && refused >= 10, "{worked} worked, {refused} were refused");
     desk.done("volume check disk.img --key-file key");
 }
 
