@@ -98,13 +98,13 @@ impl Keeper {
         let root = match own {
             Some(_) if !anchored => {
                 return Err(Error::Usage(
-                    "this database was made without an anchor; `cvmio-owner init --anchor` makes one with it"
+                    "this database was made without an anchor of its own; only one that is made with an anchor can be served with it"
                         .into(),
                 ));
             }
             None if anchored => {
                 return Err(Error::Usage(
-                    "this database was made with an anchor of its own: give it with --anchor".into(),
+                    "this database was made with an anchor of its own: serve it with that anchor".into(),
                 ));
             }
             None => Root::Disk,

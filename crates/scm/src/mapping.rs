@@ -283,7 +283,7 @@ fn lock(file: &File, path: &Path, access: Access) -> Result<(), Error> {
     };
     rustix::fs::flock(file, wanted).map_err(|errno| match errno {
         rustix::io::Errno::WOULDBLOCK => Error::Busy(format!(
-            "{}: another process serves, recovers or checks this region: end it first, or ask it (`status --socket`)",
+            "{}: another process serves, recovers or checks this region: end it first, or ask it for its status",
             path.display()
         )),
         errno => Error::io(format!("locking {}", path.display()), errno),

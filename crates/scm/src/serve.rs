@@ -91,7 +91,7 @@ impl Server {
     pub fn new(engine: Arc<Engine>, mapping: Arc<Mapping>, limits: Limits) -> Result<Arc<Server>, Error> {
         if !mapping.has_minor_faults() {
             return Err(Error::Usage(format!(
-                "{}: userfaultfd tells of first touches on tmpfs and hugetlbfs only: put the region there, or use `--mode fuse`",
+                "{}: userfaultfd tells of first touches on tmpfs and hugetlbfs only: put the region there, or serve it by FUSE",
                 mapping.path().display()
             )));
         }
@@ -99,7 +99,7 @@ impl Server {
         if let Some(huge) = mapping.huge_page_size().filter(|huge| !page_size.is_multiple_of(*huge)) {
             return Err(Error::Usage(format!(
                 "{}: a touch there is of a huge page of {huge} bytes, and pages of the region have {page_size}: neighbours would be exposed; \
-                 create the region with `--page-size 2m` on huge pages of 2 MiB, or put it on tmpfs",
+                 create the region with pages of 2 MiB on huge pages of that size, or put it on tmpfs",
                 mapping.path().display()
             )));
         }

@@ -52,7 +52,7 @@ pub fn open_minor() -> Result<OwnedFd, Error> {
                 .into(),
         ),
         Some(libc::ENOSYS) => {
-            Error::Usage("this kernel has no userfaultfd (CONFIG_USERFAULTFD): use `--mode fuse`".into())
+            Error::Usage("this kernel has no userfaultfd (CONFIG_USERFAULTFD): serve the region by FUSE".into())
         }
         _ => Error::io("opening a userfaultfd", error),
     })?;
@@ -61,7 +61,7 @@ pub fn open_minor() -> Result<OwnedFd, Error> {
     match handshake(&uffd, minor | FEATURE_POISON).or_else(|_| handshake(&uffd, minor)) {
         Ok(()) => Ok(uffd),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Err(Error::Usage(
-            "this kernel's userfaultfd has no minor faults: Linux 5.14 has them for shmem and hugetlbfs; use `--mode fuse`".into(),
+            "this kernel's userfaultfd has no minor faults: Linux 5.14 has them for shmem and hugetlbfs; serve the region by FUSE".into(),
         )),
         Err(error) => Err(Error::io("asking for minor faults", error)),
     }

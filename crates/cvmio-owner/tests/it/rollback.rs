@@ -85,7 +85,7 @@ fn an_anchored_database_is_not_served_without_its_anchor() {
     };
     let (code, error) = bare(&[]);
     assert_eq!(code, 2);
-    assert!(error.contains("give it with --anchor"), "{error}");
+    assert!(error.contains("serve it with that anchor"), "{error}");
     anchor::FileAnchor::create(&room.path("other")).unwrap();
     let (code, error) = bare(&["--anchor", &format!("file:{}", room.path("other").display())]);
     assert_eq!(code, 2);

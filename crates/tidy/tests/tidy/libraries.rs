@@ -10,8 +10,12 @@ const LIBRARIES: &[&str] = &[
     "anchor-tpm",
     "export",
     "memory",
+    "owner",
+    "scm",
+    "scm-preload",
     "seal",
     "store",
+    "tls-files",
     "uring",
     "volume",
 ];
