@@ -7,7 +7,7 @@
 //! 3. None that writes waits long for what is being discarded: it is little at a time, and never the last that there is.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -23,8 +23,7 @@ use crate::reservation::DATA_UNITS;
 /// Time between two batches, as far as the clock can be believed.
 const REST: Duration = Duration::from_millis(250);
 /// Most blocks of a batch (256 MiB), and most discards.
-const BATCH_BLOCKS: u64 = 65_536;
-const BATCH_RUNS: usize = 512;
+const BATCH: (u64, usize) = (65_536, 512);
 /// Most units that one commit reserves for discards.
 const UNITS_AT_ONCE: usize = 32;
 /// What a store may have in free blocks before a session that begins looks for it, beside an eighth of what is in use: 16 MiB.
@@ -40,6 +39,8 @@ pub(crate) struct Discards {
     why: Mutex<Option<Error>>,
     /// When the last batch ended, in milliseconds.
     last: AtomicU64,
+    /// How many wait for the end of discards, and so for no rest.
+    awaited: AtomicUsize,
     /// Blocks that the store was told to forget.
     pub(crate) blocks: AtomicU64,
     /// A unit has been reserved for it, or the last one has been given back.
@@ -117,24 +118,49 @@ impl Core {
 
     /// Discards what is free in the units that are reserved for it, until the session ends.
     pub(crate) async fn discard_loop(&self, io: &Io) {
+        // What is left of the batch. The next units are reserved behind a rest, and so begin another one.
+        let mut batch = BATCH;
         loop {
             let changed = self.discards.changed.listen();
             match self.space.next_to_discard() {
                 Some(unit) => {
-                    let untidy = self.discard_unit(io, unit).await;
+                    let untidy = self.discard_unit(io, unit, &mut batch).await;
                     self.space.end_discarding(unit, untidy);
                     self.discards.changed.notify(usize::MAX);
                     self.work.notify(usize::MAX);
                 }
-                None => changed.await,
+                None => {
+                    batch = BATCH;
+                    changed.await;
+                }
             }
         }
     }
 
+    /// Waits between two batches; not while space is short, or somebody waits for the end.
+    async fn rest_from_discards(&self) {
+        loop {
+            let ticked = self.ticked.listen();
+            let (now, last) =
+                (millis(self.environment.clock.now()), self.discards.last.load(Ordering::SeqCst));
+            let is_over = now < last || now - last >= millis(REST);
+            let is_wanted = self.discards.awaited.load(Ordering::SeqCst) > 0 || self.is_short_of_usable();
+            let ends = self.stopping.load(Ordering::SeqCst) || self.check_alive().is_err();
+            if is_over || is_wanted || ends {
+                return;
+            }
+            ticked.await;
+        }
+    }
+
     /// Says whether something is left.
-    async fn discard_unit(&self, io: &Io, unit: u32) -> bool {
+    async fn discard_unit(&self, io: &Io, unit: u32, batch: &mut (u64, usize)) -> bool {
         let mut at = 0;
         loop {
+            if batch.0 == 0 || batch.1 == 0 {
+                self.rest_from_discards().await;
+                *batch = BATCH;
+            }
             if self.stopping.load(Ordering::SeqCst) || self.check_alive().is_err() || !self.discards.goes_on()
             {
                 return true;
@@ -144,8 +170,13 @@ impl Core {
             // In this order, as for a write.
             let writing = self.space.begin_write();
             self.placing.fetch_add(1, Ordering::SeqCst);
-            let runs = self.space.take_to_discard(unit, at, (BATCH_BLOCKS, BATCH_RUNS), keep);
+            let runs = self.space.take_to_discard(unit, at, *batch, keep);
             let failed = self.discard_runs(io, &runs).await.err();
+            let blocks: u64 = runs.iter().map(|run| run.end - run.start).sum();
+            *batch = (batch.0.saturating_sub(blocks), batch.1.saturating_sub(runs.len()));
+            if !runs.is_empty() {
+                self.discards.last.store(millis(self.environment.clock.now()), Ordering::SeqCst);
+            }
             self.space.discarded(unit, &runs);
             self.placing.fetch_sub(1, Ordering::SeqCst);
             drop(writing);
@@ -175,6 +206,10 @@ impl Core {
 
     /// Waits until no discard is on its way.
     pub(crate) async fn discards_ended(&self) {
+        self.discards.awaited.fetch_add(1, Ordering::SeqCst);
+        self.ticked.notify(usize::MAX);
+        // Also when the one that waits is given up.
+        let _awaited = Awaited(&self.discards.awaited);
         loop {
             let changed = self.discards.changed.listen();
             if !self.space.is_discarding() {
@@ -182,5 +217,13 @@ impl Core {
             }
             changed.await;
         }
+    }
+}
+
+struct Awaited<'a>(&'a AtomicUsize);
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }

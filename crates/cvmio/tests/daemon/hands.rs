@@ -172,6 +172,40 @@ fn a_daemon_that_was_stopped_is_not_called_dead_and_keeps_nobody_waiting() {
     session.detach();
 }
 
+/// Another program has the anchor's lock, before the attach and then while a flush waits.
+#[test]
+fn a_daemon_that_waits_for_its_anchors_lock_is_not_called_dead() {
+    let desk = Rc::new(Desk::new());
+    desk.create("");
+    let lock = fs::File::open(desk.path("anchor")).unwrap();
+    let ask = |when: &str| {
+        let begun = Instant::now();
+        let list: Value = serde_json::from_str(&desk.done("volume list --json")).unwrap();
+        let status = desk.run("volume status disk");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{when}: {:?}", begun.elapsed());
+        assert!([0, 3].contains(&status.code), "{when}: {status:?}");
+        assert_ne!(list[0]["state"], "dead", "{when}: {list}");
+        assert_eq!(list[0]["name"], "disk", "{when}: {list}");
+    };
+    lock.lock().unwrap();
+    let mut attach =
+        desk.command("volume attach disk.img --key-file key --memory 32M --as fuse").spawn().unwrap();
+    wait_for("the daemon's name", || desk.path("run/disk").exists());
+    ask("attaching");
+    lock.unlock().unwrap();
+    assert!(attach.wait().unwrap().success());
+    lock.lock().unwrap();
+    let disk = desk.path("run/disk/disk");
+    let line = format!("dd if=/dev/zero of={} bs=4k count=1 conv=notrunc,fsync status=none", disk.display());
+    let mut write = Command::new("sh").args(["-c", &line]).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(write.try_wait().unwrap().is_none(), "a flush was answered before the anchor had moved");
+    ask("flushing");
+    lock.unlock().unwrap();
+    assert!(write.wait().unwrap().success());
+    desk.done("volume detach disk");
+}
+
 #[test]
 fn an_attached_name_is_meant_whatever_lies_in_the_directory() {
     let desk = Rc::new(Desk::new());

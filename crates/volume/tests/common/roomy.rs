@@ -15,6 +15,8 @@ pub struct Roomy {
     /// Blocks that it has given.
     taken: Arc<Mutex<BTreeSet<u64>>>,
     room: Arc<AtomicU64>,
+    /// How often it was told to forget some.
+    pub discards: Arc<AtomicU64>,
     /// Whether it says what it has left.
     pub tells: Arc<AtomicBool>,
 }
@@ -31,6 +33,7 @@ impl Roomy {
             medium: MemoryStore::new(blocks).expect("memory"),
             taken: Arc::default(),
             room: Arc::new(AtomicU64::new(u64::MAX)),
+            discards: Arc::default(),
             tells: Arc::default(),
         }
     }
@@ -101,6 +104,7 @@ impl Queue for RoomyQueue {
                 Operation::Write { block, buffer }
             }
             Operation::Discard { block, blocks } => {
+                self.store.discards.fetch_add(1, Ordering::SeqCst);
                 self.store
                     .taken
                     .lock()

@@ -150,6 +150,42 @@ fn what_is_freed_goes_back_to_the_store() {
     }
 }
 
+/// At most 512 discards, and then a rest of 250 ms by the clock: the store has its users to serve, too.
+#[test]
+fn discards_are_made_in_batches_with_rests_between_them() {
+    const BATCH: u64 = 512;
+    let case = Case::new(None);
+    let mut session = case.attach();
+    write_all(&mut session, 8192, 1);
+    // Blocks between others that stay: each is a discard of its own.
+    for block in (1..8192).step_by(2) {
+        session.discard(block, 1).expect("discarded");
+    }
+    session.commit().expect("committed");
+    session.volume.checkpoint_soon();
+    session.commit().expect("committed");
+    let so_far = || case.store.discards.load(Ordering::SeqCst);
+    let (begun, mut most) = (so_far(), 0);
+    let let_work = |session: &mut Session| {
+        session.volume.tick();
+        (0..200).for_each(|_| session.step());
+    };
+    for _ in 0..80 {
+        let before = so_far();
+        case.clock.advance(Duration::from_millis(250));
+        let_work(&mut session);
+        let batch = so_far() - before;
+        let_work(&mut session);
+        assert_eq!(so_far() - before, batch, "it did not rest while the clock stood still");
+        most = most.max(batch);
+    }
+    assert!(so_far() - begun > 2 * BATCH, "{} were made", so_far() - begun);
+    assert!(most <= BATCH, "{most} at once");
+    session.check_each([0, 64, 8128], 1);
+    session.check_zeros([1, 65, 8191]);
+    session.detach().expect("detached");
+}
+
 /// What a session freed and did not live to discard is found by the next one.
 #[test]
 fn what_a_session_that_was_killed_left_goes_back_with_the_next() {
