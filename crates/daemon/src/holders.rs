@@ -184,6 +184,69 @@ mod tests {
         assert_eq!(users, Vec::<String>::new());
     }
 
+    /// A loop device with a partition, and an ext4 on that; gone when this is dropped.
+    struct Partitioned {
+        _image: tempfile::NamedTempFile,
+        device: PathBuf,
+    }
+
+    fn run(program: &str, arguments: &[&str]) -> Option<String> {
+        let output = Command::new(program).args(arguments).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().into())
+    }
+
+    impl Partitioned {
+        fn new() -> Option<Self> {
+            let image = tempfile::NamedTempFile::new().ok()?;
+            image.as_file().set_len(16 << 20).ok()?;
+            // Kernels for machines like this one often read no partition tables, so the partition is told to them.
+            let device = run("losetup", &["-P", "-f", "--show", image.path().to_str()?])?;
+            let made = Self { _image: image, device: device.clone().into() };
+            run("addpart", &[&device, "1", "2048", "16384"])?;
+            run("mkfs.ext4", &["-q", "-F", &made.partition()])?;
+            Some(made)
+        }
+
+        fn partition(&self) -> String {
+            format!("{}p1", self.device.display())
+        }
+    }
+
+    impl Drop for Partitioned {
+        fn drop(&mut self) {
+            let device = self.device.display().to_string();
+            run("delpart", &[&device, "1"]);
+            run("losetup", &["-d", &device]);
+        }
+    }
+
+    #[test]
+    fn who_has_a_partition_is_named_also_in_another_mount_namespace() {
+        let Some(disk) = Partitioned::new() else {
+            println!("SKIPPED: no loop device with a partition and ext4 to be had");
+            return;
+        };
+        assert_eq!(of_block_device(&disk.device), Vec::<String>::new());
+        let partition = disk.partition();
+        let stdin = Stdio::from(fs::File::open(&partition).unwrap());
+        let mut reader = Command::new("sleep").arg("60").stdin(stdin).spawn().unwrap();
+        let reading = of_block_device(&disk.device);
+        reader.kill().unwrap();
+        reader.wait().unwrap();
+        assert_eq!(reading, [format!("process {} (sleep) has it open", reader.id())]);
+        let place = tempfile::tempdir().unwrap();
+        let script = format!("mount {partition} {} && echo mounted && read line", place.path().display());
+        let mut elsewhere = Command::new("unshare");
+        elsewhere.args(["--mount", "sh", "-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut elsewhere = elsewhere.spawn().unwrap();
+        let mut said = [0; 8];
+        std::io::Read::read_exact(elsewhere.stdout.as_mut().unwrap(), &mut said).unwrap();
+        let mounted = of_block_device(&disk.device);
+        drop(elsewhere.stdin.take());
+        elsewhere.wait().unwrap();
+        assert_eq!(mounted, [format!("{partition} is mounted on {}", place.path().display())]);
+    }
+
     #[test]
     fn swap_and_the_second_device_of_a_btrfs_are_named() {
         let devices = [PathBuf::from("/dev/loop4"), PathBuf::from("/dev/loop4p1")];
