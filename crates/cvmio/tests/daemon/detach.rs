@@ -4,9 +4,11 @@ use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::common::machine::{content, damage_middle, has, has_ended, quietly, sh, tell_skipped, wait_for};
+use crate::common::session::Session;
 use crate::common::{Desk, Said};
 use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
@@ -224,4 +226,29 @@ fn a_tamper_hook_may_detach() {
     assert_eq!(clean.0.read("told"), b"0\n", "{error}");
     check_gone(process, &clean.0.path("disk.img"));
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+/// Its mount is in no table that this process can see by itself.
+#[test]
+fn a_mount_of_another_namespace_is_named() {
+    crate::skip_without_devices!();
+    let desk = Rc::new(Desk::new());
+    desk.create("");
+    let session = Session::attach(&desk, true);
+    let (device, at) = (session.device.clone().unwrap(), desk.path("at"));
+    fs::create_dir(&at).unwrap();
+    sh(&format!("mkfs.ext4 -q {}", device.display()));
+    let (mounted, line) = (desk.path("mounted"), "mount \"$0\" \"$1\" && touch \"$2\" && exec sleep 300");
+    let mut other = Command::new("unshare")
+        .args(["--mount", "sh", "-c", line])
+        .args([&device, &at, &mounted])
+        .spawn()
+        .unwrap();
+    wait_for("the mount", || mounted.exists());
+    let refused = desk.run("volume detach disk");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!(refused.code, 2, "{refused:?}");
+    assert!(refused.error.contains("is mounted on [DIR]/at"), "{refused:?}");
+    session.detach();
 }

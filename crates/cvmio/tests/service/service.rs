@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use crate::common::machine::{has_ended, quietly, sh, wait_for};
+use crate::common::machine::{has, has_ended, quietly, sh, tell_skipped, wait_for};
 use crate::common::session::leave_nothing;
 use crate::common::{Desk, Said};
 use serde_json::{Value, json};
@@ -74,6 +74,30 @@ impl Service {
 
     fn is_mounted(&self) -> bool {
         fs::read_to_string("/proc/mounts").unwrap().contains(&format!(" {} ", self.at().display()))
+    }
+
+    /// Another volume, on a blank store that is large enough for an XFS.
+    fn prepare_anew(&self, size: &str) {
+        for file in ["policy.toml", "anchor"] {
+            fs::remove_file(self.desk.path(file)).unwrap();
+        }
+        let anchor = self.desk.path("anchor").display().to_string();
+        self.desk.done(&format!("volume prepare policy.toml --size {size} --anchor file:{anchor}"));
+        fs::File::create(self.desk.path("store")).unwrap().set_len(700 << 20).unwrap();
+    }
+
+    /// A search path on which the program that makes a file system is killed before a call of it.
+    fn killer_of(&self, kind: &str, call: &str, nth: u32) -> String {
+        let (programs, search) = (self.desk.path("bin"), std::env::var("PATH").unwrap());
+        fs::create_dir(&programs).unwrap();
+        let program = programs.join(format!("mkfs.{kind}"));
+        let script = format!(
+            "#!/bin/sh\nPATH='{search}' exec strace -f -qq -o /dev/null -e trace={call} -e inject={call}:signal=SIGKILL:when={nth} \
+             mkfs.{kind} \"$@\"\n"
+        );
+        fs::write(&program, script).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        format!("{}:{search}", programs.display())
     }
 
     fn process(&self) -> u32 {
@@ -305,6 +329,37 @@ fn a_file_system_whose_making_was_killed_is_made_again() {
     assert!(calls.len() == 2 && !calls[0].contains("-f") && calls[1].contains("-f"), "{calls:?}");
     assert!(!service.is_mounted());
     service.down();
+}
+
+/// The real program, killed before one of its calls: before the first superblock, between it and the last one, and behind all of them.
+#[test]
+fn an_xfs_whose_making_is_killed_at_any_call_is_made_by_the_next() {
+    crate::skip_without_devices!();
+    if let Some(missing) = ["strace", "mkfs.xfs"].into_iter().find(|program| !has(program)) {
+        return tell_skipped(missing);
+    }
+    if !kernel_knows("xfs") {
+        return tell_skipped("a kernel with xfs");
+    }
+    for (call, nth) in [("pwrite64", 2), ("pwrite64", 4), ("pwrite64", 9), ("pwrite64", 20), ("fsync", 1)] {
+        let service = Service::new();
+        service.prepare_anew("320M");
+        service.change_config(&json!({ "fs": "xfs" }));
+        let mut first = service.desk.command("volume activate --config config.json");
+        let first = first.env("PATH", service.killer_of("xfs", call, nth)).output().unwrap();
+        assert!(!first.status.success(), "{call} number {nth}: not killed");
+        let found = service.activate();
+        assert!(found.code == 0 && service.is_mounted(), "{call} number {nth}: {found:?}");
+        fs::write(service.at().join("note"), "kept").unwrap();
+        service.down();
+    }
+}
+
+fn kernel_knows(kind: &str) -> bool {
+    // What is a module is loaded by the first mount.
+    quietly(&format!("modprobe -q {kind}"));
+    let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    known.lines().any(|line| line.split_whitespace().last() == Some(kind))
 }
 
 /// Whoever is killed leaves programs that go on: nobody else has the turn before they have ended.
