@@ -10,6 +10,7 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 use volume::format::probe::{Kind, PROBE_SIZE, Probe};
 
+use super::making::{self, Image};
 use super::record::Turn;
 use daemon::failure::Failure;
 
@@ -33,18 +34,30 @@ impl FileSystem {
     /// Whether the program that makes it was cut short: what is there was never mounted. `start` is that of the device.
     fn is_unfinished(self, start: &[u8]) -> bool {
         match self {
-            // Its superblock comes last.
+            // It is not there before all of it is.
             Self::Ext4 => false,
             // `sb_inprogress`: set with the first superblock, cleared with the last (XFS Algorithms & Data Structures, "Superblocks").
             Self::Xfs => start.get(126).is_some_and(|byte| *byte != 0),
         }
     }
 
-    /// Has the program that makes it take what is there for nothing.
-    fn overwrite(self) -> &'static str {
+    /// Makes it on a device on which there is nothing, or what was not made to its end.
+    fn make(self, device: &Path, again: bool, turn: &Turn) -> Result<(), Failure> {
+        let program = format!("mkfs.{self}");
         match self {
-            Self::Ext4 => "-F",
-            Self::Xfs => "-f",
+            Self::Ext4 => {
+                let fail = |error: std::io::Error| {
+                    Failure::io(format!("{device} for {program}: {error}", device = device.display()))
+                };
+                let image = Image::new(turn.beside("image"), device).map_err(fail)?;
+                // A file does not say that the device has sectors of 4 KiB. It is blank, so there is no need to write zeros.
+                let arguments = ["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=1,lazy_journal_init=1"];
+                let arguments = arguments.map(OsStr::new);
+                run(&program, &[&arguments[..], &[image.path().as_os_str()]].concat(), turn)?;
+                image.copy_to(device).map_err(fail)
+            }
+            Self::Xfs if again => run(&program, &["-q".as_ref(), "-f".as_ref(), device.as_os_str()], turn),
+            Self::Xfs => run(&program, &["-q".as_ref(), device.as_os_str()], turn),
         }
     }
 
@@ -108,13 +121,10 @@ pub fn bring_up(
     let start = start_of(device)?;
     match Probe::of(&start) {
         Probe::Foreign(kind) if kind == fs.kind() && !fs.is_unfinished(&start) => {}
-        Probe::Foreign(kind) if kind == fs.kind() && may_make => {
-            let arguments = ["-q", fs.overwrite()].map(OsStr::new);
-            run(&format!("mkfs.{fs}"), &[arguments[0], arguments[1], device.as_os_str()], turn)?;
+        Probe::Foreign(kind) if may_make && (kind == fs.kind() || making::is_marked(&start)) => {
+            fs.make(device, true, turn)?;
         }
-        Probe::Blank if may_make => {
-            run(&format!("mkfs.{fs}"), &[OsStr::new("-q"), device.as_os_str()], turn)?
-        }
+        Probe::Blank if may_make => fs.make(device, false, turn)?,
         Probe::Blank => {
             return Err(Failure::usage(format!(
                 "the volume is empty, and its policy does not allow to make a file system (format-if-blank); make it by hand: mkfs.{fs} {}",
@@ -214,7 +224,9 @@ fn run(program: &str, arguments: &[&OsStr], turn: &Turn) -> Result<(), Failure> 
         return Ok(());
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    Err(Failure::io(format!("{program} failed: {}", said.trim())))
+    // What was killed says nothing.
+    let why = if said.trim().is_empty() { output.status.to_string() } else { said.trim().into() };
+    Err(Failure::io(format!("{program} failed: {why}")))
 }
 
 #[cfg(test)]

@@ -53,6 +53,11 @@ impl Turn {
         file.map(Stdio::from).map_err(|error| Failure::io(format!("{}: {error}", self.path.display())))
     }
 
+    /// A file of this name's own, for as long as the turn lasts.
+    pub fn beside(&self, kind: &str) -> PathBuf {
+        self.path.with_extension(kind)
+    }
+
     /// What stands there; of what cannot be read, nothing is known.
     pub fn record(&self) -> Record {
         fs::read(&self.path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()

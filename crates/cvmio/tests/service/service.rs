@@ -100,6 +100,17 @@ impl Service {
         format!("{}:{search}", programs.display())
     }
 
+    /// The next activation has the file system there, and it keeps what is written.
+    fn check_made(&self, when: &str) {
+        let found = self.activate();
+        assert!(found.code == 0 && self.is_mounted(), "{when}: {found:?}");
+        fs::write(self.at().join("note"), "kept").unwrap();
+        self.down();
+        assert_eq!(self.activate().code, 0, "{when}");
+        assert_eq!(fs::read_to_string(self.at().join("note")).unwrap(), "kept", "{when}");
+        self.down();
+    }
+
     fn process(&self) -> u32 {
         let status: Value = serde_json::from_str(&self.desk.done("volume status disk --json")).unwrap();
         u32::try_from(status["process"].as_u64().unwrap()).unwrap()
@@ -331,28 +342,59 @@ fn a_file_system_whose_making_was_killed_is_made_again() {
     service.down();
 }
 
-/// The real program, killed before one of its calls: before the first superblock, between it and the last one, and behind all of them.
+/// The real programs, killed before one of their calls. An XFS before its first superblock, between it and the last one, and behind all of
+/// them; an ext4, whose superblock comes last, amid what comes before it.
 #[test]
-fn an_xfs_whose_making_is_killed_at_any_call_is_made_by_the_next() {
+fn a_file_system_whose_making_is_killed_at_any_call_is_made_by_the_next() {
     crate::skip_without_devices!();
     if let Some(missing) = ["strace", "mkfs.xfs"].into_iter().find(|program| !has(program)) {
         return tell_skipped(missing);
     }
-    if !kernel_knows("xfs") {
-        return tell_skipped("a kernel with xfs");
-    }
-    for (call, nth) in [("pwrite64", 2), ("pwrite64", 4), ("pwrite64", 9), ("pwrite64", 20), ("fsync", 1)] {
+    let ext4 = [("pwrite64", 2), ("pwrite64", 4), ("pwrite64", 9), ("fsync", 1)];
+    let xfs = [("pwrite64", 2), ("pwrite64", 4), ("pwrite64", 9), ("pwrite64", 20), ("fsync", 1)];
+    let cases =
+        ext4.map(|case| ("ext4", "32M", case)).into_iter().chain(xfs.map(|case| ("xfs", "320M", case)));
+    for (kind, size, (call, nth)) in cases {
+        if !kernel_knows(kind) {
+            return tell_skipped(&format!("a kernel with {kind}"));
+        }
         let service = Service::new();
-        service.prepare_anew("320M");
-        service.change_config(&json!({ "fs": "xfs" }));
+        service.prepare_anew(size);
+        service.change_config(&json!({ "fs": kind }));
         let mut first = service.desk.command("volume activate --config config.json");
-        let first = first.env("PATH", service.killer_of("xfs", call, nth)).output().unwrap();
-        assert!(!first.status.success(), "{call} number {nth}: not killed");
-        let found = service.activate();
-        assert!(found.code == 0 && service.is_mounted(), "{call} number {nth}: {found:?}");
-        fs::write(service.at().join("note"), "kept").unwrap();
-        service.down();
+        let first = first.env("PATH", service.killer_of(kind, call, nth)).output().unwrap();
+        let said = String::from_utf8_lossy(&first.stderr);
+        assert!(!first.status.success() && said.contains("SIGKILL"), "{kind} {call} number {nth}: {said}");
+        service.check_made(&format!("{kind} {call} number {nth}"));
     }
+}
+
+/// Not the program that makes the file system is killed, but the one that brings it to the device.
+#[test]
+fn a_first_use_that_is_killed_at_any_write_is_done_by_the_next() {
+    crate::skip_without_devices!();
+    if !has("strace") {
+        return tell_skipped("strace");
+    }
+    let mut killed = 0;
+    for nth in (1..6).chain((6..).step_by(5)) {
+        let service = Service::new();
+        let cvmio = service.desk.command("volume activate --config config.json");
+        let mut first = std::process::Command::new("strace");
+        let inject = format!("inject=pwrite64:signal=SIGKILL:when={nth}");
+        first
+            .args(["-qq", "-o", "/dev/null", "-e", "trace=pwrite64", "-e", &inject])
+            .arg(cvmio.get_program());
+        first.args(cvmio.get_args()).current_dir(service.desk.path(""));
+        first.envs(cvmio.get_envs().filter_map(|(key, value)| Some((key, value?))));
+        let ended = first.output().unwrap().status.success();
+        service.check_made(&format!("write number {nth}"));
+        if ended {
+            break;
+        }
+        killed += 1;
+    }
+    assert!(killed > 4, "{killed} were killed");
 }
 
 fn kernel_knows(kind: &str) -> bool {
