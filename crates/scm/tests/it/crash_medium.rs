@@ -10,7 +10,7 @@ use fastrand::Rng;
 use scm::{Fault, Medium};
 
 /// Most images of one crash for which every combination is tried.
-const ALL_UP_TO: usize = 192;
+const ALL_UP_TO: usize = 256;
 
 pub struct CrashMedium(Mutex<Inner>);
 
