@@ -15,7 +15,7 @@ use cli::{Cli, Command};
 fn main() -> ExitCode {
     programs::anchors::install();
     let words: Vec<_> = std::env::args_os().collect();
-    programs::run(Cli::command(), &words, run)
+    programs::run(Cli::command, &words, run)
 }
 
 fn run(cli: Cli) -> Result<(), Failure> {

@@ -15,7 +15,7 @@ pub mod stream;
 pub mod top;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
@@ -141,6 +141,22 @@ pub enum VolumeCommand {
     LoopDetach {
         device: PathBuf,
     },
+}
+
+impl VolumeCommand {
+    /// The store of a command that takes a path only, and no NAME of an attached volume.
+    pub fn path_only(&self) -> Option<&Path> {
+        Some(match self {
+            Self::Create(args) => &args.store,
+            Self::Dump(args) => &args.offline.store,
+            Self::Reanchor(args) => &args.offline.store,
+            Self::Header(header::Header::Backup(args)) => &args.offline.store,
+            Self::Header(header::Header::Restore(args)) => &args.offline.store,
+            Self::Export(args) => &args.offline.store,
+            Self::Import(args) if !args.check => args.to(),
+            _ => return None,
+        })
+    }
 }
 
 /// Where the secret comes from that opens a key slot; without either, a passphrase is asked for.

@@ -11,7 +11,7 @@ use volume::{AttachOptions, Enlarge, Environment, Grown, Growth, Left, RekeyOrde
 
 use super::Order;
 use crate::failure::Failure;
-use crate::{input, system};
+use crate::{allowance, input, system};
 
 /// Held from the first session to the end of the last one: in between nobody else gets the store.
 pub struct SessionEnvironment {
@@ -50,8 +50,7 @@ impl SessionEnvironment {
     /// # Errors
     /// When one of them cannot be had.
     pub fn new(order: &Order) -> Result<Self, Failure> {
-        system::check_block_cache(order.block_cache)?;
-        system::check_memory(order.memory)?;
+        allowance::check(order.memory, order.block_cache)?;
         let policy = order.policy.clone();
         let read_only = order.reading.is_some();
         let (store, anchor) = if read_only {

@@ -1,5 +1,6 @@
 //! The process that serves one volume: from the order to attach to the last checkpoint.
 
+mod allowance;
 mod background;
 pub mod check;
 pub mod control;

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::sync::mpsc::channel;
 
+use rustix::process::{Resource, getrlimit};
 use store::Store;
 
 use crate::failure::Failure;
@@ -29,11 +30,12 @@ const BESIDE_EACH_QUEUE: u64 = 5 << 20;
 /// address space is computed: what threads take of it depends on their order, so having had it once would prove nothing.
 ///
 /// # Errors
-/// When the system refuses one, or limits the address space (`ulimit -v`) to less than a session with so much `memory`, in bytes, may come to
+/// When the system refuses one, or limits the address space (`ulimit -v`, `ulimit -d`) to less than a session with so much `memory`, in bytes, may come to
 /// need; nothing was changed then.
 pub fn rehearse(store: &dyn Store, queues: u8, memory: u64) -> Result<(), Failure> {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::As).current;
-    check_address_space(limit, held(), queues, memory)?;
+    let (address_space, data) = held();
+    check_address_space(getrlimit(Resource::As).current, address_space, queues, memory)?;
+    check_data(getrlimit(Resource::Data).current, data, queues, memory)?;
     let refused = |what: &str, error: &dyn std::fmt::Display| {
         Failure::usage(format!(
             "the system refuses this process {what}: {error}. Nothing was changed; look at its limits (`ulimit -a`)"
@@ -67,29 +69,45 @@ pub fn rehearse(store: &dyn Store, queues: u8, memory: u64) -> Result<(), Failur
     failed.map_or(Ok(()), Err)
 }
 
-/// Bytes of address space that this process has already.
-fn held() -> u64 {
-    let pages = std::fs::read_to_string("/proc/self/statm").ok();
-    let pages = pages.and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
-    pages.unwrap_or_default() * rustix::param::page_size() as u64
+/// Bytes of address space that this process has already, and of those the ones that are its own to write (proc(5), `statm`).
+fn held() -> (u64, u64) {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let bytes = |field: usize| {
+        let pages = text.split_whitespace().nth(field).and_then(|pages| pages.parse::<u64>().ok());
+        pages.unwrap_or_default() * rustix::param::page_size() as u64
+    };
+    (bytes(0), bytes(5))
+}
+
+fn threads(queues: u8) -> u64 {
+    u64::from(queues) + THREADS as u64
+}
+
+/// What a session may come to write to, beside what the process has already.
+fn written(queues: u8, memory: u64) -> u64 {
+    let beside = BESIDE + u64::from(queues) * BESIDE_EACH_QUEUE;
+    memory.saturating_add(threads(queues) * STACK + beside)
 }
 
 fn check_address_space(limit: Option<u64>, held: u64, queues: u8, memory: u64) -> Result<(), Failure> {
-    let Some(limit) = limit else { return Ok(()) };
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
-    let threads = u64::from(queues) + THREADS as u64;
     // While a heap is being made there is another one beside it, until it is aligned.
-    let heaps = threads.min(HEAPS * processors) + 1;
-    let beside = BESIDE + u64::from(queues) * BESIDE_EACH_QUEUE;
-    let sum = threads * STACK + heaps * HEAP + beside;
-    let wanted = held.saturating_add(memory).saturating_add(sum);
-    if limit >= wanted {
-        return Ok(());
-    }
+    let heaps = threads(queues).min(HEAPS * processors) + 1;
+    let wanted = held.saturating_add(written(queues, memory)).saturating_add(heaps * HEAP);
+    compare(limit, wanted, "address space (`ulimit -v`)")
+}
+
+/// Heaps are written to as far as they are used, and that is in the sum already.
+fn check_data(limit: Option<u64>, held: u64, queues: u8, memory: u64) -> Result<(), Failure> {
+    compare(limit, held.saturating_add(written(queues, memory)), "memory to write to (`ulimit -d`)")
+}
+
+fn compare(limit: Option<u64>, wanted: u64, what: &str) -> Result<(), Failure> {
+    let Some(limit) = limit.filter(|limit| *limit < wanted) else { return Ok(()) };
     let (limit, wanted) = (crate::output::bytes(limit), crate::output::bytes(wanted));
     Err(Failure::usage(format!(
-        "this process may have {limit} of address space (`ulimit -v`), and a session may come to need {wanted}. Nothing was changed; raise \
-         the limit, or give the volume less memory"
+        "this process may have {limit} of {what}, and a session may come to need {wanted}. Nothing was changed; raise the limit, or give \
+         the volume less memory"
     )))
 }
 
@@ -118,5 +136,12 @@ mod tests {
         let failure = check(Some(1 << 30), 1 << 30).unwrap_err();
         assert!(failure.is_usage() && failure.to_string().contains("ulimit -v"), "{failure}");
         check(Some(u64::MAX), u64::MAX).unwrap();
+        // Heaps are reserved, and not written to.
+        check_data(Some(256 << 20), 16 << 20, 2, 64 << 20).unwrap();
+        assert!(check_address_space(Some(256 << 20), 16 << 20, 2, 64 << 20).is_err());
+        let failure = check_data(Some(128 << 20), 16 << 20, 2, 64 << 20).unwrap_err();
+        assert!(failure.is_usage() && failure.to_string().contains("ulimit -d"), "{failure}");
+        let (address_space, data) = held();
+        assert!(data > 0 && data < address_space, "{data} of {address_space}");
     }
 }

@@ -85,34 +85,6 @@ pub fn enlarge(store: FileStore) -> volume::Enlarge {
     })
 }
 
-/// The same for the memory of changes and map.
-///
-/// # Errors
-/// When it is more than all memory there is.
-pub fn check_memory(wanted: u64) -> Result<(), Failure> {
-    check_against_all("for changes and map", wanted, "--memory or memory=")
-}
-
-/// Refuses a cache that this machine can never hold: the system would give its memory piece by piece, and end the process at some time.
-///
-/// # Errors
-/// When it is more than all memory there is.
-pub fn check_block_cache(wanted: u64) -> Result<(), Failure> {
-    check_against_all("for a block cache", wanted, "--block-cache or block-cache=")
-}
-
-fn check_against_all(what: &str, wanted: u64, option: &str) -> Result<(), Failure> {
-    let system = rustix::system::sysinfo();
-    let all = system.totalram.saturating_mul(u64::from(system.mem_unit.max(1)));
-    if wanted <= all {
-        return Ok(());
-    }
-    let wanted = crate::output::bytes(wanted);
-    Err(Failure::usage(format!(
-        "{wanted} {what} are more than all memory of this machine; allow less, with {option}"
-    )))
-}
-
 /// Has a limit on the size of files (`ulimit -f`) be an error of the write that reaches it, and not the end of this process: SIGXFSZ is taken
 /// note of, and nothing else. (Rust's runtime does that for SIGPIPE.)
 pub fn keep_to_errors() {

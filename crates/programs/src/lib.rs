@@ -15,13 +15,19 @@ use clap::FromArgMatches;
 use daemon::failure::Failure;
 use daemon::output;
 
+/// Stack that the main thread needs. A large grammar takes most of it.
+const STACK: u64 = 512 << 10;
+
 /// Carries out what was typed, the program's name included: parses it by `grammar`, and hands it to `run`. Says what went wrong.
 pub fn run<C: FromArgMatches>(
-    grammar: clap::Command,
+    grammar: impl FnOnce() -> clap::Command,
     words: &[OsString],
     run: impl FnOnce(C) -> Result<(), Failure>,
 ) -> ExitCode {
-    match answer::parse(grammar, words) {
+    if let Err(failure) = check_stack() {
+        return end(Err(failure), answer::seems_json(words));
+    }
+    match answer::parse(grammar(), words) {
         Ok(Asked { command, json }) => end(run(command), json),
         Err(Unclear { error, json }) => {
             // That nobody reads it is no failure of its own.
@@ -29,6 +35,19 @@ pub fn run<C: FromArgMatches>(
             json.iter().for_each(output::json_error);
             ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(u8::MAX))
         }
+    }
+}
+
+/// Refuses a stack on which this process would run over its end (`ulimit -s`), in the middle of anything.
+fn check_stack() -> Result<(), Failure> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Stack).current;
+    match limit.filter(|limit| *limit < STACK) {
+        None => Ok(()),
+        Some(limit) => Err(Failure::usage(format!(
+            "this process may have {} of stack (`ulimit -s`), and needs {}. Nothing was changed; raise the limit",
+            output::bytes(limit),
+            output::bytes(STACK)
+        ))),
     }
 }
 

@@ -108,10 +108,11 @@ impl Core {
     async fn anchoring_loop(&self, io: &Io) -> Result<()> {
         while self.anchors_in_background() {
             let listener = self.work.listen();
-            self.check_alive()?;
+            // In this order: the other loop's last commit, by which the session is over, is no failure of this one.
             if self.stopping.load(Ordering::SeqCst) {
                 break;
             }
+            self.check_alive()?;
             let anchor = self.anchor_is_wanted();
             if (anchor || self.journal_is_due()) && !self.journal_is_tight() {
                 self.commit_journal(io, anchor).await?;
@@ -141,7 +142,8 @@ impl Core {
             self.checkpoint_wanted.load(Ordering::SeqCst) > self.checkpoint_done.load(Ordering::SeqCst);
         if self.is_transactional() {
             // Superseded blocks count as well: writers wait for room, and no commit on the way takes these out.
-            return wanted || self.overlay.active() + self.overlay.superseded() >= self.limits.overlay / 2;
+            let full = self.overlay.active() + self.overlay.superseded() >= self.limits.overlay / 2;
+            return wanted || full || self.freeing_is_due();
         }
         let full = self.overlay.active() >= self.limits.overlay / 2;
         let pinned = self.space.pinned() + self.overlay.superseded() + self.overlay.active()
@@ -152,7 +154,7 @@ impl Core {
             self.commit.free_segments() < self.geometry.segments as usize / 2 && self.commit.can_retire();
         // A superblock lists the units that may be written; when there is nothing left in some of them, the next one can list others.
         let listed = self.space.list_is_spent(DATA_UNITS, self.limits.reserve_low);
-        wanted || full || pinned || journal || listed
+        wanted || full || pinned || journal || listed || self.freeing_is_due()
     }
 
     pub(crate) fn publish_is_wanted(&self) -> bool {
@@ -196,6 +198,7 @@ impl Core {
         // What the last checkpoint freed is what this one writes its nodes to.
         self.space.drain().await;
         self.checkpointing.store(true, Ordering::SeqCst);
+        self.note_checkpoint();
         self.run_age.fetch_add(1, Ordering::SeqCst);
         if self.is_transactional() {
             let pin = self.spill(io).await?;
@@ -354,7 +357,8 @@ impl Core {
         self.discards_ended().await;
         // What was not committed of a transaction is not the owner's will; it is left to be forgotten.
         let data = !self.is_transactional();
-        if data {
+        // Without room for it: the journal has everything, as at level `transaction`, and the next session does what this one cannot.
+        if data && self.has_node_room() {
             self.checkpoint(io).await?;
         }
         // What completed since the checkpoint began is in this commit, and nothing comes after it.

@@ -26,6 +26,10 @@ const REST: Duration = Duration::from_millis(250);
 const BATCH: (u64, usize) = (65_536, 512);
 /// Most units that one commit reserves for discards.
 const UNITS_AT_ONCE: usize = 32;
+/// So many blocks that were overwritten or discarded since the last checkpoint are worth another one: 16 MiB. Until then they are not free.
+const WORTH_A_CHECKPOINT: u64 = 4096;
+/// Time between two such checkpoints.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// What a store may have in free blocks before a session that begins looks for it, beside an eighth of what is in use: 16 MiB.
 const SPARE_BLOCKS: u64 = 4096;
 
@@ -39,6 +43,9 @@ pub(crate) struct Discards {
     why: Mutex<Option<Error>>,
     /// When the last batch ended, in milliseconds.
     last: AtomicU64,
+    /// When the last checkpoint began, in milliseconds, and how many blocks users had discarded by then.
+    tidied: AtomicU64,
+    discarded_by_then: AtomicU64,
     /// How many wait for the end of discards, and so for no rest.
     awaited: AtomicUsize,
     /// Blocks that the store was told to forget.
@@ -84,6 +91,26 @@ impl Core {
         if self.environment.store.usage().is_none_or(|usage| usage.taken > enough) {
             self.space.all_untidy();
         }
+    }
+
+    /// A checkpoint begins: what it frees will be looked for.
+    pub(crate) fn note_checkpoint(&self) {
+        // In this order: what is discarded from now on may be part of it, and counts again, which does no harm.
+        self.discards.discarded_by_then.store(self.counters.discarded_blocks.get(), Ordering::SeqCst);
+        self.discards.tidied.store(millis(self.environment.clock.now()), Ordering::SeqCst);
+    }
+
+    /// Whether there is so much that only a checkpoint makes free that one is worth it. Others come when users go on writing; after a large
+    /// discard (`fstrim`) there may be nothing else for a long time.
+    pub(crate) fn freeing_is_due(&self) -> bool {
+        if !self.discards.goes_on() {
+            return false;
+        }
+        let discarded = self.counters.discarded_blocks.get();
+        let since = discarded.saturating_sub(self.discards.discarded_by_then.load(Ordering::SeqCst));
+        let (now, last) = (millis(self.environment.clock.now()), self.discards.tidied.load(Ordering::SeqCst));
+        let is_patient = now >= last && now - last < millis(PATIENCE);
+        since + self.overlay.active() + self.overlay.superseded() >= WORTH_A_CHECKPOINT && !is_patient
     }
 
     /// Whether the next units may be reserved for discards.

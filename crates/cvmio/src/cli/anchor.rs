@@ -1,6 +1,6 @@
 //! Anchors, and what can be done with them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args, Subcommand, ValueHint};
 
@@ -21,6 +21,17 @@ pub enum AnchorCommand {
     Init(Init),
     Migrate(Migrate),
     Verify(Verify),
+}
+
+impl AnchorCommand {
+    /// The store of a command that takes a path only, and no NAME of an attached volume.
+    pub fn path_only(&self) -> Option<&Path> {
+        match self {
+            Self::Show(_) | Self::Init(_) => None,
+            Self::Migrate(args) => Some(&args.offline.store),
+            Self::Verify(args) => Some(&args.offline.store),
+        }
+    }
 }
 
 /// An anchor, by its address or by the policy that names it.

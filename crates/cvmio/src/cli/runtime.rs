@@ -15,6 +15,11 @@ pub struct RuntimeArgs {
 }
 
 impl RuntimeArgs {
+    /// For a command without the option.
+    pub fn of_environment() -> Self {
+        Self { runtime_dir: std::env::var_os("CVMIO_RUNTIME_DIR").map(PathBuf::from) }
+    }
+
     /// Where the running volumes are.
     pub fn directory(&self) -> Result<PathBuf, Failure> {
         let path = match &self.runtime_dir {

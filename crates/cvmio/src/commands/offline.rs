@@ -39,6 +39,19 @@ pub fn running(store: &Path, runtime: &RuntimeArgs) -> Result<Option<Place>, Fai
     }
 }
 
+/// Refuses the name of an attached volume where only a path is taken: it is no path, whatever lies in the working directory.
+pub fn refuse_attached_name(store: &Path, runtime: &RuntimeArgs) -> Result<(), Failure> {
+    let Some(name) = store.to_str().and_then(|name| input::parse_name(name).ok()) else { return Ok(()) };
+    let Ok(runtime) = runtime.directory() else { return Ok(()) };
+    if !Place::new(&runtime, &name).exists() {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "{name} is an attached volume, and this command is for the store of one that is not attached: `cvmio volume detach {name}`, and \
+         give the path of its store (`cvmio volume list` shows it). For a file of this name write ./{name}"
+    )))
+}
+
 /// Refuses what a daemon was told when the volume was attached, and cannot be told otherwise.
 pub fn refuse_for_attached(
     store: &Path,

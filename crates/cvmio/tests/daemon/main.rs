@@ -18,5 +18,6 @@ mod paths;
 mod read_only;
 mod rekey;
 mod tamper;
+mod thin;
 mod top;
 mod unprivileged;

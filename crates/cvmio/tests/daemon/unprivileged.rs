@@ -156,3 +156,40 @@ fn an_ordinary_user_creates_attaches_writes_and_detaches() {
     }
     user.done("volume check disk.img --key-file key");
 }
+
+/// So many threads as one user may have: root may have any number, so it is another one.
+#[test]
+fn a_limit_on_threads_is_found_out_before_the_volume_is_claimed() {
+    // Of its own: how many threads another test's daemons have must not matter.
+    const USER: u32 = 61_234;
+    if let Some(why) = missing() {
+        return tell_skipped(why);
+    }
+    let desk = Desk::new();
+    desk.create("");
+    let own = |name: &str| std::os::unix::fs::chown(desk.path(name), Some(USER), Some(USER)).unwrap();
+    ["", "disk.img", "disk.img.policy.toml", "anchor", "key"].into_iter().for_each(own);
+    let attach = desk.command("volume attach disk.img --key-file key --memory 32M --queues 2 --as nbd");
+    let (mut worked, mut refused) = (0, 0);
+    for limit in [1, 2, 3, 5, 8, 12, 14, 15, 16, 64] {
+        let before = desk.read("anchor");
+        let line = format!(
+            "ulimit -u {limit}; exec setpriv --reuid {USER} --regid {USER} --clear-groups \"$0\" \"$@\""
+        );
+        let mut command = Command::new("bash");
+        command.args(["-c", &line]).arg(attach.get_program()).args(attach.get_args());
+        command.current_dir(desk.path("")).env("CVMIO_RUNTIME_DIR", desk.path("run"));
+        let output = command.output().unwrap();
+        if output.status.success() {
+            worked += 1;
+            desk.done("volume detach disk");
+            continue;
+        }
+        refused += 1;
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(error.contains("cvmio: error: "), "{limit}: {error}");
+        assert!(desk.read("anchor") == before, "{limit}: claimed, and then {error}");
+    }
+    assert!(worked >= 1 && refused >= 3, "{worked} worked, {refused} were refused");
+    desk.done("volume check disk.img --key-file key");
+}

@@ -22,14 +22,15 @@ const CHANGES: [&str; 14] = [
     "io_uring_enter",
 ];
 
-/// Kills `command` before each of its calls in turn, on a new desk each time, and lets `then` look at what is left; how many were killed.
-fn cut_everywhere(
+/// Kills `command` before each of its `calls` in turn, on a new desk each time, and lets `then` look at what is left; how many were killed.
+pub fn cut_everywhere(
+    calls: &[&str],
     prepare: impl Fn(&Desk),
     command: impl Fn(&Desk) -> String,
     then: impl Fn(&Desk, &str),
 ) -> usize {
     let mut cut = 0;
-    for call in CHANGES {
+    for &call in calls {
         for nth in 1.. {
             let desk = Desk::new();
             prepare(&desk);
@@ -67,7 +68,7 @@ fn is_killed(desk: &Desk, arguments: &str, call: &str, nth: usize) -> bool {
 }
 
 /// Why no process can be traced here, if it is so.
-fn untraceable() -> Option<&'static str> {
+pub fn untraceable() -> Option<&'static str> {
     if !has("strace") {
         return Some("there is no strace");
     }
@@ -99,7 +100,7 @@ fn an_interrupted_creation_can_be_done_again() {
         }
         desk.done("volume check disk.img --key-file key");
     };
-    let cut = cut_everywhere(|_| (), create, again);
+    let cut = cut_everywhere(&CHANGES, |_| (), create, again);
     tell(&format!("killed {cut} times"));
     assert!(cut > 30, "only {cut}: does it still work by these calls?");
 }
@@ -119,7 +120,7 @@ fn an_interrupted_preparation_can_be_done_again() {
         let policy = String::from_utf8(desk.read("policy.toml")).unwrap();
         assert!(policy.contains("format-if-blank = true"), "{cut}: {policy}");
     };
-    assert!(cut_everywhere(|_| (), prepare, again) > 10);
+    assert!(cut_everywhere(&CHANGES, |_| (), prepare, again) > 10);
 }
 
 #[test]
@@ -134,5 +135,5 @@ fn an_interrupted_backup_leaves_a_whole_one_or_none() {
         assert!(said.code == 0 || is_whole, "{cut}: {}", said.error);
         desk.done("volume header restore disk.img saved --key-file key");
     };
-    assert!(cut_everywhere(|desk| desk.create(""), backup, again) > 10);
+    assert!(cut_everywhere(&CHANGES, |desk| desk.create(""), backup, again) > 10);
 }

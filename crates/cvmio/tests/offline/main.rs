@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod cut_between;
 mod cut_short;
 mod header;
 mod reader;

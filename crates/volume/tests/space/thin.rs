@@ -132,12 +132,13 @@ fn what_is_freed_goes_back_to_the_store() {
         assert!(full > 40_960);
         session.discard(64, 40_960 - 64).expect("discarded");
         session.commit().expect("committed");
-        for _ in 0..3 {
-            session.volume.checkpoint_soon();
-            case.pass_time(&mut session, 60);
+        // Nothing else happens: no write, and nobody asks for a checkpoint.
+        case.pass_time(&mut session, 160);
+        if freshness == Freshness::Transaction {
+            // Only its users end a transaction.
+            session.commit().expect("committed");
+            case.pass_time(&mut session, 100);
         }
-        session.commit().expect("committed");
-        case.pass_time(&mut session, 100);
         let taken = case.store.taken();
         assert!(taken < full / 3, "{freshness}: {taken} of {full} blocks, {:#?}", session.volume.status());
         session.check_each([0], 1);
@@ -266,6 +267,41 @@ fn on_a_full_host_it_is_attached_read_and_discarded_in_and_goes_on_when_there_is
         // There is room again, and it goes on.
         write_all(&mut session, 1024, 2);
         session.check_each([0, 64], 2);
+        session.detach().expect("detached");
+    }
+}
+
+/// Its host has no room for the last checkpoint: the session ends all the same, anchored, and the next one begins from its journal.
+#[test]
+fn on_a_full_host_it_is_detached() {
+    for freshness in [Freshness::Strict, Freshness::Write, Freshness::Interval, Freshness::Off] {
+        let options =
+            CreateOptions { freshness, provision: Provision::Thin, ..options(BLOCKS, Shape::STANDARD) };
+        let case = Case::with(options, None);
+        let mut session = case.attach();
+        write_all(&mut session, 1024, 1);
+        session.checkpoint();
+        write_all(&mut session, 512, 2);
+        session.discard(1000, 24).expect("discarded");
+        case.store.tells.store(true, Ordering::SeqCst);
+        case.store.set_room(case.store.taken());
+        case.store.refuse(case.geometry.data().collect());
+        session.detach().expect("detached");
+        // Still full: it can be attached, read and detached.
+        let mut session = case.attach();
+        session.check_each([0, 64, 448], 2);
+        session.check_each([512, 896], 1);
+        session.detach().expect("detached");
+        case.store.refuse(Vec::new());
+        case.store.set_room(u64::MAX);
+        let mut session = case.attach();
+        session.check_each([0, 64, 448], 2);
+        session.check_each([512, 896], 1);
+        session.check_zeros([1000, 1023]);
+        write_all(&mut session, 1024, 3);
+        session.detach().expect("detached");
+        let mut session = case.attach();
+        session.check_each([0, 512, 960], 3);
         session.detach().expect("detached");
     }
 }

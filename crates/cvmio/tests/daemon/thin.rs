@@ -1,0 +1,188 @@
+//! Thin volumes on stores that have less room than they show: what is free goes back, and a full host is no end.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use super::limits::{Clean, process};
+use crate::common::Desk;
+use crate::common::machine::{has_ended, quietly, sh, wait_for};
+use crate::skip_without_devices;
+use serde_json::Value;
+
+/// The first MiB of a file.
+fn head(file: &Path) -> Vec<u8> {
+    let mut bytes = vec![0; 1 << 20];
+    fs::File::open(file).unwrap().read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+/// 30 MiB of a thin volume of 512 MiB, overwritten again and again, on a file system of 150 MiB.
+#[test]
+fn a_thin_volume_lives_on_a_small_file_system() {
+    skip_without_devices!();
+    let desk = Rc::new(Desk::new());
+    let small = desk.path("small");
+    fs::create_dir(&small).unwrap();
+    desk.write("key", &[7; 32]);
+    sh(&format!(
+        "truncate -s 150M {0}/fs && mkfs.ext4 -q {0}/fs && mount -o loop {0}/fs {0}/small",
+        desk.path("").display()
+    ));
+    let anchor = format!("file:{}", desk.path("anchor").display());
+    let options = format!("--policy policy --key-file key --anchor {anchor} --provision thin");
+    let made = desk.run(&format!("volume create small/disk.img --size 512M {options}"));
+    let attach = "volume attach small/disk.img --policy policy --key-file key --json";
+    let attached = desk.run(attach);
+    let file = desk.path("run/disk/disk");
+    let write = |megabytes: u32, at: u32| {
+        quietly(&format!(
+            "dd if=/dev/urandom of={} bs=1M count={megabytes} seek={at} conv=notrunc,fsync status=none",
+            file.display()
+        ))
+    };
+    let rounds: Vec<bool> = (0..12).map(|_| write(30, 0)).collect();
+    let status: Value = serde_json::from_str(&desk.done("volume status disk --json")).unwrap();
+    let taken = fs::metadata(small.join("disk.img")).unwrap().blocks() * 512;
+    // More than there is: refused, and nothing worse.
+    let too_much = write(200, 64);
+    let after: Value = serde_json::from_str(&desk.done("volume status disk --json")).unwrap();
+    let before = head(&file);
+    let detached = desk.run("volume detach disk");
+    let again = desk.run(attach);
+    let same = head(&file) == before;
+    // What was too much goes again, and there is room.
+    sh(&format!("fallocate -p -o 64M -l 200M {}", file.display()));
+    sh(&format!("sync {}", file.display()));
+    wait_for("room", || write(8, 300));
+    let last = desk.run("volume detach disk");
+    sh(&format!("umount {}", small.display()));
+    assert_eq!((made.code, attached.code), (0, 0), "{made:?} {attached:?}");
+    assert!(rounds.iter().all(|done| *done), "{rounds:?}");
+    assert!(taken < 130 << 20, "{taken}");
+    assert!(status["volume"]["store-left"].as_u64().is_some_and(|left| left > 0), "{status}");
+    assert!(!too_much && after["volume"]["failure"].is_null(), "{after}");
+    assert_eq!((detached.code, again.code, last.code), (0, 0, 0), "{detached:?} {again:?} {last:?}");
+    assert!(same);
+}
+
+/// The store is a block device, here one that hands discards on to its file: what users discard goes down to it.
+#[test]
+fn what_is_discarded_goes_down_to_the_device() {
+    skip_without_devices!();
+    let desk = Rc::new(Desk::new());
+    let _clean = Clean(Rc::clone(&desk));
+    fs::File::create(desk.path("raw")).unwrap().set_len(256 << 20).unwrap();
+    let device = sh(&format!("losetup -f --show {}", desk.path("raw").display())).trim().to_owned();
+    let taken = || fs::metadata(desk.path("raw")).unwrap().blocks() * 512;
+    let (anchor, disk) = (desk.path("anchor"), desk.path("run/disk/disk"));
+    let made = desk.run(&format!(
+        "volume create {device} --size 192M --provision thin --policy policy --key-file key --anchor file:{}",
+        anchor.display()
+    ));
+    let attach =
+        format!("volume attach {device} --policy policy --name disk --key-file key --memory 64M --as fuse");
+    // As it is by default, and as it is when it was refused.
+    let rounds = ["", "--discard off"].map(|more| {
+        let attached = desk.run(&format!("{attach} {more}"));
+        let before = taken();
+        let written = quietly(&format!(
+            "dd if=/dev/urandom of={} bs=1M count=64 conv=notrunc,fsync status=none",
+            disk.display()
+        ));
+        let full = taken();
+        let discarded = quietly(&format!("fallocate -p -o 0 -l 64M {0} && sync {0}", disk.display()));
+        let begun = Instant::now();
+        while taken() > before + (16 << 20)
+            && begun.elapsed() < Duration::from_secs(if more.is_empty() { 30 } else { 3 })
+        {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let after = taken();
+        let detached = desk.run("volume detach disk");
+        (attached, written && discarded, detached, [before, full, after])
+    });
+    let checked = desk.run(&format!("volume check {device} --policy policy --key-file key"));
+    sh(&format!("losetup -d {device}"));
+    assert_eq!((made.code, checked.code), (0, 0), "{made:?} {checked:?}");
+    for ((attached, done, detached, [before, full, after]), on) in rounds.into_iter().zip([true, false]) {
+        assert!(attached.code == 0 && done && detached.code == 0, "{attached:?} {done} {detached:?}");
+        assert!(full >= before + (60 << 20), "on {on}: {before} {full} {after}");
+        assert_eq!(after <= before + (16 << 20), on, "{before} {full} {after}");
+    }
+}
+
+/// A thin volume on a file system without a block to spare, whose daemon was killed while it wrote: the next one attaches, reads, discards and
+/// goes on.
+#[test]
+fn a_crowded_volume_on_a_full_host_is_attached_after_a_kill() {
+    skip_without_devices!();
+    let desk = Rc::new(Desk::new());
+    let _clean = Clean(Rc::clone(&desk));
+    let small = desk.path("small");
+    fs::create_dir(&small).unwrap();
+    sh(&format!(
+        "truncate -s 150M {0}/fs && mkfs.ext4 -q {0}/fs && mount -o loop {0}/fs {0}/small",
+        desk.path("").display()
+    ));
+    let anchor = desk.path("anchor");
+    desk.done(&format!(
+        "volume create small/disk.img --size 512M --provision thin --policy policy --key-file key --anchor file:{}",
+        anchor.display()
+    ));
+    let attach = "volume attach small/disk.img --policy policy --key-file key --memory 32M";
+    let disk = desk.path("run/disk/disk");
+    let mut codes = Vec::new();
+    for round in 0..4 {
+        codes.push(desk.run(attach));
+        if codes.last().is_some_and(|said| said.code != 0) {
+            break;
+        }
+        let process = process(&desk);
+        // In small pieces, all over the volume, until there is no room; then the rest of the host's is taken by somebody else.
+        for at in 0..200 {
+            let written = quietly(&format!(
+                "dd if=/dev/urandom of={} bs=64k count=16 seek={} conv=notrunc status=none",
+                disk.display(),
+                (at * 37 + round * 11) % 500 * 16
+            ));
+            if !written {
+                break;
+            }
+        }
+        fill(&small);
+        quietly(&format!("timeout 5 sync {}", disk.display()));
+        sh(&format!("kill -9 {process}"));
+        wait_for("the daemon's end", || has_ended(process));
+    }
+    let last = desk.run(attach);
+    let read = quietly(&format!("dd if={} of=/dev/null bs=1M status=none", disk.display()));
+    let discarded = quietly(&format!("fallocate -p -o 0 -l 480M {0} && sync {0}", disk.display()));
+    fs::remove_file(small.join("others")).unwrap();
+    // The host's file system gives back what was freed when its own journal has it.
+    let write =
+        format!("dd if=/dev/urandom of={} bs=1M count=8 conv=notrunc,fsync status=none", disk.display());
+    let begun = Instant::now();
+    let mut goes_on = quietly(&write);
+    while !goes_on && begun.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(100));
+        goes_on = quietly(&write);
+    }
+    let detached = desk.run("volume detach disk");
+    let checked = desk.run("volume check small/disk.img --policy policy --key-file key");
+    sh(&format!("umount {}", small.display()));
+    assert!(codes.iter().all(|said| said.code == 0), "{codes:?}");
+    assert_eq!((last.code, detached.code, checked.code), (0, 0, 0), "{last:?} {detached:?} {checked:?}");
+    assert!(read && discarded && goes_on, "read {read}, discarded {discarded}, goes on {goes_on}");
+}
+
+/// Leaves no room in a file system.
+fn fill(directory: &Path) {
+    let file = directory.join("others");
+    for size in ["1M", "4k"] {
+        quietly(&format!("dd if=/dev/zero bs={size} status=none >> {}", file.display()));
+    }
+}
