@@ -2,6 +2,8 @@
 
 mod bench;
 mod commands;
+#[path = "../../../scm/tests/it/forbidden.rs"]
+mod forbidden;
 mod fuse;
 mod kill;
 mod preload;

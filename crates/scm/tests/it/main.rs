@@ -5,6 +5,7 @@ mod campaign;
 mod crash;
 mod crash_medium;
 mod files;
+mod forbidden;
 mod huge;
 mod kill;
 mod mutants;

@@ -16,6 +16,7 @@ use scm::{Access, Engine, Error, Geometry, Mapping, Medium};
 use seal::{Random, Suite, SystemRandom};
 
 use crate::campaign::credential;
+use crate::forbidden::{BOTH, Forbidden};
 
 const SIZE: usize = 4096;
 
@@ -391,6 +392,46 @@ fn a_region_where_touches_are_not_told_of_is_refused() {
     let limits = Limits::default();
     let error = Server::new(Arc::new(engine), mapping, limits).unwrap_err();
     assert!(error.to_string().contains("tmpfs and hugetlbfs only"), "{error}");
+}
+
+/// Whatever the machine allows: the thread's own filter denies it. One of the two ways is enough where it is there.
+#[test]
+fn where_userfaultfd_is_forbidden_the_error_says_what_to_change_and_nothing_is_lost() {
+    let place = Place::new(shm(), 4096, 16);
+    let running = place.serve(16, Duration::from_secs(600));
+    let region = std::fs::read(place.region()).unwrap();
+    let open_under = |forbidden: Forbidden| {
+        let open = move || forbidden.filter()().map(|()| scm::uffd::open_minor()).unwrap();
+        std::thread::spawn(open).join().unwrap()
+    };
+    let is_told = |error: &Error| {
+        let text = error.to_string();
+        let remedies =
+            ["/dev/userfaultfd", "sysctl vm.unprivileged_userfaultfd", "CAP_SYS_PTRACE", "seccomp profile"];
+        assert!(matches!(error, Error::Usage(_)) && remedies.iter().all(|it| text.contains(it)), "{text}");
+    };
+    is_told(&open_under(BOTH).unwrap_err());
+    // Root may do both; the device is there with CONFIG_USERFAULTFD, since Linux 6.1.
+    let by_system_call = open_under(Forbidden { system_call: false, device: true });
+    assert!(by_system_call.is_ok(), "{by_system_call:?}");
+    let by_device = open_under(Forbidden { system_call: true, device: false });
+    if File::options().read(true).write(true).open("/dev/userfaultfd").is_ok() {
+        assert!(by_device.is_ok(), "{by_device:?}");
+    } else {
+        is_told(&by_device.unwrap_err());
+    }
+    // A VMM without the right, and behind it one that has it.
+    std::thread::scope(|scope| {
+        let attaching = scope.spawn(|| BOTH.filter()().map(|()| unsafe_attach(&place)).unwrap());
+        is_told(&attaching.join().unwrap().unwrap_err());
+    });
+    assert!(std::fs::read(place.region()).unwrap() == region, "the region was changed");
+    assert_eq!(running.open(), 0);
+    let vmm = place.map(SIZE);
+    vmm.store(3 * SIZE, 3);
+    assert_eq!((vmm.load(3 * SIZE), vmm.load(4 * SIZE)), (3, 0));
+    drop(vmm);
+    running.stop();
 }
 
 /// Firecracker's protocol: anonymous memory, missing pages.
