@@ -8,3 +8,4 @@ mod fuse;
 mod kill;
 mod preload;
 mod support;
+mod unmappable;
