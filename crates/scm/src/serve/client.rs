@@ -122,11 +122,12 @@ fn attach(
     }
     client.gone.store(true, Ordering::Release);
     client.answered.notify_all();
-    let _ = client.stream.shutdown(std::net::Shutdown::Both);
     for thread in threads {
         // It has nothing to return, and a panic in it has been told.
         let _ = thread.join();
     }
+    // Behind the last fault: the client takes everything out of its page tables when it hears of this, and gives its lease back.
+    let _ = client.stream.shutdown(std::net::Shutdown::Both);
     *server.client() = None;
     server.vacated.notify_all();
     Ok(())

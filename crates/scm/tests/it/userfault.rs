@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -339,6 +339,55 @@ fn a_vmm_waits_for_the_next_server_and_goes_on() {
     assert_eq!(toucher.server.engine().status().unverified, 0);
     drop(vmm);
     toucher.stop();
+}
+
+/// A server dies between the first touch that it serves and its answer to the VMM: what it showed must be out of the page tables before the
+/// next server recovers and encrypts, or the VMM would write into ciphertext.
+#[test]
+fn a_server_that_dies_before_it_answers_leaves_nothing_in_page_tables() {
+    let place = Place::new(shm(), 4096, 16);
+    let running = place.serve(16, Duration::from_secs(600));
+    let vmm = place.map(SIZE);
+    vmm.store(3 * SIZE, 33);
+    running.stop();
+    std::fs::remove_file(place.socket()).unwrap();
+    let dying = UnixListener::bind(place.socket()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| vmm.load(3 * SIZE));
+        let (stream, _) = dying.accept().unwrap();
+        let uffd = receive(&stream);
+        drop(dying);
+        let mut events = Vec::new();
+        while events.is_empty() {
+            scm::uffd::read(uffd.as_fd(), &mut events).unwrap();
+        }
+        assert_eq!(events[0], scm::uffd::Event::Fault((vmm.base.addr() + 3 * SIZE) as u64));
+        scm::uffd::resume(uffd.as_fd(), (vmm.base.addr() + 3 * SIZE) as u64, SIZE as u64).unwrap();
+    });
+    // With the lease given back.
+    let mapping = Mapping::open(&place.region(), Access::Exclusive).unwrap();
+    Server::wait_for_vmm(&mapping, Duration::from_secs(5)).unwrap();
+    assert!(!vmm.is_present(3), "the VMM sees a page that nobody serves");
+    drop(mapping);
+    let running = place.serve(16, Duration::from_secs(600));
+    assert_eq!(vmm.load(3 * SIZE), 33);
+    drop(vmm);
+    running.stop();
+}
+
+/// The descriptor that comes with a client's first message.
+fn receive(stream: &UnixStream) -> OwnedFd {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [0; 256];
+    let mut data = [std::io::IoSliceMut::new(&mut bytes)];
+    rustix::net::recvmsg(stream, &mut data, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+    let descriptor = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    descriptor.unwrap()
 }
 
 fn unsafe_attach(place: &Place) -> Result<Attached, Error> {
