@@ -353,7 +353,7 @@ fn a_server_that_dies_before_it_answers_leaves_nothing_in_page_tables() {
     std::fs::remove_file(place.socket()).unwrap();
     let dying = UnixListener::bind(place.socket()).unwrap();
     std::thread::scope(|scope| {
-        scope.spawn(|| vmm.load(3 * SIZE));
+        let touching = scope.spawn(|| vmm.load(3 * SIZE));
         let (stream, _) = dying.accept().unwrap();
         let uffd = receive(&stream);
         drop(dying);
@@ -363,6 +363,9 @@ fn a_server_that_dies_before_it_answers_leaves_nothing_in_page_tables() {
         }
         assert_eq!(events[0], scm::uffd::Event::Fault((vmm.base.addr() + 3 * SIZE) as u64));
         scm::uffd::resume(uffd.as_fd(), (vmm.base.addr() + 3 * SIZE) as u64, SIZE as u64).unwrap();
+        touching.join().unwrap();
+        assert!(vmm.is_present(3));
+        drop(stream);
     });
     // With the lease given back.
     let mapping = Mapping::open(&place.region(), Access::Exclusive).unwrap();
