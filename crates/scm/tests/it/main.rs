@@ -4,6 +4,7 @@ mod attacks;
 mod campaign;
 mod crash;
 mod crash_medium;
+mod epochs;
 mod files;
 mod forbidden;
 mod huge;
