@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use scm::transition::{Action, Transition};
-use scm::{Engine, Medium};
+use scm::{Durability, Engine, Fault, Instruction, Mapping, Medium};
 
 use crate::campaign::{Campaign, Content, PAGE, Page, told};
-use crate::crash_medium::CrashMedium;
+use crate::crash_medium::{CrashMedium, Order};
 
 /// What the script of a single page's life does.
 #[derive(Debug, Clone, Copy)]
@@ -300,6 +300,93 @@ fn many_pages_survive_crashes_by_seed() {
     let seeds = std::env::var("SCM_SEEDS").map_or(60, |text| text.parse().expect("a number"));
     for seed in 0..seeds {
         many_pages(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+}
+
+/// A real mapping and the model of it: every operation goes to both.
+struct Both {
+    real: Mapping,
+    model: Arc<CrashMedium>,
+}
+
+impl Medium for Both {
+    fn len(&self) -> u64 {
+        self.model.len()
+    }
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Fault> {
+        self.real.read(at, out)
+    }
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Fault> {
+        // Word by word, so that a cut comes at the same one in both.
+        let (words, _) = bytes.as_chunks::<8>();
+        (at..).step_by(8).zip(words).try_for_each(|(at, word)| self.store(at, u64::from_le_bytes(*word)))
+    }
+    fn load(&self, at: u64) -> Result<u64, Fault> {
+        self.real.load(at)
+    }
+    fn store(&self, at: u64, word: u64) -> Result<(), Fault> {
+        self.model.store(at, word)?;
+        self.real.store(at, word)
+    }
+    fn write_back(&self, at: u64, len: u64) -> Result<(), Fault> {
+        self.model.write_back(at, len)?;
+        self.real.write_back(at, len)
+    }
+    fn fence(&self) -> Result<(), Fault> {
+        self.model.fence()?;
+        self.real.fence()
+    }
+}
+
+/// When a line that the instruction has written back is durable (SDM, volume 2: CLFLUSH is ordered before later stores, the others by a fence).
+fn order(instruction: Instruction) -> Order {
+    #[cfg(target_arch = "x86_64")]
+    if instruction == Instruction::Clflush {
+        return Order::AtOnce;
+    }
+    let _ = instruction;
+    Order::AtFence
+}
+
+/// Each instruction that this processor has writes a real mapping back, in a page's life that is cut at each operation; what it leaves, by its
+/// order, is recovered from.
+#[test]
+fn each_instruction_that_writes_back_is_enough() {
+    let instructions = Instruction::of_this_processor();
+    println!("{instructions:?}");
+    for instruction in instructions {
+        let (mut campaign, image, model) = Campaign::new(41, 2, 1).unwrap();
+        let bytes: Vec<u8> = image.iter().flat_map(|word| word.to_le_bytes()).collect();
+        let deeds =
+            [Deed::Open, Deed::Store(campaign.content()), Deed::Close, Deed::Rewrite(campaign.content())];
+        for cut in 0.. {
+            let real = Mapping::memory(bytes.len() as u64).unwrap().with_instruction(instruction).unwrap();
+            assert_eq!(real.durability(), Durability::CacheLines);
+            real.write(0, &bytes).unwrap();
+            let crashing = Arc::new(CrashMedium::new(&image).ordered(order(instruction)).cut_at(cut));
+            let both = Arc::new(Both { real, model: Arc::clone(&crashing) });
+            let mut model = model.clone();
+            let mut ended = false;
+            if let Ok((engine, _)) = campaign.open_any(Arc::clone(&both) as Arc<dyn Medium>) {
+                let each = |deed| act(&engine, &*both, 0, deed, &mut model[0]).is_ok();
+                ended = deeds.into_iter().all(each);
+            }
+            let mut found = vec![0; bytes.len()];
+            both.real.read(0, &mut found).unwrap();
+            let (words, _) = found.as_chunks::<8>();
+            assert!(words.iter().map(|word| u64::from_le_bytes(*word)).eq(crashing.now()), "{instruction:?}");
+            let crash = crashing.crash();
+            campaign.audit_buffers(&crash, &model).unwrap();
+            for _ in 0..4 {
+                let left = Arc::new(CrashMedium::new(&crash.image(&mut campaign.random)));
+                let checked = campaign.recover_and_check(&left, &model);
+                checked.unwrap_or_else(|error| panic!("{instruction:?}, seed 41, cut {cut}: {error}"));
+            }
+            if ended {
+                assert!(cut > 200, "{cut} operations");
+                break;
+            }
+        }
     }
 }
 
