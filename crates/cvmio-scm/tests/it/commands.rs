@@ -14,9 +14,63 @@ fn a_region_is_made_looked_at_and_checked() {
     assert!(place.succeed("status region --json").contains("\"proven\":false"));
     assert!(place.succeed("check region --key-file key").contains("every encrypted page opens"));
     assert!(place.succeed("recover region --key-file key").contains("stopped cleanly"));
-    let words = place.succeed("qemu-args region --mountpoint mnt");
-    assert!(words.contains("mem-path=") && words.contains("/mnt/pmem,size=262144"), "{words}");
-    assert!(words.contains("virtio-pmem-pci,memdev=scm0"), "{words}");
+}
+
+/// With and without a mount point; and what would have QEMU use something else than the region.
+#[test]
+fn arguments_for_qemu_are_of_a_region_that_is_served() {
+    let place = Place::new();
+    place.succeed(CREATE);
+    let expected = |path: &str| {
+        let path = place.at(path).display().to_string();
+        format!(
+            "-object memory-backend-file,id=scm0,share=on,mem-path={path},size=262144 -device virtio-pmem-pci,memdev=scm0,id=pmem0\n"
+        )
+    };
+    assert_eq!(place.succeed("qemu-args region"), expected("region"));
+    // Without a server QEMU would make a plain file; one may have been left behind by it.
+    let nobody = "no region is served there: start `cvmio scm serve --mode fuse`";
+    place.fail("qemu-args region --mountpoint mnt", 2, nobody);
+    place.fail("qemu-args region --mountpoint none", 2, nobody);
+    place.fail("qemu-args region --mountpoint key", 2, nobody);
+    fs::write(place.at("mnt/pmem"), vec![0; 64 * PAGE]).unwrap();
+    place.fail("qemu-args region --mountpoint mnt", 2, nobody);
+    fs::remove_file(place.at("mnt/pmem")).unwrap();
+    fs::create_dir(place.at("a,b")).unwrap();
+    place.succeed("create other --size 128k --key-file key");
+    let server = place.serve("serve region --key-file key --mode fuse --mountpoint a,b");
+    assert_eq!(place.succeed("qemu-args region --mountpoint a,b"), expected("a,,b/pmem"));
+    place.fail(
+        "qemu-args other --mountpoint a,b",
+        2,
+        "has 262144 bytes, and the region 131072: another region",
+    );
+    server.stop();
+    place.fail("qemu-args", 2, "<REGION>");
+    place.fail("qemu-args region --mountpoint", 2, "a value is required");
+    place.fail("qemu-args region --socket socket", 2, "unexpected argument");
+    place.fail("qemu-args none", 3, "opening none");
+    place.fail("qemu-args key", 2, "no region");
+    for name in ["white\tspace", "not-utf-8"] {
+        let mut name = std::ffi::OsString::from(name);
+        if name == "not-utf-8" {
+            name = std::os::unix::ffi::OsStringExt::from_vec(vec![b'r', 0xff]);
+        }
+        fs::copy(place.at("region"), place.at("").join(&name)).unwrap();
+        let output = place.command("qemu-args").arg(&name).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("cannot be in arguments for QEMU"));
+    }
+    // Where touches are not told of, there is FUSE only.
+    let elsewhere = Place::on(&std::env::temp_dir());
+    elsewhere.succeed(CREATE);
+    if rustix::fs::statfs(elsewhere.at("region")).unwrap().f_type != 0x0102_1994 {
+        elsewhere.fail(
+            "qemu-args region",
+            2,
+            "userfaultfd tells of first touches on tmpfs and hugetlbfs only",
+        );
+    }
 }
 
 #[test]
