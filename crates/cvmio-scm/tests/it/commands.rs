@@ -73,6 +73,60 @@ fn arguments_for_qemu_are_of_a_region_that_is_served() {
     }
 }
 
+/// Progress is for a terminal: nothing of it is in a pipe, and what is on standard output is the same.
+#[test]
+fn progress_is_shown_on_a_terminal_and_nowhere_else() {
+    let place = Place::new();
+    let create = "create region --size 4m --key-file key";
+    for (words, label) in [
+        (create, "encrypting"),
+        ("recover region --key-file key", "looking at"),
+        ("check region --key-file key", "opening"),
+        ("accept region --key-file key --all", "looking at"),
+    ] {
+        let (piped, on_terminal, seen) = {
+            let piped = place.run(words);
+            if words == create {
+                fs::remove_file(place.at("region")).unwrap();
+            }
+            let (on_terminal, seen) = with_terminal(place.command(words));
+            (piped, on_terminal, seen)
+        };
+        assert_eq!((piped.code, piped.errors.as_str()), (Some(0), ""), "{words}");
+        assert_eq!(piped.text, on_terminal, "{words}");
+        assert!(seen.contains(label) && seen.contains("1024/1024 pages"), "{words}: {seen:?}");
+        assert!(seen.contains(" left"), "{words}: {seen:?}");
+        // It is gone at the end: the cursor is at the beginning of an empty line.
+        assert!(seen.ends_with("\u{1b}[2K"), "{words}: {seen:?}");
+    }
+}
+
+/// Runs a command whose standard error is a terminal. Returns its standard output, and what was on the terminal.
+fn with_terminal(mut command: std::process::Command) -> (String, String) {
+    use std::os::fd::{FromRawFd, OwnedFd};
+    let (mut master, mut slave) = (0, 0);
+    let size = libc::winsize { ws_row: 24, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
+    let (name, modes) = (std::ptr::null_mut(), std::ptr::null());
+    // SAFETY: both descriptors are written by the call, new, and ours; name and modes may be null.
+    let (master, slave) = unsafe {
+        assert_eq!(libc::openpty(&raw mut master, &raw mut slave, name, modes, &raw const size), 0);
+        (OwnedFd::from_raw_fd(master), OwnedFd::from_raw_fd(slave))
+    };
+    let reader = std::thread::spawn(move || {
+        let (mut seen, mut some) = (Vec::new(), [0; 4096]);
+        // EIO when nobody has the terminal any more.
+        while let Ok(count) = rustix::io::read(&master, &mut some) {
+            seen.extend_from_slice(&some[..count]);
+        }
+        String::from_utf8_lossy(&seen).into_owned()
+    });
+    command.env("TERM", "xterm").stdout(std::process::Stdio::piped()).stderr(slave);
+    let output = command.spawn().unwrap().wait_with_output().unwrap();
+    assert!(output.status.success());
+    drop(command);
+    (String::from_utf8_lossy(&output.stdout).into_owned(), reader.join().unwrap())
+}
+
 #[test]
 fn huge_pages_are_pages_too() {
     let place = Place::new();
