@@ -80,7 +80,7 @@ fn python(place: &Place, user: &[&str]) -> Command {
 
 impl Vmm {
     fn start(place: &Place) -> Vmm {
-        let mut child = python(place, &[]).spawn().unwrap();
+        let mut child = python(place, &[]).stderr(Stdio::inherit()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let mut vmm = Vmm { child, input, output: BufReader::new(output) };
         assert_eq!(vmm.line(), "mapped");
@@ -89,7 +89,9 @@ impl Vmm {
 
     fn line(&mut self) -> String {
         let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
+        if self.output.read_line(&mut line).unwrap() == 0 {
+            let _ = writeln!(std::io::stderr(), "the VMM has ended: {:?}", self.child.wait());
+        }
         line.trim_end_matches('\n').into()
     }
 
