@@ -1,31 +1,48 @@
-//! A region on a file system whose files cannot be mapped and shared: one by FUSE with direct I/O, with a place for one file.
+//! Regions on a file system of the test's own, by FUSE, with a place for one file: one whose files cannot be mapped and shared (direct I/O), and
+//! one that fails a page.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use fuser::{
     BackgroundSession, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    LockOwner, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, Request,
-    Session, SessionACL, TimeOrNow,
+    LockOwner, OpenFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite,
+    Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use crate::support::Place;
+use crate::support::{PAGE, Place};
 
 const FILE: INodeNo = INodeNo(2);
 const TTL: Duration = Duration::ZERO;
 
 /// The file, if it is there.
 #[derive(Clone, Default)]
-struct OneFile(Arc<Mutex<Option<Vec<u8>>>>);
+struct OneFile {
+    content: Arc<Mutex<Option<Vec<u8>>>>,
+    /// It may be mapped and shared.
+    mapped: bool,
+    /// A page that cannot be read, or [`NONE`].
+    bad: Arc<AtomicU64>,
+}
+
+/// No page: what is behind the last one.
+const NONE: u64 = u64::MAX;
 
 impl OneFile {
     fn content(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
-        self.0.lock().unwrap()
+        self.content.lock().unwrap()
+    }
+
+    fn flags(&self) -> FopenFlags {
+        if self.mapped { FopenFlags::empty() } else { FopenFlags::FOPEN_DIRECT_IO }
     }
 
     fn attributes(&self, ino: INodeNo) -> Result<FileAttr, Errno> {
@@ -108,11 +125,11 @@ impl Filesystem for OneFile {
     ) {
         *self.content() = Some(Vec::new());
         let attributes = self.attributes(FILE).unwrap();
-        reply.created(&TTL, &attributes, Generation(0), FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+        reply.created(&TTL, &attributes, Generation(0), FileHandle(0), self.flags());
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+        reply.opened(FileHandle(0), self.flags());
     }
 
     fn read(
@@ -126,11 +143,37 @@ impl Filesystem for OneFile {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        let bad = self.bad.load(Ordering::Relaxed);
+        if offset / PAGE as u64 <= bad && bad < (offset + u64::from(size)).div_ceil(PAGE as u64) {
+            return reply.error(Errno::EIO);
+        }
         let content = self.content();
         let there = content.as_deref().unwrap_or_default();
         let start = there.len().min(usize::try_from(offset).unwrap());
         let end = there.len().min(start + usize::try_from(size).unwrap());
         reply.data(&there[start..end]);
+    }
+
+    fn write(
+        &self,
+        _: &Request,
+        _: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        data: &[u8],
+        _: WriteFlags,
+        _: OpenFlags,
+        _: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let mut content = self.content();
+        let start = usize::try_from(offset).unwrap();
+        content.as_mut().unwrap()[start..start + data.len()].copy_from_slice(data);
+        reply.written(u32::try_from(data.len()).unwrap());
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.ok();
     }
 
     fn fallocate(
@@ -183,7 +226,7 @@ fn a_file_system_without_shared_mappings_is_refused_by_every_command() {
     place.succeed("create region --size 256k --key-file key");
     let region = std::fs::read(place.at("region")).unwrap();
     std::fs::create_dir(place.at("direct")).unwrap();
-    let file = OneFile::default();
+    let file = OneFile { bad: Arc::new(NONE.into()), ..OneFile::default() };
     let directory = place.at("direct");
     let mounted = Mounted::new(&directory, &file);
     let about = "its file system has no shared mappings";
@@ -212,4 +255,56 @@ fn a_file_system_without_shared_mappings_is_refused_by_every_command() {
     // Moved to where it can be mapped, it is a region.
     std::fs::write(place.at("region"), file.content().as_ref().unwrap()).unwrap();
     place.succeed("check region --key-file key");
+}
+
+/// A page of the medium cannot be read (SIGBUS of the server): requests fail, nothing is written any more, and when the medium is mended every
+/// page is there.
+#[test]
+fn a_medium_that_fails_a_page_ends_serving_by_fuse_and_loses_no_page() {
+    let place = Place::new();
+    let directory = place.at("failing");
+    std::fs::create_dir(&directory).unwrap();
+    let file = OneFile { mapped: true, bad: Arc::new(NONE.into()), ..OneFile::default() };
+    let mounted = Mounted::new(&directory, &file);
+    place.succeed("create failing/region --size 256k --key-file key");
+    let serve = "serve failing/region --key-file key --mode fuse --mountpoint mnt --socket socket";
+    let server = place.serve(serve);
+    let pmem = File::options().read(true).write(true).open(place.at("mnt/pmem")).unwrap();
+    for page in [3, 40] {
+        pmem.write_all_at(&[9; PAGE], page * PAGE as u64).unwrap();
+    }
+    pmem.sync_all().unwrap();
+    drop(pmem);
+    server.stop();
+    // What the kernel has of the file is forgotten, as at a start of the machine.
+    drop(mounted);
+    file.bad.store(40, Ordering::Relaxed);
+    let mounted = Mounted::new(&directory, &file);
+    let server = place.serve(serve);
+    let pmem = File::options().read(true).write(true).open(place.at("mnt/pmem")).unwrap();
+    let mut page = [0; PAGE];
+    pmem.read_exact_at(&mut page, 3 * PAGE as u64).unwrap();
+    assert_eq!(page, [9; PAGE]);
+    let before = file.content().clone();
+    assert!(pmem.read_exact_at(&mut page, 40 * PAGE as u64).is_err());
+    assert!(place.succeed("status --socket socket").contains("the medium has failed"));
+    let written = pmem.write_all_at(&[8; PAGE], 3 * PAGE as u64).and_then(|()| pmem.sync_all());
+    assert!(written.is_err());
+    drop(pmem);
+    server.kill();
+    place.fail("check failing/region --key-file key", 3, "is gone at offset 163840");
+    drop(mounted);
+    assert!(*file.content() == before, "something was written to a medium that had failed");
+    file.bad.store(NONE, Ordering::Relaxed);
+    let _mounted = Mounted::new(&directory, &file);
+    place.succeed("recover failing/region --key-file key");
+    let server = place.serve(serve);
+    let pmem = File::open(place.at("mnt/pmem")).unwrap();
+    for number in [3, 40] {
+        pmem.read_exact_at(&mut page, number * PAGE as u64).unwrap();
+        assert_eq!(page, [9; PAGE], "page {number}");
+    }
+    drop(pmem);
+    server.stop();
+    place.succeed("check failing/region --key-file key");
 }

@@ -15,6 +15,7 @@ use scm::serve::{Limits, Server};
 use scm::{Access, Engine, Error, Geometry, Mapping, Medium};
 use seal::{Random, Suite, SystemRandom};
 
+use crate::attacks::Failing;
 use crate::campaign::credential;
 use crate::forbidden::{BOTH, Forbidden};
 
@@ -55,9 +56,14 @@ impl Place {
     }
 
     pub fn serve_within(&self, limits: Limits) -> Running {
+        self.serve_from(limits, |mapping| mapping)
+    }
+
+    /// The same, with an engine that has another medium in front of the mapping.
+    fn serve_from(&self, limits: Limits, front: impl FnOnce(Arc<dyn Medium>) -> Arc<dyn Medium>) -> Running {
         let mapping = Arc::new(Mapping::open(&self.region(), Access::Exclusive).unwrap());
         Server::wait_for_vmm(&mapping, Duration::from_secs(5)).unwrap();
-        let medium: Arc<dyn Medium> = Arc::clone(&mapping) as Arc<dyn Medium>;
+        let medium = front(Arc::clone(&mapping) as Arc<dyn Medium>);
         let (engine, _) = Engine::open(medium, &credential(), Arc::new(SystemRandom), &|_, _| {}).unwrap();
         let server = Server::new(Arc::new(engine), mapping, limits).unwrap();
         let _ = std::fs::remove_file(self.socket());
@@ -94,14 +100,19 @@ impl Running {
     }
 
     pub fn stop(self) {
+        self.end().unwrap();
+    }
+
+    fn end(self) -> Result<(), Error> {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap().unwrap();
+        let ended = self.thread.join().unwrap();
         // Threads of clients have the region locked until they end.
         let begun = Instant::now();
         while Arc::strong_count(&self.server) > 1 {
             assert!(begun.elapsed() < Duration::from_secs(20), "a thread of a client goes on");
             std::thread::sleep(Duration::from_millis(1));
         }
+        ended
     }
 
     pub fn wait_until_closed(&self) {
@@ -484,6 +495,55 @@ fn where_userfaultfd_is_forbidden_the_error_says_what_to_change_and_nothing_is_l
     assert_eq!((vmm.load(3 * SIZE), vmm.load(4 * SIZE)), (3, 0));
     drop(vmm);
     running.stop();
+}
+
+/// What the kernel says when it reads a word of the VMM's memory: a memory error is no signal then.
+fn copied_by_the_kernel(vmm: &Vmm, at: usize) -> std::io::Result<()> {
+    let (_reader, writer) = std::io::pipe().unwrap();
+    // SAFETY: in the mapping; the kernel reads from there, or fails.
+    if unsafe { libc::write(writer.as_raw_fd(), vmm.word(at).cast(), 8) } == 8 {
+        return Ok(());
+    }
+    Err(std::io::Error::last_os_error())
+}
+
+/// A page of the data fails at its first access, or behind some: while it is read, transformed or written back.
+#[test]
+fn a_medium_that_fails_a_page_under_a_vmm_ends_the_service_and_loses_no_page() {
+    for left in [0, 1, 2] {
+        let place = Place::new(shm(), 4096, 16);
+        let limits = Limits { open_pages: 16, idle: Duration::from_secs(600), ..Limits::default() };
+        let running = place.serve_within(limits);
+        (0..16).for_each(|page| running.server.engine().write(page, 0, &[7; SIZE]).unwrap());
+        running.stop();
+        let bad = 5 * SIZE as u64..6 * SIZE as u64;
+        let failing = |medium| Arc::new(Failing { medium, bad, left: left.into() }) as Arc<dyn Medium>;
+        let running = place.serve_from(limits, failing);
+        let vmm = place.map(SIZE);
+        vmm.store(4 * SIZE, 44);
+        let error = copied_by_the_kernel(&vmm, 5 * SIZE).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "access {left}: {error}");
+        assert!(running.server.engine().status().stopped);
+        // No other page is opened any more, and those that are open stay usable.
+        assert!(copied_by_the_kernel(&vmm, 6 * SIZE).is_err());
+        assert_eq!((vmm.load(4 * SIZE), running.open()), (44, 1));
+        drop(vmm);
+        let ended = running.end().unwrap_err();
+        assert!(matches!(ended, Error::Stopped), "{ended}");
+        // The medium is mended, with what it had.
+        let running = place.serve_within(limits);
+        let engine = running.server.engine();
+        for page in 0..16 {
+            let (mut found, mut expected) = ([0; SIZE], [7; SIZE]);
+            if page == 4 {
+                expected[..8].copy_from_slice(&44_u64.to_le_bytes());
+            }
+            engine.read(page, 0, &mut found).unwrap();
+            assert!(found == expected, "access {left}: page {page} is lost");
+            assert_eq!(engine.is_unverified(page), page == 4);
+        }
+        running.stop();
+    }
 }
 
 /// Firecracker's protocol: anonymous memory, missing pages.
