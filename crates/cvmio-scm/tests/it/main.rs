@@ -6,6 +6,6 @@ mod commands;
 mod forbidden;
 mod fuse;
 mod kill;
+mod own_file_system;
 mod preload;
 mod support;
-mod unmappable;

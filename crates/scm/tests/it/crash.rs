@@ -294,11 +294,23 @@ fn one_page_survives_a_crash_at_every_store() {
     assert!(tried.most_images >= f64::from(1 << 24) && tried.most_tried >= 1 << 12, "{tried:?}");
 }
 
+/// Says the seed of a panic, too.
+struct Named(u64);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("it was seed {}", self.0);
+        }
+    }
+}
+
 /// `SCM_SEEDS` says how many. A failure names its seed.
 #[test]
 fn many_pages_survive_crashes_by_seed() {
     let seeds = std::env::var("SCM_SEEDS").map_or(60, |text| text.parse().expect("a number"));
     for seed in 0..seeds {
+        let _named = Named(seed);
         many_pages(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
 }
