@@ -282,14 +282,45 @@ pub fn qemu_args(args: &QemuArgs) -> Result<(), Failure> {
     let header = claimed_header(&mapping).map_err(|error| told(&args.region, error))?;
     let size = header.geometry.data_len();
     let path = match &args.mountpoint {
-        Some(mountpoint) => mountpoint.join(crate::fuse::FILE),
-        None => args.region.clone(),
+        Some(mountpoint) => served_file(mountpoint, size)?,
+        None => {
+            scm::serve::Server::check_place(&mapping, header.geometry.page_size()).map_err(|error| {
+                Failure::usage(format!("{error}; with `--mountpoint` the arguments are for `--mode fuse`"))
+            })?;
+            args.region.clone()
+        }
     };
     let path = std::path::absolute(&path).map_err(Failure::io)?;
-    // A comma in a path is written twice.
-    let path = path.display().to_string().replace(',', ",,");
+    // A comma in a path is written twice; a shell splits what is printed at white space.
+    let text = path.to_str().filter(|text| !text.contains(char::is_whitespace)).ok_or_else(|| {
+        Failure::usage(format!(
+            "{}: white space, or what is not UTF-8, cannot be in arguments for QEMU: use another path, or a link without it",
+            path.display()
+        ))
+    })?;
+    let text = text.replace(',', ",,");
     println!(
-        "-object memory-backend-file,id=scm0,share=on,mem-path={path},size={size} -device virtio-pmem-pci,memdev=scm0,id=pmem0"
+        "-object memory-backend-file,id=scm0,share=on,mem-path={text},size={size} -device virtio-pmem-pci,memdev=scm0,id=pmem0"
     );
     Ok(())
+}
+
+/// The file of a server. Where it is not there QEMU would make one, and the guest's data would lie in it in the clear.
+fn served_file(mountpoint: &Path, size: u64) -> Result<std::path::PathBuf, Failure> {
+    const FUSE: i64 = 0x6573_5546;
+    let path = mountpoint.join(crate::fuse::FILE);
+    let start = "start `cvmio scm serve --mode fuse` with this `--mountpoint` first; QEMU would make a file there, in the clear";
+    let is_served = rustix::fs::statfs(&path).is_ok_and(|found| found.f_type == FUSE);
+    if !is_served {
+        return Err(Failure::usage(format!("{}: no region is served there: {start}", path.display())));
+    }
+    let len =
+        std::fs::metadata(&path).map_err(|error| Failure::io(format!("{}: {error}", path.display())))?.len();
+    if len != size {
+        return Err(Failure::usage(format!(
+            "{}: it has {len} bytes, and the region {size}: another region is served there",
+            path.display()
+        )));
+    }
+    Ok(path)
 }

@@ -109,8 +109,17 @@ fn block_signals() {
     }
 }
 
-/// Says hello to the server, and hands the userfaultfd over.
+/// Says hello to the server, and hands the userfaultfd over. If it comes to nothing, nothing is in the page tables: a server may have served
+/// touches before it could answer.
 fn connect(shared: &Shared) -> Result<BufReader<UnixStream>, Error> {
+    let connected = hand_over(shared);
+    if connected.is_err() {
+        shared.zap_all();
+    }
+    connected
+}
+
+fn hand_over(shared: &Shared) -> Result<BufReader<UnixStream>, Error> {
     let failed = |error| Error::io(format!("the server on {}", shared.socket.display()), error);
     let stream = UnixStream::connect(&shared.socket).map_err(failed)?;
     let message = ClientMessage::Attach(shared.mapped).encode();
@@ -142,9 +151,7 @@ fn help(shared: &Shared, file: &File, mut reader: BufReader<UnixStream>) {
     loop {
         listen(shared, &mut reader);
         // No server: nobody may be in the page tables when the next one recovers.
-        shared.zap(shared.mapped.address, shared.mapped.length);
-        // Touches that the server had heard of, and not answered, happen again for the next one.
-        let _ = uffd::wake(shared.uffd.as_fd(), shared.mapped.address, shared.mapped.length);
+        shared.zap_all();
         drop(Lease::of_descriptor(file));
         reader = loop {
             if *shared.lock() {
@@ -192,6 +199,12 @@ impl Shared {
         if !*is_over && start < end {
             let _ = self.advise(start, end - start, libc::MADV_DONTNEED);
         }
+    }
+
+    /// Takes everything out of the page tables. Touches that a server had heard of, and not answered, happen again for the next one.
+    fn zap_all(&self) {
+        self.zap(self.mapped.address, self.mapped.length);
+        let _ = uffd::wake(self.uffd.as_fd(), self.mapped.address, self.mapped.length);
     }
 
     fn advise(&self, address: u64, len: u64, advice: i32) -> std::io::Result<()> {

@@ -16,6 +16,11 @@ use seal::{NONCE_LIMIT, SALT_SIZE, TAG_SIZE};
 /// Bytes of an entry.
 pub const ENTRY_SIZE: usize = 64;
 
+/// Pages that are sealed within an epoch: their nonces are 0 to one less. Then the next epoch begins, with another salt.
+pub const EPOCH_LIMIT: u64 = 1 << 36;
+
+const _: () = assert!(EPOCH_LIMIT < NONCE_LIMIT);
+
 const UNVERIFIED: u16 = 1;
 
 /// How an encrypted page was sealed.

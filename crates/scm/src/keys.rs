@@ -11,13 +11,12 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use seal::{BlockKey, MacKey, Random, SALT_SIZE, Suite, VolumeKey};
 
 use crate::Error;
-use crate::entry::Entry;
+
+use crate::entry::{EPOCH_LIMIT, Entry};
 use crate::geometry::Geometry;
 use crate::mutation::{Mutation, mutated};
 use crate::progress::{State, encode_state};
 
-/// Pages sealed within an epoch; then the next one begins.
-const EPOCH_LIMIT: u64 = 1 << 36;
 /// Keys of epochs that are kept ready. They follow from the salts in the table.
 const READY: usize = 256;
 
@@ -112,9 +111,19 @@ impl Keys {
             drop(epoch);
             let mut epoch = self.epoch.write().unwrap_or_else(PoisonError::into_inner);
             if epoch.next.load(Ordering::Relaxed) >= EPOCH_LIMIT {
+                let salt = epoch.salt;
                 *epoch = Epoch::begin(&self.volume, self.suite, &*self.random);
+                if mutated(Mutation::SaltKept) {
+                    (epoch.salt, epoch.key) = (salt, Arc::new(self.volume.pages(self.suite, &salt)));
+                }
             }
         }
+    }
+
+    /// Leaves out nonces of this epoch, so that none below this one is used any more. Only upwards, so none is used twice.
+    pub(crate) fn skip_nonces(&self, until: u64) {
+        let epoch = self.epoch.read().unwrap_or_else(PoisonError::into_inner);
+        epoch.next.fetch_max(until, Ordering::Relaxed);
     }
 
     /// Opens a page.
@@ -237,5 +246,34 @@ mod tests {
         assert!(ours.open(2, &entry, &sealed, &mut opened).is_err());
         assert!(others.open(3, &entry, &sealed, &mut opened).is_err());
         assert_eq!(opened, [0; 4096]);
+    }
+
+    /// Threads seal around the end of an epoch at once: there is one next epoch, and it begins with its first nonce.
+    #[test]
+    fn an_epoch_ends_for_all_threads_at_once() {
+        let geometry = Geometry::new(64, 4, 1, 4096).unwrap();
+        let key = VolumeKey::from_bytes([1; 32]);
+        let keys = Keys::new(key, Suite::Aes256Gcm, [1; 16], &geometry, Arc::new(SystemRandom));
+        let first = keys.epoch.read().unwrap().salt;
+        keys.skip_nonces(EPOCH_LIMIT - 100);
+        let seal = |thread: u8| -> Vec<_> {
+            let one = |page: u8| {
+                let (plain, mut sealed, mut opened) = ([thread ^ page; 64], [0; 64], [0; 64]);
+                let entry = keys.seal(page.into(), &plain, &mut sealed);
+                assert!(keys.open(page.into(), &entry, &sealed, &mut opened).is_ok() && opened == plain);
+                (entry.salt == first, entry.salt, entry.nonce)
+            };
+            (0..100).map(one).collect()
+        };
+        let mut used: Vec<_> = std::thread::scope(|scope| {
+            let seal = &seal;
+            let threads: Vec<_> = (0..4).map(|thread| scope.spawn(move || seal(thread))).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        used.sort_unstable();
+        let second = keys.epoch.read().unwrap().salt;
+        let before = (EPOCH_LIMIT - 100..EPOCH_LIMIT).map(|nonce| (true, first, nonce));
+        let behind = (0..300).map(|nonce| (false, second, nonce));
+        assert!(used == behind.chain(before).collect::<Vec<_>>());
     }
 }

@@ -35,6 +35,7 @@ mod unlock;
 pub use create::create;
 pub use engine::Engine;
 pub use error::Error;
+pub use flush::Instruction;
 pub use geometry::Geometry;
 pub use mapping::{Access, Durability, Mapping};
 pub use medium::{Fault, Medium};

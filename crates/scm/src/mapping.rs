@@ -155,8 +155,20 @@ impl Mapping {
         let watched = Watched::new(base.as_ptr().addr(), bytes, granule(&found));
         let watched = watched.map_err(|error| Error::io("handling SIGBUS", error))?;
         let huge_page_size = (kind(&found) == HUGETLBFS).then(|| granule(&found));
-        let instruction = Instruction::of_this_processor();
+        let instruction = Instruction::of_this_processor()[0];
         Ok(Mapping { base, len, file, path: path.into(), durability, huge_page_size, instruction, watched })
+    }
+
+    /// The same mapping, whose lines are written back by another instruction than the best one.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] if this processor does not have it.
+    pub fn with_instruction(mut self, instruction: Instruction) -> Result<Mapping, Error> {
+        if !Instruction::of_this_processor().contains(&instruction) {
+            return Err(Error::Usage(format!("this processor has no instruction {instruction:?}")));
+        }
+        self.instruction = instruction;
+        Ok(self)
     }
 
     /// What makes stores durable here.

@@ -48,6 +48,7 @@ mutations! {
     RecoveryClearsFirst, "recovery-clears-first", "recovery clears the progress fields when all else is durable";
     NonceTwice, "nonce-twice", "a nonce is used once under each key";
     EpochTwice, "epoch-twice", "each opening of a region begins an epoch with a fresh salt";
+    SaltKept, "salt-kept", "an epoch whose nonces are used up is followed by one with a fresh salt";
     TagUnchecked, "tag-unchecked", "a page is the one whose tag the table holds";
     RootUnchecked, "root-unchecked", "the table and the bitmap are those that the root vouches for";
     LogUnchecked, "log-unchecked", "a log that encrypts counts only with this session's MAC";

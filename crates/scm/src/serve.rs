@@ -89,20 +89,7 @@ impl Server {
     /// # Errors
     /// [`Error::Usage`] if the region lies where userfaultfd tells of no touches, or on huge pages that are larger than its own.
     pub fn new(engine: Arc<Engine>, mapping: Arc<Mapping>, limits: Limits) -> Result<Arc<Server>, Error> {
-        if !mapping.has_minor_faults() {
-            return Err(Error::Usage(format!(
-                "{}: userfaultfd tells of first touches on tmpfs and hugetlbfs only: put the region there, or serve it by FUSE",
-                mapping.path().display()
-            )));
-        }
-        let page_size = engine.geometry().page_size();
-        if let Some(huge) = mapping.huge_page_size().filter(|huge| !page_size.is_multiple_of(*huge)) {
-            return Err(Error::Usage(format!(
-                "{}: a touch there is of a huge page of {huge} bytes, and pages of the region have {page_size}: neighbours would be exposed; \
-                 create the region with pages of 2 MiB on huge pages of that size, or put it on tmpfs",
-                mapping.path().display()
-            )));
-        }
+        Server::check_place(&mapping, engine.geometry().page_size())?;
         let pages = usize::try_from(engine.geometry().pages()).expect("64-bit, as seal demands");
         Ok(Arc::new(Server {
             engine,
@@ -119,6 +106,27 @@ impl Server {
             vacated: Condvar::new(),
             stopping: AtomicBool::new(false),
         }))
+    }
+
+    /// Whether a region that lies there, with pages of this size, can be served.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] as [`new`](Server::new).
+    pub fn check_place(mapping: &Mapping, page_size: u64) -> Result<(), Error> {
+        if !mapping.has_minor_faults() {
+            return Err(Error::Usage(format!(
+                "{}: userfaultfd tells of first touches on tmpfs and hugetlbfs only: put the region there, or serve it by FUSE",
+                mapping.path().display()
+            )));
+        }
+        if let Some(huge) = mapping.huge_page_size().filter(|huge| !page_size.is_multiple_of(*huge)) {
+            return Err(Error::Usage(format!(
+                "{}: a touch there is of a huge page of {huge} bytes, and pages of the region have {page_size}: neighbours would be exposed; \
+                 create the region with pages of 2 MiB on huge pages of that size, or put it on tmpfs",
+                mapping.path().display()
+            )));
+        }
+        Ok(())
     }
 
     /// Waits until no VMM can have pages of the region in its page tables: before it is recovered.

@@ -48,7 +48,7 @@ pub fn open_minor() -> Result<OwnedFd, Error> {
     let uffd = create().map_err(|error| match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => Error::Usage(
             "this process may not use userfaultfd: let its user open /dev/userfaultfd, or set the sysctl vm.unprivileged_userfaultfd to 1, \
-             or give it the capability CAP_SYS_PTRACE"
+             or give it the capability CAP_SYS_PTRACE; in a container or service with a seccomp profile, let that allow userfaultfd(2) as well"
                 .into(),
         ),
         Some(libc::ENOSYS) => {

@@ -71,7 +71,8 @@ fn a_server_whose_file_is_in_use_stays_until_it_is_not() {
     place.succeed("create region --size 64k --key-file key");
     let server = place.serve(SERVE);
     let file = open(&place);
-    let stopping = std::thread::spawn(move || server.stop());
+    server.ask_to_stop();
+    let stopping = std::thread::spawn(move || server.ended());
     std::thread::sleep(std::time::Duration::from_millis(300));
     file.write_all_at(&[1; PAGE], 0).unwrap();
     file.sync_all().unwrap();

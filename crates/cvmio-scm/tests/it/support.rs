@@ -4,8 +4,12 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 pub const PAGE: usize = 4096;
+
+/// Between two signals to a server that does not stop yet.
+const AGAIN: Duration = Duration::from_millis(500);
 
 pub struct Place {
     directory: tempfile::TempDir,
@@ -86,11 +90,28 @@ impl Server {
         self.child.wait().expect("a child can be waited for");
     }
 
-    /// Asks it to stop, and returns what it said at its end.
-    pub fn stop(mut self) -> String {
+    /// Asks it to stop.
+    pub fn ask_to_stop(&self) {
         let id = libc::pid_t::try_from(self.child.id()).expect("a process id");
         // SAFETY: a signal to a child of ours that was not waited for yet.
         unsafe { libc::kill(id, libc::SIGTERM) };
+    }
+
+    /// Asks it to stop, and returns what it said at its end. It asks again and again: a program that another test starts has this test's files
+    /// between its fork and its exec, and while the file of a mount is in use a server waits for the next signal.
+    pub fn stop(mut self) -> String {
+        while self.child.try_wait().expect("a child can be waited for").is_none() {
+            self.ask_to_stop();
+            let asked = Instant::now();
+            while self.child.try_wait().is_ok_and(|ended| ended.is_none()) && asked.elapsed() < AGAIN {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        self.ended()
+    }
+
+    /// Waits for its end, and returns what it said there.
+    pub fn ended(mut self) -> String {
         let text: Vec<String> = self.lines.by_ref().map_while(Result::ok).collect();
         let status = self.child.wait().expect("a child can be waited for");
         assert!(status.success(), "it ended with {status}: {text:?}");

@@ -122,11 +122,12 @@ fn attach(
     }
     client.gone.store(true, Ordering::Release);
     client.answered.notify_all();
-    let _ = client.stream.shutdown(std::net::Shutdown::Both);
     for thread in threads {
         // It has nothing to return, and a panic in it has been told.
         let _ = thread.join();
     }
+    // Behind the last fault: the client takes everything out of its page tables when it hears of this, and gives its lease back.
+    let _ = client.stream.shutdown(std::net::Shutdown::Both);
     *server.client() = None;
     server.vacated.notify_all();
     Ok(())
@@ -300,8 +301,7 @@ impl Client {
         let size = server.engine.geometry().page_size();
         let Some(address) = self.address(page, size) else { return Ok(()) };
         loop {
-            let resumed = server.engine.open_then(page, is_timed, || {
-                server.note_use(page);
+            let resumed = server.open_and_put(page, is_timed, || {
                 self.put(address..address + size, touched.unwrap_or(address), server.unit())
             })?;
             match resumed {
@@ -377,7 +377,22 @@ impl Client {
 }
 
 impl Server {
-    /// A page gets into page tables; its lock is held.
+    /// Opens a page unless it is open, and has `put` put it into page tables. The page is active behind that, and not before: who takes pages back
+    /// may choose it as soon as it is, and must not be told that it is out of the page tables while `put` is still under way.
+    pub(super) fn open_and_put<T>(
+        &self,
+        page: u64,
+        is_timed: bool,
+        put: impl FnOnce() -> T,
+    ) -> Result<T, Error> {
+        self.engine.open_then(page, is_timed, || {
+            let done = put();
+            self.note_use(page);
+            done
+        })
+    }
+
+    /// A page is in page tables; its lock is held.
     fn note_use(&self, page: u64) {
         let before = self.used(page).swap(ACTIVE, Ordering::AcqRel);
         if before == ABSENT {

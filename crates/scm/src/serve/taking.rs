@@ -132,7 +132,44 @@ impl Server {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Limits;
     use super::*;
+    use crate::{Engine, Geometry, Mapping, Medium};
+    use seal::slot::Credential;
+    use seal::{Random, SecretBytes, Suite, SystemRandom};
+
+    fn server(limits: Limits) -> Arc<Server> {
+        let geometry = Geometry::new(4096, 8, 2, 4096).unwrap();
+        let mapping = Arc::new(Mapping::memory(geometry.file_len()).unwrap());
+        let key = || Credential::KeyFile(SecretBytes::from_slice(&[5; 32]));
+        let random: Arc<dyn Random> = Arc::new(SystemRandom);
+        crate::create(&*mapping, &geometry, Suite::Aes256Gcm, key(), &random, &|_, _| {}).unwrap();
+        let medium: Arc<dyn Medium> = Arc::clone(&mapping) as Arc<dyn Medium>;
+        let (engine, _) = Engine::open(medium, &key(), random, &|_, _| {}).unwrap();
+        Server::new(Arc::new(engine), mapping, limits).unwrap()
+    }
+
+    /// The thread that shows a page may be slow, and the page be chosen and zapped meanwhile: at its first touch, or at a second one.
+    #[test]
+    fn a_page_that_is_put_into_page_tables_meanwhile_is_not_encrypted() {
+        let server = server(Limits { open_pages: 8, idle: Duration::ZERO, ..Limits::default() });
+        for touch in 0..2 {
+            let mut zapped = Vec::new();
+            let slowly = || {
+                zapped = server.choose();
+                assert!(server.zap(&zapped));
+            };
+            server.open_and_put(3, false, slowly).unwrap();
+            server.encrypt(&mut zapped);
+            assert!(server.engine.is_open(3), "touch {touch}: it was encrypted under the VMM");
+        }
+        // What was not touched since is encrypted.
+        let mut zapped = server.choose();
+        assert!(zapped == [3] && server.zap(&zapped));
+        server.encrypt(&mut zapped);
+        assert!(!server.engine.is_open(3));
+        assert_eq!(server.open.load(Ordering::Acquire), 0);
+    }
 
     #[test]
     fn work_is_paid_for_by_rest() {

@@ -199,10 +199,11 @@ fn a_page_that_was_accepted_is_vouched_for_again() {
 }
 
 /// A medium whose pages fail from some access on, as SIGBUS tells of it.
-struct Failing {
-    medium: Arc<CrashMedium>,
-    bad: std::ops::Range<u64>,
-    left: std::sync::atomic::AtomicU64,
+pub struct Failing {
+    pub medium: Arc<dyn Medium>,
+    pub bad: std::ops::Range<u64>,
+    /// Accesses until then.
+    pub left: std::sync::atomic::AtomicU64,
 }
 
 impl Failing {
@@ -265,7 +266,11 @@ fn a_medium_that_fails_stops_the_engine_and_no_other_page_is_lost() {
             let medium = Arc::new(CrashMedium::new(&whole));
             let (engine, _) = campaign.open(&medium).unwrap();
             drop(engine);
-            let failing = Failing { medium: Arc::clone(&medium), bad: bad.clone(), left: (u64::MAX).into() };
+            let failing = Failing {
+                medium: Arc::clone(&medium) as Arc<dyn Medium>,
+                bad: bad.clone(),
+                left: (u64::MAX).into(),
+            };
             let failing = Arc::new(failing);
             let dynamic: Arc<dyn Medium> = Arc::clone(&failing) as Arc<dyn Medium>;
             let (engine, _) = campaign.open_any(dynamic).unwrap();

@@ -4,13 +4,19 @@
 //! a crash each word that is not durable has its durable value or any of the later ones, each word by itself.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use fastrand::Rng;
 use scm::{Fault, Medium};
 
-/// Most images of one crash for which every combination is tried.
-const ALL_UP_TO: usize = 256;
+/// When a line that was written back is durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// Behind the next fence: `clwb` and `clflushopt`.
+    AtFence,
+    /// Before anything that is stored later: `clflush`, and msync(2).
+    AtOnce,
+}
 
 pub struct CrashMedium(Mutex<Inner>);
 
@@ -19,9 +25,22 @@ struct Inner {
     durable: Vec<u64>,
     /// Values since the word was durable, in order; and how many of them were written back.
     pending: BTreeMap<usize, (Vec<u64>, usize)>,
+    order: Order,
     operations: u64,
     /// The operation that does not happen any more.
     cut: u64,
+    /// What an earlier crash left: words that have one of several values. Which one is decided when somebody looks.
+    undecided: BTreeMap<usize, Vec<u64>>,
+    /// Which of how many values they get, in the order of the looks; behind its end, the first one.
+    decisions: Vec<(usize, usize)>,
+    decided: usize,
+}
+
+/// What a crash left.
+pub struct Crash {
+    durable: Vec<u64>,
+    /// Words of which more than one value may be there, with all of them.
+    words: BTreeMap<usize, Vec<u64>>,
 }
 
 impl CrashMedium {
@@ -30,14 +49,23 @@ impl CrashMedium {
             now: image.to_vec(),
             durable: image.to_vec(),
             pending: BTreeMap::new(),
+            order: Order::AtFence,
             operations: 0,
             cut: u64::MAX,
+            undecided: BTreeMap::new(),
+            decisions: Vec::new(),
+            decided: 0,
         }))
     }
 
     /// Crashes before the operation with this number.
     pub fn cut_at(self, operation: u64) -> CrashMedium {
         self.inner().cut = operation;
+        self
+    }
+
+    pub fn ordered(self, order: Order) -> CrashMedium {
+        self.inner().order = order;
         self
     }
 
@@ -50,49 +78,91 @@ impl CrashMedium {
         self.inner().now.clone()
     }
 
-    /// What may be there after a crash now: all possible images if they are few, else the extremes and some by chance.
-    pub fn images(&self, random: &mut Rng) -> Vec<Vec<u64>> {
+    /// Whether a crash now would leave what a reader sees.
+    pub fn is_durable(&self) -> bool {
         let inner = self.inner();
-        let words: Vec<(usize, Vec<u64>)> = inner
-            .pending
-            .iter()
-            .map(|(&word, (values, _))| (word, [&[inner.durable[word]][..], values].concat()))
-            .collect();
-        let product =
-            words.iter().try_fold(1_usize, |product, (_, values)| product.checked_mul(values.len()));
-        let image = |choose: &mut dyn FnMut(usize, usize) -> usize| {
-            let mut image = inner.durable.clone();
-            for (i, (word, values)) in words.iter().enumerate() {
-                image[*word] = values[choose(i, values.len())];
+        inner.now == inner.durable
+    }
+
+    /// What may be there after a crash now.
+    pub fn crash(&self) -> Crash {
+        let inner = self.inner();
+        let values = |(&word, (values, _)): (&usize, &(Vec<u64>, usize))| {
+            let mut all = vec![inner.durable[word]];
+            for value in values {
+                if !all.contains(value) {
+                    all.push(*value);
+                }
             }
-            image
+            (word, all)
         };
-        match product {
-            Some(product) if product <= ALL_UP_TO => (0..product)
-                .map(|mut number| {
-                    image(&mut |_, count| {
-                        let digit = number % count;
-                        number /= count;
-                        digit
-                    })
-                })
-                .collect(),
-            _ => {
-                let mut images = vec![image(&mut |_, _| 0), image(&mut |_, count| count - 1)];
-                for one in 0..words.len().min(24) {
-                    images.push(image(&mut |i, count| if i == one { count - 1 } else { 0 }));
-                    images.push(image(&mut |i, count| if i == one { 0 } else { count - 1 }));
-                }
-                for _ in 0..12 {
-                    images.push(image(&mut |_, count| random.usize(..count)));
-                }
-                images
-            }
-        }
+        let words = inner.pending.iter().map(values).filter(|(_, values)| values.len() > 1).collect();
+        Crash { durable: inner.durable.clone(), words }
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().expect("no poison")
+    }
+}
+
+impl Crash {
+    /// The values that a word may have.
+    pub fn values(&self, word: usize) -> &[u64] {
+        self.words.get(&word).map_or(std::slice::from_ref(&self.durable[word]), Vec::as_slice)
+    }
+
+    /// How many images it may have left.
+    pub fn images(&self) -> f64 {
+        self.words.values().map(|values| f64::from(u32::try_from(values.len()).expect("few"))).product()
+    }
+
+    /// One of the images, by chance. The extremes and those that differ from them in one word come more often than each of the others.
+    pub fn image(&self, random: &mut Rng) -> Vec<u64> {
+        let mut image = self.durable.clone();
+        let way = random.u8(..5);
+        let one = random.usize(..self.words.len().max(1));
+        for (i, (word, values)) in self.words.iter().enumerate() {
+            image[*word] = match way {
+                0 if i == one => values[values.len() - 1],
+                0 => values[0],
+                1 if i == one => values[0],
+                1 => values[values.len() - 1],
+                _ => values[random.usize(..values.len())],
+            };
+        }
+        image
+    }
+
+    /// Calls `look` with every image that it may have left, as far as `look` can tell them apart: a word gets its values one after the other,
+    /// and only if it is looked at. `look` does the same for the same content. Returns how many there were.
+    pub fn each(&self, mut look: impl FnMut(&Arc<CrashMedium>) -> Result<(), String>) -> Result<u64, String> {
+        let mut decisions = Vec::new();
+        for count in 1.. {
+            let medium = CrashMedium::new(&self.durable);
+            medium.inner().undecided = self.words.clone();
+            medium.inner().decisions = decisions;
+            let medium = Arc::new(medium);
+            look(&medium)?;
+            let mut inner = medium.inner();
+            assert_eq!(
+                inner.decided,
+                inner.decisions.len(),
+                "the same content was looked at in another order"
+            );
+            decisions = std::mem::take(&mut inner.decisions);
+            // The next one, as an odometer counts.
+            loop {
+                match decisions.pop() {
+                    Some((chosen, values)) if chosen + 1 < values => {
+                        decisions.push((chosen + 1, values));
+                        break;
+                    }
+                    Some(_) => {}
+                    None => return Ok(count),
+                }
+            }
+        }
+        unreachable!("it ends before the numbers do")
     }
 }
 
@@ -105,13 +175,39 @@ impl Inner {
         Ok(())
     }
 
+    fn load(&mut self, word: usize) -> u64 {
+        if let Some(values) = self.undecided.remove(&word) {
+            if self.decided == self.decisions.len() {
+                self.decisions.push((0, values.len()));
+            }
+            let (chosen, _) = self.decisions[self.decided];
+            self.decided += 1;
+            (self.now[word], self.durable[word]) = (values[chosen], values[chosen]);
+        }
+        self.now[word]
+    }
+
     fn store(&mut self, word: usize, value: u64) -> Result<(), Fault> {
         self.operation()?;
+        // Nobody has looked at what was there.
+        self.undecided.remove(&word);
         self.now[word] = value;
         if self.durable[word] != value || self.pending.contains_key(&word) {
             self.pending.entry(word).or_default().0.push(value);
         }
         Ok(())
+    }
+
+    /// Makes durable what was written back.
+    fn settle(&mut self) {
+        let Inner { pending, durable, .. } = self;
+        pending.retain(|word, (values, written)| {
+            if let Some(last) = values.drain(..*written).next_back() {
+                durable[*word] = last;
+            }
+            *written = 0;
+            !values.is_empty()
+        });
     }
 }
 
@@ -126,11 +222,11 @@ impl Medium for CrashMedium {
     }
 
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), Fault> {
-        let inner = self.inner();
+        let mut inner = self.inner();
         let (words, rest) = out.as_chunks_mut::<8>();
         assert!(rest.is_empty(), "whole words");
         for (i, word) in words.iter_mut().enumerate() {
-            *word = inner.now[index(at) + i].to_le_bytes();
+            *word = inner.load(index(at) + i).to_le_bytes();
         }
         Ok(())
     }
@@ -146,7 +242,7 @@ impl Medium for CrashMedium {
     }
 
     fn load(&self, at: u64) -> Result<u64, Fault> {
-        Ok(self.inner().now[index(at)])
+        Ok(self.inner().load(index(at)))
     }
 
     fn store(&self, at: u64, word: u64) -> Result<(), Fault> {
@@ -160,20 +256,16 @@ impl Medium for CrashMedium {
         for (_, (values, written)) in inner.pending.range_mut(index(lines.start)..index(lines.end)) {
             *written = values.len();
         }
+        if inner.order == Order::AtOnce {
+            inner.settle();
+        }
         Ok(())
     }
 
     fn fence(&self) -> Result<(), Fault> {
         let mut inner = self.inner();
         inner.operation()?;
-        let Inner { pending, durable, .. } = &mut *inner;
-        pending.retain(|word, (values, written)| {
-            if let Some(last) = values.drain(..*written).next_back() {
-                durable[*word] = last;
-            }
-            *written = 0;
-            !values.is_empty()
-        });
+        inner.settle();
         Ok(())
     }
 }

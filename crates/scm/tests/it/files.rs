@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use scm::{Access, Engine, Error, Fault, Geometry, Mapping, Medium};
+use scm::{Access, Durability, Engine, Error, Fault, Geometry, Mapping, Medium};
 use seal::{Random, Suite, SystemRandom};
 
 use crate::campaign::credential;
@@ -96,6 +96,64 @@ fn a_file_cut_short_under_the_mapping_stops_the_engine_and_nothing_else() {
     let (engine, _mapping) = open(&path).unwrap();
     engine.read(3, 0, &mut page).unwrap();
     assert_eq!(page, [7; 4096]);
+}
+
+/// MAP_SYNC is refused everywhere here. Memory needs no more than cache lines; anything else needs msync(2), and what that answers counts.
+#[test]
+fn where_a_mapping_is_not_synchronous_durability_is_that_of_the_file_system() {
+    for directory in directories() {
+        let path = region(directory.path(), 4096, 8);
+        let is_memory = rustix::fs::statfs(directory.path()).unwrap().f_type == 0x0102_1994;
+        let (engine, mapping) = open(&path).unwrap();
+        let expected = if is_memory { Durability::CacheLines } else { Durability::Msync };
+        assert_eq!(mapping.durability(), expected, "{}", path.display());
+        engine.write(2, 0, &[2; 4096]).unwrap();
+        // The system cannot write back any more.
+        let failed = std::thread::scope(|scope| {
+            let writing = || {
+                forbid_msync();
+                engine.write(2, 0, &[3; 4096])
+            };
+            scope.spawn(writing).join().unwrap()
+        });
+        let mut page = [0; 4096];
+        if is_memory {
+            failed.unwrap();
+            engine.read(2, 0, &mut page).unwrap();
+            assert_eq!(page, [3; 4096]);
+            continue;
+        }
+        let error = failed.unwrap_err();
+        assert!(matches!(error, Error::Medium(Fault::Sync(_))), "{error}");
+        assert!(error.to_string().contains("cannot be written back"), "{error}");
+        assert!(matches!(engine.write(2, 0, &[4; 4096]), Err(Error::Stopped)));
+        assert!(engine.status().stopped);
+        drop((engine, mapping));
+        let (engine, _mapping) = open(&path).unwrap();
+        engine.read(2, 0, &mut page).unwrap();
+        assert!(page == [2; 4096] || page == [3; 4096], "the page is torn");
+        assert_eq!(engine.status().corrupt, 0);
+    }
+}
+
+/// msync(2) fails on this thread from now on, as on a disk that fails.
+fn forbid_msync() {
+    let statement = |code: u32, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt: 0, jf, k };
+    let msync = u32::try_from(libc::SYS_msync).unwrap();
+    let failure = libc::SECCOMP_RET_ERRNO | libc::EIO.cast_unsigned();
+    let mut filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, msync),
+        statement(libc::BPF_RET | libc::BPF_K, 0, failure),
+        statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
+    // SAFETY: both calls concern this thread only; the program and its statements outlive the calls, which copy them.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let set = libc::SECCOMP_SET_MODE_FILTER;
+        assert_eq!(libc::syscall(libc::SYS_seccomp, set, 0, &raw const program), 0);
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use scm::mutation::{Mutation, break_rule};
 
-use crate::{attacks, crash};
+use crate::{attacks, crash, epochs};
 
 /// Seeds of `many_pages` until a mutant has got away.
 const SEEDS: u64 = 400;
@@ -15,7 +15,8 @@ fn noticed(mutation: Mutation) -> Option<String> {
     let quick = || {
         attacks::all()?;
         attacks::forged_log()?;
-        attacks::two_futures()
+        attacks::two_futures()?;
+        epochs::two_futures()
     };
     // The seeds first: they are quicker than every cut of one page's life.
     quick()

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +15,9 @@ use scm::serve::{Limits, Server};
 use scm::{Access, Engine, Error, Geometry, Mapping, Medium};
 use seal::{Random, Suite, SystemRandom};
 
+use crate::attacks::Failing;
 use crate::campaign::credential;
+use crate::forbidden::{BOTH, Forbidden};
 
 const SIZE: usize = 4096;
 
@@ -54,9 +56,14 @@ impl Place {
     }
 
     pub fn serve_within(&self, limits: Limits) -> Running {
+        self.serve_from(limits, |mapping| mapping)
+    }
+
+    /// The same, with an engine that has another medium in front of the mapping.
+    fn serve_from(&self, limits: Limits, front: impl FnOnce(Arc<dyn Medium>) -> Arc<dyn Medium>) -> Running {
         let mapping = Arc::new(Mapping::open(&self.region(), Access::Exclusive).unwrap());
         Server::wait_for_vmm(&mapping, Duration::from_secs(5)).unwrap();
-        let medium: Arc<dyn Medium> = Arc::clone(&mapping) as Arc<dyn Medium>;
+        let medium = front(Arc::clone(&mapping) as Arc<dyn Medium>);
         let (engine, _) = Engine::open(medium, &credential(), Arc::new(SystemRandom), &|_, _| {}).unwrap();
         let server = Server::new(Arc::new(engine), mapping, limits).unwrap();
         let _ = std::fs::remove_file(self.socket());
@@ -93,14 +100,19 @@ impl Running {
     }
 
     pub fn stop(self) {
+        self.end().unwrap();
+    }
+
+    fn end(self) -> Result<(), Error> {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap().unwrap();
+        let ended = self.thread.join().unwrap();
         // Threads of clients have the region locked until they end.
         let begun = Instant::now();
         while Arc::strong_count(&self.server) > 1 {
             assert!(begun.elapsed() < Duration::from_secs(20), "a thread of a client goes on");
             std::thread::sleep(Duration::from_millis(1));
         }
+        ended
     }
 
     pub fn wait_until_closed(&self) {
@@ -340,6 +352,58 @@ fn a_vmm_waits_for_the_next_server_and_goes_on() {
     toucher.stop();
 }
 
+/// A server dies between the first touch that it serves and its answer to the VMM: what it showed must be out of the page tables before the
+/// next server recovers and encrypts, or the VMM would write into ciphertext.
+#[test]
+fn a_server_that_dies_before_it_answers_leaves_nothing_in_page_tables() {
+    let place = Place::new(shm(), 4096, 16);
+    let running = place.serve(16, Duration::from_secs(600));
+    let vmm = place.map(SIZE);
+    vmm.store(3 * SIZE, 33);
+    running.stop();
+    std::fs::remove_file(place.socket()).unwrap();
+    let dying = UnixListener::bind(place.socket()).unwrap();
+    std::thread::scope(|scope| {
+        let touching = scope.spawn(|| vmm.load(3 * SIZE));
+        let (stream, _) = dying.accept().unwrap();
+        let uffd = receive(&stream);
+        drop(dying);
+        let mut events = Vec::new();
+        while events.is_empty() {
+            scm::uffd::read(uffd.as_fd(), &mut events).unwrap();
+        }
+        assert_eq!(events[0], scm::uffd::Event::Fault((vmm.base.addr() + 3 * SIZE) as u64));
+        scm::uffd::resume(uffd.as_fd(), (vmm.base.addr() + 3 * SIZE) as u64, SIZE as u64).unwrap();
+        touching.join().unwrap();
+        assert!(vmm.is_present(3));
+        drop(stream);
+    });
+    // With the lease given back.
+    let mapping = Mapping::open(&place.region(), Access::Exclusive).unwrap();
+    Server::wait_for_vmm(&mapping, Duration::from_secs(5)).unwrap();
+    assert!(!vmm.is_present(3), "the VMM sees a page that nobody serves");
+    drop(mapping);
+    let running = place.serve(16, Duration::from_secs(600));
+    assert_eq!(vmm.load(3 * SIZE), 33);
+    drop(vmm);
+    running.stop();
+}
+
+/// The descriptor that comes with a client's first message.
+fn receive(stream: &UnixStream) -> OwnedFd {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [0; 256];
+    let mut data = [std::io::IoSliceMut::new(&mut bytes)];
+    rustix::net::recvmsg(stream, &mut data, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap();
+    let descriptor = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    });
+    descriptor.unwrap()
+}
+
 fn unsafe_attach(place: &Place) -> Result<Attached, Error> {
     let file = File::options().read(true).write(true).open(place.region()).unwrap();
     let len = place.pages * SIZE;
@@ -391,6 +455,95 @@ fn a_region_where_touches_are_not_told_of_is_refused() {
     let limits = Limits::default();
     let error = Server::new(Arc::new(engine), mapping, limits).unwrap_err();
     assert!(error.to_string().contains("tmpfs and hugetlbfs only"), "{error}");
+}
+
+/// Whatever the machine allows: the thread's own filter denies it. One of the two ways is enough where it is there.
+#[test]
+fn where_userfaultfd_is_forbidden_the_error_says_what_to_change_and_nothing_is_lost() {
+    let place = Place::new(shm(), 4096, 16);
+    let running = place.serve(16, Duration::from_secs(600));
+    let region = std::fs::read(place.region()).unwrap();
+    let open_under = |forbidden: Forbidden| {
+        let open = move || forbidden.filter()().map(|()| scm::uffd::open_minor()).unwrap();
+        std::thread::spawn(open).join().unwrap()
+    };
+    let is_told = |error: &Error| {
+        let text = error.to_string();
+        let remedies =
+            ["/dev/userfaultfd", "sysctl vm.unprivileged_userfaultfd", "CAP_SYS_PTRACE", "seccomp profile"];
+        assert!(matches!(error, Error::Usage(_)) && remedies.iter().all(|it| text.contains(it)), "{text}");
+    };
+    is_told(&open_under(BOTH).unwrap_err());
+    // Root may do both; the device is there with CONFIG_USERFAULTFD, since Linux 6.1.
+    let by_system_call = open_under(Forbidden { system_call: false, device: true });
+    assert!(by_system_call.is_ok(), "{by_system_call:?}");
+    let by_device = open_under(Forbidden { system_call: true, device: false });
+    if File::options().read(true).write(true).open("/dev/userfaultfd").is_ok() {
+        assert!(by_device.is_ok(), "{by_device:?}");
+    } else {
+        is_told(&by_device.unwrap_err());
+    }
+    // A VMM without the right, and behind it one that has it.
+    std::thread::scope(|scope| {
+        let attaching = scope.spawn(|| BOTH.filter()().map(|()| unsafe_attach(&place)).unwrap());
+        is_told(&attaching.join().unwrap().unwrap_err());
+    });
+    assert!(std::fs::read(place.region()).unwrap() == region, "the region was changed");
+    assert_eq!(running.open(), 0);
+    let vmm = place.map(SIZE);
+    vmm.store(3 * SIZE, 3);
+    assert_eq!((vmm.load(3 * SIZE), vmm.load(4 * SIZE)), (3, 0));
+    drop(vmm);
+    running.stop();
+}
+
+/// What the kernel says when it reads a word of the VMM's memory: a memory error is no signal then.
+fn copied_by_the_kernel(vmm: &Vmm, at: usize) -> std::io::Result<()> {
+    let (_reader, writer) = std::io::pipe().unwrap();
+    // SAFETY: in the mapping; the kernel reads from there, or fails.
+    if unsafe { libc::write(writer.as_raw_fd(), vmm.word(at).cast(), 8) } == 8 {
+        return Ok(());
+    }
+    Err(std::io::Error::last_os_error())
+}
+
+/// A page of the data fails at its first access, or behind some: while it is read, transformed or written back.
+#[test]
+fn a_medium_that_fails_a_page_under_a_vmm_ends_the_service_and_loses_no_page() {
+    for left in [0, 1, 2] {
+        let place = Place::new(shm(), 4096, 16);
+        let limits = Limits { open_pages: 16, idle: Duration::from_secs(600), ..Limits::default() };
+        let running = place.serve_within(limits);
+        (0..16).for_each(|page| running.server.engine().write(page, 0, &[7; SIZE]).unwrap());
+        running.stop();
+        let bad = 5 * SIZE as u64..6 * SIZE as u64;
+        let failing = |medium| Arc::new(Failing { medium, bad, left: left.into() }) as Arc<dyn Medium>;
+        let running = place.serve_from(limits, failing);
+        let vmm = place.map(SIZE);
+        vmm.store(4 * SIZE, 44);
+        let error = copied_by_the_kernel(&vmm, 5 * SIZE).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "access {left}: {error}");
+        assert!(running.server.engine().status().stopped);
+        // No other page is opened any more, and those that are open stay usable.
+        assert!(copied_by_the_kernel(&vmm, 6 * SIZE).is_err());
+        assert_eq!((vmm.load(4 * SIZE), running.open()), (44, 1));
+        drop(vmm);
+        let ended = running.end().unwrap_err();
+        assert!(matches!(ended, Error::Stopped), "{ended}");
+        // The medium is mended, with what it had.
+        let running = place.serve_within(limits);
+        let engine = running.server.engine();
+        for page in 0..16 {
+            let (mut found, mut expected) = ([0; SIZE], [7; SIZE]);
+            if page == 4 {
+                expected[..8].copy_from_slice(&44_u64.to_le_bytes());
+            }
+            engine.read(page, 0, &mut found).unwrap();
+            assert!(found == expected, "access {left}: page {page} is lost");
+            assert_eq!(engine.is_unverified(page), page == 4);
+        }
+        running.stop();
+    }
 }
 
 /// Firecracker's protocol: anonymous memory, missing pages.
