@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::Guests;
 use super::settings::{Completion, Disk, Kind, Vm};
+use super::{Contents, Guests};
 use crate::error::{Context, Error, Result};
 use crate::program::{find, package};
 
@@ -41,6 +41,15 @@ pub const TRACE: &str = "trace";
 pub const IMAGE: &str = "initramfs";
 /// The disk that is measured.
 pub const DISK: &str = "disk";
+
+/// A disk beside the one that is measured: virtio-blk.
+#[derive(Debug, Clone)]
+pub struct More {
+    /// The file.
+    pub path: PathBuf,
+    /// Whether several guests share it, and its serial number says what it is.
+    pub read_only: bool,
+}
 
 /// Slots of 2 KiB of the bounce buffer: 256 MiB, more than any job has under way.
 const BOUNCE: &str = "swiotlb=131072,force";
@@ -105,7 +114,7 @@ fn words(vm: &Vm, accel: Accel) -> String {
 ///
 /// # Errors
 /// When QEMU is not installed.
-pub fn command(vm: &Vm, guests: &Guests, kernel: &Path, place: &Path, more: &[PathBuf]) -> Result<Command> {
+pub fn command(vm: &Vm, guests: &Guests, kernel: &Path, place: &Path, more: &[More]) -> Result<Command> {
     let qemu = find(&guests.qemu).ok_or_else(|| {
         Error::usage(format!(
             "{} is not installed; it is in Debian's package {}",
@@ -149,11 +158,15 @@ pub fn command(vm: &Vm, guests: &Guests, kernel: &Path, place: &Path, more: &[Pa
     command.args(["-device", "virtserialport,chardev=agent,name=agent"]);
     command.args(["-qmp", &format!("unix:{QMP},server=on,wait=off")]);
     disk(vm, guests, &mut command);
-    for (number, path) in more.iter().enumerate() {
+    for (number, More { path, read_only }) in more.iter().enumerate() {
         let path = path.display().to_string().replace(',', ",,");
-        let drive = format!("if=none,id=more{number},format=raw,cache=none,file={path}");
-        command.args(["-drive", &drive]);
-        command.args(["-device", &virtio(&format!("virtio-blk-pci,drive=more{number}"), vm)]);
+        let (how, serial) = match read_only {
+            true => ("cache=writeback,readonly=on", Contents::SERIAL),
+            false => ("cache=none", "more"),
+        };
+        command.args(["-drive", &format!("if=none,id=more{number},format=raw,{how},file={path}")]);
+        let device = format!("virtio-blk-pci,drive=more{number},serial={serial}");
+        command.args(["-device", &virtio(&device, vm)]);
     }
     if guests.traced {
         command.args(["-msg", "timestamp=on", "-D", TRACE]);
