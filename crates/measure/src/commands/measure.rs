@@ -192,7 +192,6 @@ pub fn scm(args: &crate::scm::ScmArgs, order: Order) -> Result<()> {
     let args = crate::scm::ScmArgs { out: Some(out.clone()), ..args.clone() };
     let run = crate::scm::run(&args, order.words, &order.cvmio)?;
     show::print(&show::summary(&run));
-    show::print(&run.notes.join("\n"));
     tell_end(&run, &out)
 }
 
