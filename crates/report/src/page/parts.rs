@@ -210,10 +210,16 @@ fn noise(run: &Run) -> Option<String> {
     // What is called noise is what the interval holds, which is wide with few turns.
     let possible = ratios.iter().map(compare::floor).filter(|floor| floor.is_finite()).reduce(f64::max);
     Some(match possible {
-        Some(possible) => format!(
-            "{seen}, or with its 95 % interval by up to {}; a difference that is no larger than this interval's at the same case is called noise.",
-            percent(possible.exp() - 1.0)
-        ),
+        Some(possible) => {
+            let size = match possible.exp() {
+                // Few turns, or very unlike ones.
+                times if times > 10.0 => "more than a factor of 10".into(),
+                times => format!("up to {}", percent(times - 1.0)),
+            };
+            format!(
+                "{seen}, or with its 95 % interval by {size}; a difference that is no larger than this interval's at the same case is called noise."
+            )
+        }
         None => format!("{seen}; there are too few turns for its interval."),
     })
 }
