@@ -125,7 +125,7 @@ fn applications_run_on_the_disk_of_a_machine() {
     let run = runner.result();
     assert_eq!((run.state, run.failures.as_slice()), (State::Complete, &[][..]));
     let rocksdb = !run.notes.iter().any(|note| note.starts_with("Rocksdb"));
-    assert_eq!(run.cases.len(), if rocksdb { 17 - 2 } else { 11 - 2 });
+    assert_eq!(run.cases.len(), if rocksdb { 17 } else { 11 });
     for case in &run.cases {
         assert_eq!(run.values("vm protect=cvmio", &case.name).len(), 1, "{}", case.name);
     }

@@ -258,6 +258,27 @@ mod tests {
     }
 
     #[test]
+    fn further_disks_are_attached_in_order_and_data_only_to_be_read() {
+        let more = ["/x/volume", "/x/a,b"].map(PathBuf::from);
+        let more: Vec<More> = more
+            .iter()
+            .zip([false, true])
+            .map(|(path, read_only)| More { path: path.clone(), read_only })
+            .collect();
+        let vm = Vm { bounce: true, ..Vm::default() };
+        let (kernel, place) = (Path::new("/boot/vmlinuz"), Path::new("/"));
+        let line = shown(&command(&vm, &guests(Accel::Tcg), kernel, place, &more).unwrap());
+        for word in [
+            "id=more0,format=raw,cache=none,file=/x/volume",
+            "id=more1,format=raw,cache=writeback,readonly=on,file=/x/a,,b",
+            "drive=more1,serial=data,iommu_platform=on",
+        ] {
+            assert!(line.contains(word), "{word}: {line}");
+        }
+        assert!(line.find("drive=disk").unwrap() < line.find("drive=more0").unwrap(), "{line}");
+    }
+
+    #[test]
     fn confidential_guests_have_their_objects() {
         let mut guests = guests(Accel::Kvm);
         let firmware = tempfile::NamedTempFile::with_suffix("-OVMF.fd").unwrap();
