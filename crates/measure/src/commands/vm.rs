@@ -10,9 +10,9 @@ use crate::target::{Settings, Spec, Vm, vm as machines};
 
 /// fio or applications inside virtual machines that are booted for it, in turns
 ///
-/// Each vm target is a machine of its own: QEMU boots a kernel (--guest-kernel) with an initramfs that is made of this machine's own busybox and
-/// fio or applications and, where they take part, cryptsetup and cvmio. Machines whose turn it is not are stopped. Without targets, the papers' matrix is
-/// measured: one setting of the plain machine is changed at a time. Other targets may take part, too.
+/// Each vm target is a machine of its own: QEMU boots a kernel (--guest-kernel) with an initramfs that is made of this machine's own busybox
+/// and fio or applications and, where they take part, cryptsetup and cvmio. Machines whose turn it is not are stopped. Without targets, the
+/// papers' matrix is measured: one setting of the plain machine is changed at a time. Other targets may take part, too.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "\
 Example: what forcing the bounce buffer costs, at each kind of disk
