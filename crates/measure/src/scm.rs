@@ -121,13 +121,14 @@ impl Session<'_> {
         let targets = self.run.targets.clone();
         let turns = loads.len() * targets.len() * self.args.turns as usize;
         let mut progress = Progress::new(turns as u64);
+        progress.begin();
         let mut stages: BTreeMap<String, Stage<'_>> = BTreeMap::new();
         for load in loads {
             for turn in 0..self.args.turns {
                 for target in &targets {
                     interrupt.check()?;
                     progress.at(&load.name());
-                    progress.done(1);
+                    progress.done();
                     let own = target.control_of.as_ref().unwrap_or(&target.name).clone();
                     if !load.is_for(&own) || self.has_failed(&own, load) {
                         continue;

@@ -189,6 +189,7 @@ impl<'a> Session<'a> {
             why.dedup();
             return Err(Error::usage(format!("no target can be measured: {}", why.join("; "))));
         }
+        self.progress.begin();
         let mut aged = false;
         for (index, case) in self.work.cases().iter().enumerate() {
             if case.aged && !aged {
@@ -280,8 +281,10 @@ impl<'a> Session<'a> {
                 let open = fits && !failed[entrant] && !self.entrants[entrant].out;
                 if open && !self.run.has(&name, &case.name, turn) {
                     failed[entrant] = !self.turn(index, case, turn, entrant, &name)?;
+                    self.progress.done();
+                } else {
+                    self.progress.skip();
                 }
-                self.progress.done(1);
             }
         }
         Ok(())
