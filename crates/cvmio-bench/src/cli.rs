@@ -74,6 +74,55 @@ mod tests {
         words.filter(|word| word.starts_with("--") && word.len() > 2).map(String::from).collect()
     }
 
+    /// The words behind each `cvmio` of a document's commands on measuring. Those of `rq` end in options of `fio`, and become two.
+    fn commands_in(text: &str) -> Vec<Vec<String>> {
+        let mut commands = Vec::new();
+        for (at, _) in text.match_indices("cvmio bench ") {
+            let line = text
+                .get(at..)
+                .and_then(|rest| rest.split(['`', '\n', '|', '<', '#']).next())
+                .unwrap_or_default();
+            let line = line.trim_end_matches(['.', ',', ';', ')', ' ']);
+            let words: Vec<String> = line.split_whitespace().map(String::from).collect();
+            // A sentence about a command is none.
+            if words.get(2).is_none_or(|word| {
+                !Cli::command().get_subcommands().any(|bench| bench.find_subcommand(word).is_some())
+            }) {
+                continue;
+            }
+            let (own, options) = match words.iter().position(|word| word == "--") {
+                Some(at) => (words[..at].to_vec(), Some(words[at + 1..].to_vec())),
+                None => (words, None),
+            };
+            commands.push(own);
+            let fio = ["cvmio", "bench", "fio"].map(String::from);
+            commands.extend(options.map(|options| fio.into_iter().chain(options).collect()));
+        }
+        commands
+    }
+
+    #[test]
+    fn commands_in_documents_are_those_of_today() {
+        let docs = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs"));
+        let mut files = vec![docs.join("measuring.md"), docs.join("performance.md")];
+        let results = std::fs::read_dir(docs.join("results")).unwrap();
+        files.extend(results.map(|entry| entry.unwrap().path()));
+        let mut count = 0;
+        for file in files {
+            for words in commands_in(&std::fs::read_to_string(&file).unwrap()) {
+                let line = words.join(" ");
+                // Some stand for all of their kind and leave out what must be there.
+                let known = match Cli::command().try_get_matches_from(&words) {
+                    Ok(_) => true,
+                    Err(error) => error.kind() == clap::error::ErrorKind::MissingRequiredArgument,
+                };
+                assert!(known, "{}: {line}", file.display());
+                count += 1;
+            }
+        }
+        assert!(count > 40, "{count} commands were found");
+    }
+
     #[test]
     fn who_asked_for_json_is_answered_so() {
         let words = ["cvmio-bench", "bench", "upkeep", "--json"].map(Into::into);

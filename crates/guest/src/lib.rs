@@ -70,6 +70,14 @@ impl Bed {
         program::scm(&target())
     }
 
+    /// Puts `cvmio-bench` beside [`cvmio`](Self::cvmio).
+    ///
+    /// # Panics
+    /// When it does not build.
+    pub fn add_bench(&self) {
+        program::bench(&target(), self.cvmio.parent().unwrap_or(Path::new("/")));
+    }
+
     /// Writes a disk to an NBD server, such as `cvmio` is.
     ///
     /// # Panics

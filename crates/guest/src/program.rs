@@ -24,6 +24,13 @@ pub(crate) fn scm(target: &Path) -> (PathBuf, PathBuf) {
     (target.join("debug/cvmio-scm"), target.join("debug/libcvmio_scm.so"))
 }
 
+/// Builds `cvmio-bench`, to be run on this machine and with its libraries in a guest, and puts it into `directory`.
+pub(crate) fn bench(target: &Path, directory: &Path) {
+    let what = ["build", "--quiet", "--locked", "-p", "cvmio-bench", "--target-dir"];
+    output(cargo().args(what).arg(target));
+    strip(&target.join("debug/cvmio-bench"), &directory.join("cvmio-bench"));
+}
+
 /// Builds the integration test `name` of the workspace, and puts it into `directory`. Returns it with the libraries of this machine that it
 /// needs, each as (path in a guest, file).
 ///

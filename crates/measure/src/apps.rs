@@ -2,7 +2,8 @@
 
 mod archive;
 mod compile;
-mod memory;
+mod guest;
+pub mod memory;
 mod postgres;
 mod redis;
 mod rocksdb;
@@ -16,12 +17,13 @@ use std::time::{Duration, Instant};
 
 use report::run::{Case, Metric};
 use rustix::fs::{Advice, fadvise, syncfs};
+use tempfile::TempDir;
 
 use crate::error::{Context, Error, Result};
 use crate::interrupt::Interrupt;
-use crate::program::{find, package};
+use crate::program::{find, of_ours, output, package};
 use crate::session::{Measured, Prepared, Work};
-use crate::target::Need;
+use crate::target::{Contents, Need, Spec};
 
 /// Applications that can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -131,22 +133,56 @@ impl App {
     }
 }
 
+/// Where applications are run.
+#[derive(Debug, Clone, Copy)]
+pub struct Sites<'a> {
+    /// Whether on this machine.
+    pub here: bool,
+    /// Whether in guests.
+    pub guests: bool,
+    /// Where files are made for guests.
+    pub directory: &'a Path,
+    /// The command line program, beside which our other programs are.
+    pub cvmio: &'a Path,
+}
+
+/// Something to do, as a run has it.
+struct Planned {
+    app: App,
+    case: Case,
+    task: Task,
+}
+
 /// Applications as the work of a run.
 pub struct Apps {
-    tasks: Vec<(Case, Task)>,
+    tasks: Vec<Planned>,
     sizes: Sizes,
     rocksdb: Option<rocksdb::Program>,
+    contents: Contents,
+    /// The tree as one file, if guests read it.
+    data: Option<TempDir>,
 }
 
 impl Apps {
     /// Plans applications; also what is left out, because a program or a project is missing.
     ///
     /// # Errors
-    /// When what must be compiled is not.
-    pub fn new(apps: &[App], sizes: Sizes, interrupt: &Interrupt) -> Result<(Self, Vec<String>)> {
+    /// When what must be compiled is not, or the tree cannot be packed for guests.
+    pub fn new(
+        apps: &[App],
+        sizes: Sizes,
+        sites: Sites<'_>,
+        interrupt: &Interrupt,
+    ) -> Result<(Self, Vec<String>)> {
         let mut program = None;
         let (mut tasks, mut missing) = (Vec::new(), Vec::new());
         for app in apps {
+            if let Some(why) = sites.guests.then(|| guest::impossible(*app)).flatten() {
+                missing.push(format!("{app:?}: not in guests, because {why}"));
+                if !sites.here {
+                    continue;
+                }
+            }
             if let Some(program) = app.programs().iter().find(|program| find(program).is_none()) {
                 missing.push(format!(
                     "{app:?}: {program} is not installed; it is in Debian's package {}",
@@ -167,10 +203,45 @@ impl Apps {
             }
             tasks.extend(app.tasks().iter().map(|(name, metric, task)| {
                 let command = describe(*task, &sizes);
-                (Case { name: (*name).into(), metric: *metric, aged: false, command }, *task)
+                let case = Case { name: (*name).into(), metric: *metric, aged: false, command };
+                Planned { app: *app, case, task: *task }
             }));
         }
-        Ok((Self { tasks, sizes, rocksdb: program }, missing))
+        let mut apps = Self { tasks, sizes, rocksdb: program, contents: Contents::default(), data: None };
+        if sites.guests {
+            apps.for_guests(sites, interrupt)?;
+        }
+        Ok((apps, missing))
+    }
+
+    /// Finds what guests need, and packs the tree for them.
+    fn for_guests(&mut self, sites: Sites<'_>, interrupt: &Interrupt) -> Result<()> {
+        let mut names: Vec<&str> = vec!["date"];
+        let used = |app: App| self.tasks.iter().any(|planned| planned.app == app);
+        for planned in &self.tasks {
+            names.extend(guest::programs(planned.app));
+        }
+        names.sort_unstable();
+        names.dedup();
+        let mut contents = Contents::programs(&names);
+        let compiled = self.rocksdb.as_ref().map(|program| (rocksdb::NAME.to_string(), program.path()));
+        contents.own.extend(compiled);
+        if used(App::Memory) {
+            let program = of_ours(memory::PROGRAM, sites.cvmio);
+            contents.own.push((memory::PROGRAM.into(), program));
+        }
+        if used(App::Tar) || used(App::Lz4) {
+            let place = TempDir::with_prefix_in("cvmio-bench-tree-", sites.directory)
+                .doing(sites.directory.display())?;
+            let packed = place.path().canonicalize().doing(place.path().display())?.join("tree.tar");
+            let mut tar = command("tar");
+            tar.arg("-cf").arg(&packed).arg("-C").arg(&self.sizes.tree).arg(".");
+            output(&mut tar, interrupt)?;
+            contents.data = Some(packed);
+            self.data = Some(place);
+        }
+        self.contents = contents;
+        Ok(())
     }
 
     /// Whether nothing is left to do.
@@ -208,6 +279,9 @@ fn describe(task: Task, sizes: &Sizes) -> String {
         Task::Compile => {
             let project = sizes.project.as_deref().unwrap_or(Path::new("-"));
             format!("make -j in a copy of {} on TARGET", project.display())
+        }
+        Task::Memory(memory::What::Latency) => {
+            format!("reads at random places of {} MiB", memory::latency_bytes(sizes.memory) >> 20)
         }
         Task::Memory(what) => format!("{what:?} of {} MiB", sizes.memory >> 20),
     }
@@ -277,8 +351,17 @@ impl Work for Apps {
         Need::Files
     }
 
+    fn contents(&self) -> Contents {
+        self.contents.clone()
+    }
+
     fn cases(&self) -> Vec<Case> {
-        self.tasks.iter().map(|(case, _)| case.clone()).collect()
+        self.tasks.iter().map(|planned| planned.case.clone()).collect()
+    }
+
+    fn fits(&self, case: usize, target: &Spec) -> bool {
+        let app = self.tasks.get(case).map(|planned| planned.app);
+        !guest::is(target) || app.is_some_and(|app| guest::impossible(app).is_none())
     }
 
     fn seconds(&self) -> f64 {
@@ -286,7 +369,7 @@ impl Work for Apps {
     }
 
     fn prepare(&self, target: &mut Prepared<'_>) -> Result<()> {
-        target.ready.directory(target.ground).map(drop)
+        target.ready.directory(target.environment).map(drop)
     }
 
     fn age(&self, _target: &mut Prepared<'_>) -> Result<()> {
@@ -294,10 +377,15 @@ impl Work for Apps {
     }
 
     fn turn(&self, case: usize, target: &mut Prepared<'_>) -> Result<Measured> {
-        let (_, task) = self.tasks.get(case).ok_or_else(|| Error::io("there is no such case"))?;
-        let root = target.ready.directory(target.ground)?;
+        let planned = self.tasks.get(case).ok_or_else(|| Error::io("there is no such case"))?;
+        let task = planned.task;
+        if target.ready.guest.is_some() {
+            return guest::turn(task, &self.sizes, target);
+        }
+        let root = target.ready.directory(target.environment)?;
         let made = tempfile::TempDir::with_prefix_in("app-", &root).doing(root.display())?;
-        let place = Place { directory: made.path(), sizes: &self.sizes, interrupt: target.ground.interrupt };
+        let place =
+            Place { directory: made.path(), sizes: &self.sizes, interrupt: target.environment.interrupt };
         let measured = match task {
             Task::SqliteInsert => sqlite::insert(&place),
             Task::SqliteMix => sqlite::mix(&place),
@@ -312,7 +400,7 @@ impl Work for Apps {
             Task::Lz4Compress => archive::lz4_compress(&place),
             Task::Lz4Extract => archive::lz4_extract(&place),
             Task::Compile => compile::make(&place),
-            Task::Memory(what) => memory::measure(*what, self.sizes.memory),
+            Task::Memory(what) => memory::measure(what, self.sizes.memory),
         }?;
         made.close().doing(root.display())?;
         Ok(measured)

@@ -7,7 +7,7 @@ use report::run::{Case, Metric};
 use crate::error::{Error, Result};
 use crate::session::{Measured, Prepared, Work};
 use crate::target::vm::trace;
-use crate::target::{Address, Need};
+use crate::target::{Address, Contents, Need};
 
 /// The parts, in the order in which a request goes through them, and their sum.
 const PARTS: [&str; 5] = ["submission", "exit", "backend", "completion", "all"];
@@ -74,6 +74,10 @@ impl Work for Breakdown {
         Need::Blocks
     }
 
+    fn contents(&self) -> Contents {
+        Contents::programs(&["fio"])
+    }
+
     fn cases(&self) -> Vec<Case> {
         let of = |kind: &str| {
             let command = self.fio(kind, "TARGET");
@@ -95,7 +99,7 @@ impl Work for Breakdown {
     fn prepare(&self, target: &mut Prepared<'_>) -> Result<()> {
         let device = device(target)?;
         let fill = format!("dd if=/dev/zero of={device} bs=1M count={} conv=fsync", self.size >> 20);
-        let answer = target.ready.script(&fill, target.ground.interrupt)?;
+        let answer = target.ready.script(&fill, target.environment.interrupt)?;
         if answer.code == 0 { Ok(()) } else { Err(Error::io(answer.complained)) }
     }
 
@@ -109,7 +113,7 @@ impl Work for Breakdown {
         let device = device(target)?;
         let script = watched(&self.fio(kind, &device), &device);
         let before = traced(target)?.len();
-        let answer = target.ready.script(&script, target.ground.interrupt)?;
+        let answer = target.ready.script(&script, target.environment.interrupt)?;
         if answer.code != 0 {
             return Err(Error::io(format!(
                 "the guest's kernel cannot be watched: {}",

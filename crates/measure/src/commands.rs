@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::apps::memory;
 use crate::error::{Context, Result};
 
 pub use breakdown::BreakdownArgs;
@@ -34,6 +35,8 @@ pub enum Measure {
     Scm(crate::scm::ScmArgs),
     #[command(subcommand, hide = true)]
     ScmProbe(scm_probe::Probe),
+    #[command(hide = true)]
+    MemoryProbe(memory::Probe),
     Again(AgainArgs),
     Resume(ResumeArgs),
     Report(ReportArgs),
@@ -139,6 +142,7 @@ pub fn run(command: &Measure, words: Vec<String>, cvmio: PathBuf) -> Result<()> 
         Measure::Dump(args) => dump::dump(args, &cvmio),
         Measure::Scm(args) => measure::scm(args, measure::Order::new(words, cvmio)),
         Measure::ScmProbe(probe) => scm_probe::run(probe).doing("a probe"),
+        Measure::MemoryProbe(probe) => probe.run().map(|figure| show::print(&figure)),
         Measure::Again(args) => measure::again(args, cvmio),
         Measure::Resume(args) => measure::resume(args, cvmio),
         Measure::Report(args) => show::report(args),

@@ -8,7 +8,7 @@ use crate::error::{Context, Error, Result};
 use crate::interrupt::Interrupt;
 use crate::target::vm::agent::base64;
 use crate::target::vm::{Boot, Vm};
-use crate::target::{Ground, file, place};
+use crate::target::{Environment, file, place};
 
 /// Bytes of a secret: no chance makes them appear twice.
 const SECRET: usize = 32;
@@ -36,8 +36,8 @@ pub struct Row {
 ///
 /// # Errors
 /// When the guest cannot be booted or dumped.
-pub fn search(vm: &Vm, ground: &Ground<'_>) -> Result<Vec<Row>> {
-    let place = place(ground)?;
+pub fn search(vm: &Vm, environment: &Environment<'_>) -> Result<Vec<Row>> {
+    let place = place(environment)?;
     let root = place.path().canonicalize().doing(place.path().display())?;
     let (disk, volume, memory) = (root.join("disk"), root.join("volume"), root.join("memory"));
     let [file_secret, data, key] = [(); 3].map(|()| {
@@ -52,20 +52,19 @@ pub fn search(vm: &Vm, ground: &Ground<'_>) -> Result<Vec<Row>> {
     let boot = Boot {
         vm,
         device: "/dev/vda".into(),
-
-        disks: vec![volume.clone()],
+        disk: Some(volume.clone()),
         script,
-        programs: &[],
+        contents: environment.contents,
         cvmio: true,
     };
-    let mut ready = boot.start(&root, ground)?;
+    let mut ready = boot.start(&root, environment)?;
     if let Some(guest) = &mut ready.guest {
         guest.dump(&memory)?;
     }
     drop(ready);
     let secrets = [file_secret, data, key];
     let [in_memory, on_disk, on_volume] =
-        [&memory, &disk, &volume].map(|path| occurrences(path, &secrets, ground.interrupt));
+        [&memory, &disk, &volume].map(|path| occurrences(path, &secrets, environment.interrupt));
     let (in_memory, on_disk, on_volume) = (in_memory?, on_disk?, on_volume?);
     Ok(vec![
         Row { what: "a file on a bare disk, in the page cache", memory: in_memory[0], disk: on_disk[0] },

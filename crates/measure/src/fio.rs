@@ -14,7 +14,7 @@ use crate::error::{Context, Error, Result};
 use crate::interrupt::Interrupt;
 use crate::program::{output as output_of, run};
 use crate::session::{Measured, Prepared, Work};
-use crate::target::{Address, Need, Ready};
+use crate::target::{Address, Contents, Need, Ready};
 
 pub(crate) use output::figures;
 pub use sets::{Job, Set, open_loop};
@@ -204,7 +204,7 @@ impl Fio {
         let site = Site { polls: false, ..self.site(target.ready) };
         command.args(self.place(&site).iter().map(|option| format!("--{option}")));
         command.args(how);
-        target.ready.run(&mut command, None, target.ground.interrupt)?.must_succeed(&command).map(drop)
+        target.ready.run(&mut command, None, target.environment.interrupt)?.must_succeed(&command).map(drop)
     }
 }
 
@@ -247,6 +247,10 @@ impl Work for Fio {
         Need::Blocks
     }
 
+    fn contents(&self) -> Contents {
+        Contents::programs(&["fio"])
+    }
+
     fn cases(&self) -> Vec<Case> {
         self.loads.iter().map(|(case, _)| case.clone()).collect()
     }
@@ -275,7 +279,8 @@ impl Work for Fio {
         let site = self.site(target.ready);
         let (mut command, file) = self.command(load, &site, self.scale.seconds)?;
         let file = file.as_ref().map(NamedTempFile::path);
-        let ended = target.ready.run(&mut command, file, target.ground.interrupt)?.must_succeed(&command)?;
+        let ended =
+            target.ready.run(&mut command, file, target.environment.interrupt)?.must_succeed(&command)?;
         let measured = output::figures(&ended.said, case.metric)?;
         check_rate(load, &measured, self.scale.seconds)?;
         Ok(measured)

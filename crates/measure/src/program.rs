@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const MOST_OUTPUT: usize = 1000;
 
 /// The Debian packages of the programs that may be missing.
-const PACKAGES: [(&str, &str); 31] = [
+const PACKAGES: [(&str, &str); 32] = [
     ("fio", "fio"),
     ("nbdkit", "nbdkit"),
     ("nbdfuse", "libnbd-bin"),
@@ -53,6 +53,7 @@ const PACKAGES: [(&str, &str); 31] = [
     ("xz", "xz-utils"),
     ("zstd", "zstd"),
     ("strip", "binutils"),
+    ("date", "coreutils"),
 ];
 
 /// The Debian package that has a program.
@@ -72,6 +73,13 @@ pub fn find(program: &str) -> Option<PathBuf> {
     // First, so that server and tools are of one version.
     places.splice(0..0, versions.map(|version| version.path().join("bin")));
     places.into_iter().map(|place| place.join(program)).find(|path| path.is_file())
+}
+
+/// A program of ours: beside this one or beside `cvmio`, and else on the search path.
+pub fn of_ours(name: &str, cvmio: &Path) -> PathBuf {
+    let this = std::env::current_exe().unwrap_or_default();
+    let places = [this.as_path(), cvmio].into_iter().filter_map(Path::parent);
+    places.map(|place| place.join(name)).find(|path| path.is_file()).unwrap_or_else(|| name.into())
 }
 
 /// A command as a shell would take it.
@@ -99,7 +107,7 @@ fn process(child: &Child) -> Option<Pid> {
 }
 
 /// What a program printed, cut to what a person reads.
-fn excerpt(text: &str) -> String {
+pub fn excerpt(text: &str) -> String {
     let text = text.trim();
     match text.char_indices().nth(MOST_OUTPUT) {
         Some((end, _)) => format!("{} [...]", &text[..end]),

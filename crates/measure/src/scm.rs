@@ -22,7 +22,7 @@ use crate::program;
 use crate::progress::Progress;
 use crate::session;
 use cases::{Engine, Load};
-use stage::{Ground, Stage};
+use stage::{Setup, Stage};
 
 /// fio on memory whose pages are encrypted, by each mode of `cvmio scm serve`
 ///
@@ -78,7 +78,7 @@ pub fn run(args: &ScmArgs, words: Vec<String>, cvmio: &Path) -> Result<Run> {
         return Err(Error::usage("--size is a multiple of 32M: the hot set has whole pages of 2 MiB"));
     }
     let interrupt = Interrupt::on_signals()?;
-    let ground = Ground::new(args, cvmio, &interrupt)?;
+    let setup = Setup::new(args, cvmio, &interrupt)?;
     let mut loads = cases::all(args);
     if !args.only.is_empty() {
         loads.retain(|load| args.only.iter().any(|word| load.name().contains(word)));
@@ -87,13 +87,13 @@ pub fn run(args: &ScmArgs, words: Vec<String>, cvmio: &Path) -> Result<Run> {
         return Err(Error::usage(format!("no case's name contains {}", args.only.join(" or "))));
     }
     let mut programs = BTreeMap::new();
-    for (name, program) in [("fio", "fio".to_string()), ("cvmio-scm", ground.program.display().to_string())] {
+    for (name, program) in [("fio", "fio".to_string()), ("cvmio-scm", setup.program.display().to_string())] {
         programs.extend(program::version(&program, &interrupt).map(|version| (name.to_string(), version)));
     }
     let out = args.out.clone().ok_or_else(|| Error::usage("there is no place for the run file"))?;
     let mut session = Session { args, run: fresh(args, words, programs, &loads), began: Instant::now(), out };
     session.save()?;
-    let ended = session.measure(&loads, &ground, &interrupt);
+    let ended = session.measure(&loads, &setup, &interrupt);
     session.run.state = match &ended {
         Ok(()) => State::Complete,
         Err(error) if error.kind() == Kind::Interrupted => State::Interrupted,
@@ -117,22 +117,23 @@ impl Session<'_> {
     }
 
     /// All turns: at each case each target has one, then each has the next.
-    fn measure(&mut self, loads: &[Load], ground: &Ground<'_>, interrupt: &Interrupt) -> Result<()> {
+    fn measure(&mut self, loads: &[Load], setup: &Setup<'_>, interrupt: &Interrupt) -> Result<()> {
         let targets = self.run.targets.clone();
         let turns = loads.len() * targets.len() * self.args.turns as usize;
         let mut progress = Progress::new(turns as u64);
+        progress.begin();
         let mut stages: BTreeMap<String, Stage<'_>> = BTreeMap::new();
         for load in loads {
             for turn in 0..self.args.turns {
                 for target in &targets {
                     interrupt.check()?;
                     progress.at(&load.name());
-                    progress.done(1);
+                    progress.done();
                     let own = target.control_of.as_ref().unwrap_or(&target.name).clone();
                     if !load.is_for(&own) || self.has_failed(&own, load) {
                         continue;
                     }
-                    let stage = stages.entry(own.clone()).or_insert_with(|| Stage::new(ground, &own));
+                    let stage = stages.entry(own.clone()).or_insert_with(|| Stage::new(setup, &own));
                     let watch = Watch::begin();
                     match stage.turn(load) {
                         Ok(measured) => {

@@ -12,7 +12,7 @@ use tempfile::NamedTempFile;
 use crate::error::{Context, Error, Kind, Result};
 use crate::machine::{self, Watch};
 use crate::progress::Progress;
-use crate::target::{Ground, Need, Ready, Spec};
+use crate::target::{Contents, Environment, Need, Ready, Spec};
 
 /// What a turn came to.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,15 +28,21 @@ pub struct Prepared<'a> {
     /// The target.
     pub ready: &'a mut Ready,
     /// What it was made with.
-    pub ground: &'a Ground<'a>,
+    pub environment: &'a Environment<'a>,
 }
 
 /// What is done to each target.
 pub trait Work {
     /// What it needs of its targets.
     fn need(&self) -> Need;
+    /// What it needs in guests, if targets are some.
+    fn contents(&self) -> Contents;
     /// In the order in which they are done; aged ones last.
     fn cases(&self) -> Vec<Case>;
+    /// Whether a case can be done to a target at all; the plan's notes say why not.
+    fn fits(&self, _case: usize, _target: &Spec) -> bool {
+        true
+    }
     /// About how long a turn takes.
     fn seconds(&self) -> f64;
     /// Brings a target into the state in which it is measured.
@@ -106,8 +112,8 @@ struct Entrant {
 ///
 /// # Errors
 /// When nothing can be measured at all, or the file cannot be written. A target that fails is a line in the file.
-pub fn run(plan: &Plan, work: &dyn Work, ground: &Ground<'_>, before: Option<Run>) -> Result<Run> {
-    let mut session = Session::new(plan, work, ground, before)?;
+pub fn run(plan: &Plan, work: &dyn Work, environment: &Environment<'_>, before: Option<Run>) -> Result<Run> {
+    let mut session = Session::new(plan, work, environment, before)?;
     session.save()?;
     let ended = session.measure();
     let Session { run, entrants, .. } = &mut session;
@@ -128,7 +134,7 @@ pub fn run(plan: &Plan, work: &dyn Work, ground: &Ground<'_>, before: Option<Run
 struct Session<'a> {
     plan: &'a Plan,
     work: &'a dyn Work,
-    ground: &'a Ground<'a>,
+    environment: &'a Environment<'a>,
     run: Run,
     /// In the order of the run's targets, without the control.
     entrants: Vec<Entrant>,
@@ -137,8 +143,13 @@ struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    fn new(plan: &'a Plan, work: &'a dyn Work, ground: &'a Ground<'a>, before: Option<Run>) -> Result<Self> {
-        let mut run = fresh(plan, work, ground);
+    fn new(
+        plan: &'a Plan,
+        work: &'a dyn Work,
+        environment: &'a Environment<'a>,
+        before: Option<Run>,
+    ) -> Result<Self> {
+        let mut run = fresh(plan, work, environment);
         if let Some(before) = before {
             if before.cases != run.cases || names(&before) != names(&run) || before.turns != run.turns {
                 return Err(Error::usage(
@@ -151,7 +162,15 @@ impl<'a> Session<'a> {
         let entrants =
             plan.targets.iter().map(|target| Entrant { name: target.name.clone(), ready: None, out: false });
         let entrants = entrants.collect();
-        Ok(Self { plan, work, ground, run, entrants, began: Instant::now(), progress: Progress::new(turns) })
+        Ok(Self {
+            plan,
+            work,
+            environment,
+            run,
+            entrants,
+            began: Instant::now(),
+            progress: Progress::new(turns),
+        })
     }
 
     /// Writes the file beside its place first, so that it is whole at any moment.
@@ -170,6 +189,7 @@ impl<'a> Session<'a> {
             why.dedup();
             return Err(Error::usage(format!("no target can be measured: {}", why.join("; "))));
         }
+        self.progress.begin();
         let mut aged = false;
         for (index, case) in self.work.cases().iter().enumerate() {
             if case.aged && !aged {
@@ -185,13 +205,13 @@ impl<'a> Session<'a> {
     fn start(&mut self, index: usize) -> Result<()> {
         let Some(planned) = self.plan.targets.get(index) else { return Ok(()) };
         self.progress.at(&format!("making {} ready", planned.name));
-        if let Some(why) = planned.spec.unavailable(self.ground) {
+        if let Some(why) = planned.spec.unavailable(self.environment) {
             self.note(index, |target| target.unavailable = Some(why.clone()));
             self.entrants[index].out = true;
             return Ok(());
         }
-        let made = planned.spec.start(self.ground).and_then(|mut ready| {
-            self.work.prepare(&mut Prepared { ready: &mut ready, ground: self.ground })?;
+        let made = planned.spec.start(self.environment).and_then(|mut ready| {
+            self.work.prepare(&mut Prepared { ready: &mut ready, environment: self.environment })?;
             Ok(ready)
         });
         match made {
@@ -237,7 +257,7 @@ impl<'a> Session<'a> {
         for index in 0..self.entrants.len() {
             self.progress.at(&format!("overwriting {} at random", self.entrants[index].name));
             let Some(ready) = &mut self.entrants[index].ready else { continue };
-            if let Err(error) = self.work.age(&mut Prepared { ready, ground: self.ground }) {
+            if let Err(error) = self.work.age(&mut Prepared { ready, environment: self.environment }) {
                 self.fail(index, None, error)?;
             }
         }
@@ -256,10 +276,15 @@ impl<'a> Session<'a> {
                 let Some(entrant) = self.entrants.iter().position(|entrant| entrant.name == own) else {
                     continue;
                 };
-                if !failed[entrant] && !self.entrants[entrant].out && !self.run.has(&name, &case.name, turn) {
+                let fits =
+                    self.plan.targets.get(entrant).is_some_and(|target| self.work.fits(index, &target.spec));
+                let open = fits && !failed[entrant] && !self.entrants[entrant].out;
+                if open && !self.run.has(&name, &case.name, turn) {
                     failed[entrant] = !self.turn(index, case, turn, entrant, &name)?;
+                    self.progress.done();
+                } else {
+                    self.progress.skip();
                 }
-                self.progress.done(1);
             }
         }
         Ok(())
@@ -267,10 +292,10 @@ impl<'a> Session<'a> {
 
     /// One turn; whether it gave a sample.
     fn turn(&mut self, index: usize, case: &Case, turn: u32, entrant: usize, name: &str) -> Result<bool> {
-        self.ground.interrupt.check()?;
+        self.environment.interrupt.check()?;
         let Some(ready) = &mut self.entrants[entrant].ready else { return Ok(false) };
         let watch = Watch::begin();
-        let measured = self.work.turn(index, &mut Prepared { ready, ground: self.ground });
+        let measured = self.work.turn(index, &mut Prepared { ready, environment: self.environment });
         let meanwhile = watch.end();
         match measured {
             Ok(Measured { value, figures }) if value.is_finite() && value > 0.0 => {
@@ -299,7 +324,7 @@ fn names(run: &Run) -> Vec<&String> {
 }
 
 /// The run before anything is measured.
-fn fresh(plan: &Plan, work: &dyn Work, ground: &Ground<'_>) -> Run {
+fn fresh(plan: &Plan, work: &dyn Work, environment: &Environment<'_>) -> Run {
     let target = |name: String, spec: &Spec, control_of: Option<String>| Target {
         name,
         spec: spec.to_string(),
@@ -326,7 +351,7 @@ fn fresh(plan: &Plan, work: &dyn Work, ground: &Ground<'_>) -> Run {
         emulated: plan.emulated,
         command: plan.command.clone(),
         files: plan.files.clone(),
-        machine: machine::describe(ground.directory),
+        machine: machine::describe(environment.directory),
         programs: plan.programs.clone(),
         targets,
         cases: work.cases(),

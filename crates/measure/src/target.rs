@@ -11,7 +11,7 @@ mod volume;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
@@ -21,7 +21,7 @@ use crate::program::{Ended, Server, output, run, shown};
 
 pub use mounts::{Kept, Mount};
 pub use spec::{Front, Settings, Spec, Variation, Volume, one_less};
-pub use vm::{Accel, Guests, Vm};
+pub use vm::{Accel, Contents, Guests, Vm};
 
 /// What is needed of a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +32,8 @@ pub enum Need {
     Files,
 }
 
-/// What every target is made with.
-pub struct Ground<'a> {
+/// What every target is made with: where, how large, by which programs.
+pub struct Environment<'a> {
     /// What is needed of it.
     pub need: Need,
     /// Where files are made.
@@ -46,6 +46,8 @@ pub struct Ground<'a> {
     pub destroy: &'a [String],
     /// What guests are made of.
     pub guests: &'a Guests,
+    /// What the measurement needs in guests.
+    pub contents: &'a Contents,
     /// Ends everything.
     pub interrupt: &'a Interrupt,
 }
@@ -90,9 +92,10 @@ impl Ready {
     }
 
     /// # Errors
-    /// When the server behind it has ended.
+    /// When the server behind it has ended, or the guest answers no more.
     pub fn check(&mut self) -> Result<()> {
-        self.server.as_mut().map_or(Ok(()), Server::check)
+        self.server.as_mut().map_or(Ok(()), Server::check)?;
+        self.guest.as_ref().map_or(Ok(()), vm::Guest::check)
     }
 
     /// Runs a program where the target is seen from, with the file that it reads if it does.
@@ -105,15 +108,25 @@ impl Ready {
         file: Option<&Path>,
         interrupt: &Interrupt,
     ) -> Result<Ended> {
-        match (&mut self.guest, &mut self.server) {
-            (Some(guest), Some(server)) => {
-                let began = Instant::now();
-                let answer = guest.run(&vm::script(command, file)?, server, interrupt)?;
-                guest.pause()?;
-                Ok(vm::ended(answer, began.elapsed()))
-            }
-            _ => run(command, interrupt),
+        if self.guest.is_none() {
+            return run(command, interrupt);
         }
+        let (answer, took) = self.turn(&vm::script(command, file)?, interrupt)?;
+        Ok(vm::ended(answer, took))
+    }
+
+    /// Runs a script in the guest and stops its processors again; the answer, and how long it took by this machine's clock.
+    ///
+    /// # Errors
+    /// When there is no guest, or it does not answer.
+    pub fn turn(&mut self, script: &str, interrupt: &Interrupt) -> Result<(vm::agent::Answer, Duration)> {
+        let began = Instant::now();
+        let answer = self.script(script, interrupt)?;
+        let took = began.elapsed();
+        if let Some(guest) = &mut self.guest {
+            guest.pause()?;
+        }
+        Ok((answer, took))
     }
 
     /// Runs a script in the guest.
@@ -127,13 +140,16 @@ impl Ready {
         }
     }
 
-    /// Makes a file system on it, and mounts that; the directory.
+    /// Makes a file system on it, and mounts that, in the guest if there is one; the directory.
     ///
     /// # Errors
     /// When a program is missing or fails.
-    pub fn directory(&mut self, ground: &Ground<'_>) -> Result<PathBuf> {
+    pub fn directory(&mut self, environment: &Environment<'_>) -> Result<PathBuf> {
         if let Some(place) = self.mounts.iter().find_map(Kept::mounted_at) {
             return Ok(place.to_path_buf());
+        }
+        if self.guest.is_some() {
+            return self.directory_in_guest(environment);
         }
         let device = match &self.address {
             Address::File { path, .. } => path.clone(),
@@ -142,7 +158,7 @@ impl Ready {
                 let mut mount = Command::new("nbdfuse");
                 mount.arg(place.path()).arg(uri);
                 self.commands.push(shown(&mount));
-                let mount = Mount::fuse(&mut mount, place, "nbd", ground.interrupt)?;
+                let mount = Mount::fuse(&mut mount, place, "nbd", environment.interrupt)?;
                 let file = mount.place().join("nbd");
                 self.mounts.push(Kept::Mount(mount));
                 file
@@ -151,27 +167,48 @@ impl Ready {
         let device = if device.starts_with("/dev") {
             device
         } else {
-            let (device, undo) = mounts::loop_device(&device, ground.interrupt)?;
+            let (device, undo) = mounts::loop_device(&device, environment.interrupt)?;
             self.mounts.insert(0, undo);
             device
         };
         let mut make = Command::new("mkfs.ext4");
-        // Written at once: a lazy one goes on writing while something is measured.
-        make.args(["-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"]).arg(&device);
+        make.args(EXT4).arg(&device);
         self.commands.push(shown(&make));
-        output(&mut make, ground.interrupt)?;
+        output(&mut make, environment.interrupt)?;
         let place = TempDir::with_prefix("cvmio-bench-mount-").doing("a directory to mount in")?;
         let mut mount = Command::new("mount");
         mount.arg(&device).arg(place.path());
         self.commands.push(shown(&mount));
-        output(&mut mount, ground.interrupt)?;
+        output(&mut mount, environment.interrupt)?;
         let mount = Mount::kernel(place);
         let at = mount.place().to_path_buf();
         // Before what it stands on.
         self.mounts.insert(0, Kept::Mount(mount));
         Ok(at)
     }
+
+    /// The same in a guest, where it stays mounted until the guest ends.
+    fn directory_in_guest(&mut self, environment: &Environment<'_>) -> Result<PathBuf> {
+        let place = PathBuf::from(vm::MOUNT);
+        let Address::File { path: device, .. } = &self.address else {
+            return Err(Error::usage("a guest's disk is a block device"));
+        };
+        if self.guest.as_ref().is_some_and(|guest| guest.mounted) {
+            return Ok(place);
+        }
+        let script = vm::file_system(device, &EXT4);
+        self.commands.push(script.trim().into());
+        let (answer, _) = self.turn(&script, environment.interrupt)?;
+        answer.must_succeed()?;
+        if let Some(guest) = &mut self.guest {
+            guest.mounted = true;
+        }
+        Ok(place)
+    }
 }
+
+/// How an ext4 is made. All of it is written at once: a lazy one goes on writing while something is measured.
+const EXT4: [&str; 4] = ["-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0"];
 
 impl Drop for Ready {
     fn drop(&mut self) {
@@ -188,26 +225,26 @@ impl Spec {
     ///
     /// # Errors
     /// When something that it needs is missing or fails, or it holds data that may not be destroyed.
-    pub fn start(&self, ground: &Ground<'_>) -> Result<Ready> {
+    pub fn start(&self, environment: &Environment<'_>) -> Result<Ready> {
         match self {
-            Self::Path(path) => device::start(path, ground),
-            Self::Nbd(uri) => servers::external(uri, ground),
-            Self::Tmpfs => file::tmpfs(ground),
-            Self::Cvmio(volume) => volume::start(volume, ground),
-            Self::Nbdkit => servers::nbdkit(false, ground),
-            Self::NbdkitLuks => servers::nbdkit(true, ground),
-            Self::Qemu => servers::qemu(false, ground),
-            Self::QemuLuks => servers::qemu(true, ground),
-            Self::DmCrypt => dm::start(false, ground),
-            Self::DmIntegrity => dm::start(true, ground),
-            Self::Vm(machine) => vm::start(machine, ground),
+            Self::Path(path) => device::start(path, environment),
+            Self::Nbd(uri) => servers::external(uri, environment),
+            Self::Tmpfs => file::tmpfs(environment),
+            Self::Cvmio(volume) => volume::start(volume, environment),
+            Self::Nbdkit => servers::nbdkit(false, environment),
+            Self::NbdkitLuks => servers::nbdkit(true, environment),
+            Self::Qemu => servers::qemu(false, environment),
+            Self::QemuLuks => servers::qemu(true, environment),
+            Self::DmCrypt => dm::start(false, environment),
+            Self::DmIntegrity => dm::start(true, environment),
+            Self::Vm(machine) => vm::start(machine, environment),
         }
     }
 
     /// Why this machine cannot have it, whatever is installed.
-    pub fn unavailable(&self, ground: &Ground<'_>) -> Option<String> {
+    pub fn unavailable(&self, environment: &Environment<'_>) -> Option<String> {
         match self {
-            Self::Vm(machine) => vm::unavailable(machine, ground.guests, ground.need),
+            Self::Vm(machine) => vm::unavailable(machine, environment.guests),
             Self::DmCrypt | Self::DmIntegrity => dm::unavailable(),
             Self::Cvmio(Volume { front: Some(Front::Ublk), .. })
                 if !Path::new("/dev/ublk-control").exists() =>
@@ -233,19 +270,19 @@ impl Spec {
     }
 }
 
-/// A private directory in the ground's.
-pub(crate) fn place(ground: &Ground<'_>) -> Result<TempDir> {
-    let made = TempDir::with_prefix_in("cvmio-bench-", ground.directory);
+/// A private directory in the environment's directory.
+pub(crate) fn place(environment: &Environment<'_>) -> Result<TempDir> {
+    let made = TempDir::with_prefix_in("cvmio-bench-", environment.directory);
     made.map_err(|error| {
         Error::usage(format!(
             "{} cannot hold files; choose another directory with --dir",
-            ground.directory.display()
+            environment.directory.display()
         ))
         .because(error)
     })
 }
 
 /// Whether the user named a target to be overwritten.
-fn may_destroy(what: &str, ground: &Ground<'_>) -> bool {
-    ground.destroy.iter().any(|named| named == what)
+fn may_destroy(what: &str, environment: &Environment<'_>) -> bool {
+    environment.destroy.iter().any(|named| named == what)
 }

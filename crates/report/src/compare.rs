@@ -42,7 +42,7 @@ impl Verdict {
 }
 
 /// The largest difference, as a logarithm, that the control run calls possible between a target and itself.
-fn floor(noise: &Estimate) -> f64 {
+pub(crate) fn floor(noise: &Estimate) -> f64 {
     noise.low.ln().abs().max(noise.high.ln().abs())
 }
 

@@ -10,7 +10,7 @@ use crate::question::Question;
 use crate::run::{Run, State};
 use crate::table::{self, Table};
 
-pub use parts::{plots, sentences};
+pub use parts::{Pair, missing, plots, sentences, sentences_of};
 
 /// What is said beside every figure of an emulated machine.
 pub const EMULATED: &str = "emulated: for function, not for speed";
@@ -189,6 +189,9 @@ pub fn markdown(run: &Run, options: &Options) -> String {
     }
     for missing in parts::missing(run) {
         let _ = writeln!(text, "* Not measured: {missing}");
+    }
+    for note in &run.notes {
+        let _ = writeln!(text, "* To know: {note}");
     }
     text
 }

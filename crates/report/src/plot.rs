@@ -189,6 +189,14 @@ fn swatch_width(name: &str) -> i32 {
     28 + 7 * i32::try_from(name.chars().count()).unwrap_or(WIDTH)
 }
 
+/// The size of a title's letters: smaller for one that would be cut off at the right.
+fn title_size(title: &str) -> i32 {
+    let letters = i32::try_from(title.chars().count()).unwrap_or(i32::MAX).max(1);
+    // A bold letter takes six tenths of its height.
+    let fits = (WIDTH - 2 * MARGIN).saturating_mul(10) / letters.saturating_mul(6);
+    fits.clamp(8, 15)
+}
+
 fn failed(error: impl fmt::Display) -> PlotError {
     PlotError(error.to_string())
 }
@@ -270,7 +278,7 @@ impl Layout {
             root.draw(&Text::new(text.to_string(), at(x, y), style)).map_err(failed)
         };
         let mut y = MARGIN + 6;
-        put(&plot.title, MARGIN, y, self.font(15, true))?;
+        put(&plot.title, MARGIN, y, self.font(title_size(&plot.title), true))?;
         y += LINE;
         put(&plot.note, MARGIN, y, self.font(12, false).color(&MUTED))?;
         y += LINE;
@@ -358,5 +366,19 @@ impl Layout {
         };
         let style = self.font(11, false).pos(Pos::new(side, VPos::Center));
         area.draw(&Text::new(number(bar.value), (x, middle), style)).map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_title_is_as_large_as_there_is_room() {
+        assert_eq!(title_size("Latency: ratio to file"), 15);
+        let long = "Time to completion: ratio to vm disk=virtio-scsi,bounce=on";
+        assert!((10..15).contains(&title_size(long)), "{}", title_size(long));
+        assert_eq!(title_size(&"x".repeat(1000)), 8);
+        assert_eq!(title_size(""), 15);
     }
 }

@@ -2,10 +2,20 @@
 
 use crate::compare::{Comparison, Verdict};
 use crate::figure::{interval, number};
-use crate::page::{Options, sentences};
+use crate::page::{Options, Pair, sentences_of};
 use crate::papers;
-use crate::run::Run;
-use crate::table;
+use crate::run::{Run, Target};
+
+/// Which targets a question compares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Compared {
+    /// Machines that differ in this setting and in no other: each against the first of its kind in the run.
+    Setting(&'static str),
+    /// What protects data, against the run's baseline.
+    Protection,
+    /// cvm-io against each other protection.
+    CvmIo,
+}
 
 /// A research question. Source: thesis, chapter 5.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +28,7 @@ pub struct Question {
     pub about: &'static str,
     /// What is compared, as the beginning of a sentence.
     pub subject: &'static str,
+    compared: Compared,
 }
 
 const QUESTIONS: [Question; 6] = [
@@ -26,36 +37,42 @@ const QUESTIONS: [Question; 6] = [
         text: "How does storage of a confidential VM differ from that of a plain VM?",
         about: "cvm",
         subject: "A confidential machine",
+        compared: Compared::Setting("kind"),
     },
     Question {
         number: 2,
         text: "How much of that is the bounce buffer?",
         about: "bounce-buffer",
         subject: "The bounce buffer",
+        compared: Compared::Setting("bounce"),
     },
     Question {
         number: 3,
         text: "How much of it are interrupts?",
         about: "polling",
         subject: "Completion by interrupts instead of polling",
+        compared: Compared::Setting("completion"),
     },
     Question {
         number: 4,
         text: "What does the host's cache do to it?",
         about: "host-cache",
         subject: "The host's cache",
+        compared: Compared::Setting("cache"),
     },
     Question {
         number: 5,
         text: "What does protection of the data cost?",
         about: "encryption",
         subject: "Protection",
+        compared: Compared::Protection,
     },
     Question {
         number: 6,
         text: "Does cvm-io bring a gain over the protection that Linux has?",
         about: "cvm-io",
-        subject: "Another protection",
+        subject: "Protection by cvm-io instead of what Linux and QEMU have",
+        compared: Compared::CvmIo,
     },
 ];
 
@@ -72,42 +89,98 @@ impl Question {
 
     /// What a run answers, computed from its samples, and then what the papers say.
     pub fn answer(self, run: &Run, options: &Options) -> Vec<String> {
-        let mut answer = vec![self.verdict(run, options)];
-        answer.extend(sentences(run, options));
+        let mut answer = self.here(run, options);
         let theirs = papers::statements().into_iter().filter(|statement| statement.about == self.about);
         answer.extend(theirs.map(|one| format!("{}, {}: {}", one.paper, one.place, one.text)));
         answer
     }
 
+    /// What a run answers: a sentence, and then what it follows from.
+    pub fn here(self, run: &Run, options: &Options) -> Vec<String> {
+        let pairs = self.pairs(run, options);
+        let mut answer = vec![self.verdict(run, &pairs)];
+        answer.extend(sentences_of(run, &pairs));
+        answer
+    }
+
+    /// The targets whose difference is the answer. Others may be in the run: they are no part of it.
+    fn pairs<'a>(self, run: &'a Run, options: &'a Options) -> Vec<Pair<'a>> {
+        let all = || run.targets.iter().filter(|target| target.control_of.is_none());
+        let pair = |subject: &'a Target, baseline: &'a str| Pair { subject: &subject.name, baseline };
+        match self.compared {
+            Compared::Setting(key) => {
+                let first = |of: &str| all().find(|other| without(&other.spec, key).as_deref() == Some(of));
+                let machines =
+                    all().filter_map(|target| Some((target, first(&without(&target.spec, key)?)?)));
+                let differ = machines.filter(|(target, first)| target.spec != first.spec);
+                differ.map(|(target, first)| pair(target, &first.name)).collect()
+            }
+            Compared::Protection => {
+                let Some(baseline) = options.baseline(run) else { return Vec::new() };
+                let subjects = all().filter(|target| protects(&target.spec) && target.name != baseline);
+                subjects.map(|target| pair(target, baseline)).collect()
+            }
+            Compared::CvmIo => {
+                let ours = all().filter(|target| is_cvmio(&target.spec));
+                let others = || all().filter(|target| protects(&target.spec) && !is_cvmio(&target.spec));
+                ours.flat_map(|ours| others().map(move |other| pair(ours, &other.name))).collect()
+            }
+        }
+    }
+
     /// The answer in one sentence: whether there is a difference, and where the largest is.
-    fn verdict(self, run: &Run, options: &Options) -> String {
-        let all = options.baseline(run).map(|baseline| table::comparisons(run, baseline)).unwrap_or_default();
-        let subjects =
-            |one: &&Comparison| run.target(&one.subject).is_some_and(|target| target.control_of.is_none());
-        let all: Vec<&Comparison> = all.iter().filter(subjects).collect();
-        let clear = || all.iter().filter(|one| matches!(one.verdict, Verdict::Better | Verdict::Worse));
-        let size = |one: &&&Comparison| one.ratio.value.ln().abs();
+    fn verdict(self, run: &Run, pairs: &[Pair<'_>]) -> String {
+        let all: Vec<Comparison> = pairs.iter().flat_map(|pair| pair.comparisons(run)).collect();
+        let with = |verdict| all.iter().filter(|one| one.verdict == verdict).count();
+        let clear = all.iter().filter(|one| matches!(one.verdict, Verdict::Better | Verdict::Worse));
+        let size = |one: &&Comparison| one.ratio.value.ln().abs();
         let (count, subject) = (all.len(), self.subject);
-        match clear().max_by(|a, b| size(a).total_cmp(&size(b))) {
+        let comparisons = if count == 1 { "comparison" } else { "comparisons" };
+        match clear.max_by(|a, b| size(a).total_cmp(&size(b))) {
             None if all.is_empty() => "Nothing was measured that answers this.".into(),
-            None if all.iter().all(|one| one.verdict == Verdict::Unknown) => {
+            None if with(Verdict::Unknown) == count => {
                 format!("{subject}: there are too few turns to tell; ask again with more --turns.")
             }
             None => {
-                format!("{subject} makes no difference that can be told from noise, in {count} comparisons.")
+                format!(
+                    "{subject} makes no difference that can be told from noise, in {count} {comparisons}."
+                )
             }
             Some(most) => format!(
-                "{subject} makes a difference in {} of {count} comparisons. The largest is at {}: {} has {} times the {} of {} ({}).",
-                clear().count(),
+                "{subject} is better in {} and worse in {} of {count} {comparisons}. The largest difference is at {}: {} has {} times the {} of {} ({}).",
+                with(Verdict::Better),
+                with(Verdict::Worse),
                 most.case,
                 most.subject,
                 number(most.ratio.value),
-                most.metric.title().to_lowercase(),
+                most.metric.in_sentence(),
                 most.baseline,
                 interval(most.ratio.low, most.ratio.high)
             ),
         }
     }
+}
+
+/// A machine's settings but for one; `None` if the target is no machine.
+fn without(spec: &str, key: &str) -> Option<String> {
+    let (name, settings) = spec.split_once(':').unwrap_or((spec, ""));
+    let others = settings.split(',').filter(|one| one.split_once('=').is_none_or(|(name, _)| name != key));
+    (name == "vm").then(|| others.collect::<Vec<&str>>().join(","))
+}
+
+fn is_cvmio(spec: &str) -> bool {
+    spec == "cvmio" || spec.starts_with("cvmio:") || machine_with(spec, "protect=cvmio")
+}
+
+/// Whether a target protects its data, in whatever way.
+fn protects(spec: &str) -> bool {
+    let others = ["nbdkit-luks", "qemu-luks", "dm-crypt", "dm-integrity"];
+    is_cvmio(spec) || others.contains(&spec) || machine_with(spec, "protect=dm-")
+}
+
+fn machine_with(spec: &str, setting: &str) -> bool {
+    let settings = spec.strip_prefix("vm:").unwrap_or_default();
+    settings.split(',').any(|one| one.starts_with(setting))
 }
 
 #[cfg(test)]
@@ -121,7 +194,7 @@ mod tests {
         let answer = |run: &Run| Question::of(5).unwrap().answer(run, &Options::default()).swap_remove(0);
         let said = answer(&run);
         assert!(
-            said.starts_with("Protection makes a difference in ") && said.contains("The largest is at"),
+            said.starts_with("Protection is better in ") && said.contains("The largest difference is at"),
             "{said}"
         );
         let mut few = run.clone();
@@ -132,6 +205,48 @@ mod tests {
         assert!(answer(&same).contains("no difference"), "{}", answer(&same));
         same.samples.clear();
         assert!(answer(&same).contains("Nothing was measured"));
+    }
+
+    /// What is compared, of a run with these targets.
+    fn compared(number: u8, specs: &[&str]) -> Vec<(String, String)> {
+        let mut run = Run::parse(include_bytes!("../tests/it/golden/run.json")).unwrap();
+        let target =
+            |spec: &&str| Target { name: (*spec).into(), spec: (*spec).into(), ..run.targets[0].clone() };
+        run.targets = specs.iter().map(target).collect();
+        run.baseline = Some(specs[0].into());
+        let (question, options) = (Question::of(number).unwrap(), Options::default());
+        let pairs = question.pairs(&run, &options);
+        pairs.iter().map(|pair| (pair.subject.to_string(), pair.baseline.to_string())).collect()
+    }
+
+    #[test]
+    fn an_answer_is_about_what_was_asked_and_nothing_else() {
+        let of = |subject: &str, baseline: &str| (subject.to_string(), baseline.to_string());
+        // The kind of disk is no part of the bounce buffer's cost.
+        assert_eq!(
+            compared(2, &["vm", "vm:bounce=on", "vm:disk=nvme", "vm:disk=nvme,bounce=on", "tmpfs"]),
+            [of("vm:bounce=on", "vm"), of("vm:disk=nvme,bounce=on", "vm:disk=nvme")]
+        );
+        assert_eq!(
+            compared(3, &["vm:completion=poll", "vm", "vm:completion=poll,kind=snp", "vm:kind=snp"]),
+            [of("vm", "vm:completion=poll"), of("vm:kind=snp", "vm:completion=poll,kind=snp")]
+        );
+        assert_eq!(compared(1, &["vm", "vm:kind=tdx"]), [of("vm:kind=tdx", "vm")]);
+        assert_eq!(compared(4, &["vm", "vm:cache=on"]), [of("vm:cache=on", "vm")]);
+        assert_eq!(compared(4, &["vm", "vm:bounce=on", "tmpfs"]), []);
+        // A bare file without a server protects nothing.
+        assert_eq!(
+            compared(5, &["qemu", "/srv", "cvmio:level=off", "qemu-luks", "vm:protect=dm-crypt-inline"]),
+            ["cvmio:level=off", "qemu-luks", "vm:protect=dm-crypt-inline"].map(|one| of(one, "qemu"))
+        );
+        assert_eq!(
+            compared(6, &["qemu-luks", "qemu", "/cvmio", "dm-crypt", "cvmio"]),
+            [of("cvmio", "qemu-luks"), of("cvmio", "dm-crypt")]
+        );
+        assert_eq!(
+            compared(6, &["vm:protect=dm-integrity", "vm:protect=cvmio", "vm"]),
+            [of("vm:protect=cvmio", "vm:protect=dm-integrity")]
+        );
     }
 
     #[test]

@@ -50,6 +50,20 @@ impl Metric {
         matches!(self, Self::Bandwidth | Self::Iops | Self::Rate)
     }
 
+    /// Its name within a sentence.
+    pub fn in_sentence(self) -> String {
+        match self {
+            // An abbreviation.
+            Self::Iops => self.title().into(),
+            _ => self.title().to_lowercase(),
+        }
+    }
+
+    /// Whether that name is of several things.
+    pub fn is_plural(self) -> bool {
+        matches!(self, Self::Iops | Self::Rate)
+    }
+
     /// The name of its group in reports.
     pub fn title(self) -> &'static str {
         match self {

@@ -10,7 +10,7 @@ use guest::Bed;
 use measure::commands::{Measure, run};
 use measure::dump::search;
 use measure::interrupt::Interrupt;
-use measure::target::{Accel, Ground, Guests, Need, Vm};
+use measure::target::{Accel, Contents, Environment, Guests, Need, Vm};
 use report::run::{Run, State};
 
 #[derive(Parser)]
@@ -35,12 +35,13 @@ fn missing(programs: &[&str]) -> bool {
     lacks.is_some()
 }
 
-struct Bench<'a> {
+/// Runs commands of the measuring program with the bed's kernel and QEMU, in a directory for their disks and run files.
+struct Runner<'a> {
     bed: &'a Bed,
     directory: tempfile::TempDir,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> Runner<'a> {
     fn new(bed: &'a Bed) -> Self {
         Self { bed, directory: tempfile::tempdir().unwrap() }
     }
@@ -78,14 +79,14 @@ fn the_disk_of_a_machine_is_measured_from_within() {
         return;
     }
     let Some(bed) = guest::bed() else { return };
-    let bench = Bench::new(&bed);
+    let runner = Runner::new(&bed);
     let targets = "--target vm:disk=nvme,completion=poll --target vm:disk=virtio-scsi,cache=on,aio=threads,iothread=on \
                    --target vm:bounce=on,completion=poll,protect=none --target vm:protect=cvmio --target vm:protect=dm-crypt-inline \
                    --target vm:protect=dm-integrity --target vm:aio=native,cache=on --target vm:kind=snp";
     // The file goes into the machine, too.
-    fs::write(bench.path("mine.fio"), "[reads]\nrw=randread\nbs=4k\n").unwrap();
-    bench.run(&format!("vm {SMALL} {targets} --job-file DIR/mine.fio"));
-    let run = bench.result();
+    fs::write(runner.path("mine.fio"), "[reads]\nrw=randread\nbs=4k\n").unwrap();
+    runner.run(&format!("vm {SMALL} {targets} --job-file DIR/mine.fio"));
+    let run = runner.result();
     assert!(run.emulated && run.state == State::Complete && run.failures.is_empty(), "{:?}", run.failures);
     for target in &run.targets {
         let measured = run.values(&target.name, "reads").len();
@@ -98,8 +99,8 @@ fn the_disk_of_a_machine_is_measured_from_within() {
             assert!(target.commands[1].contains("guest: Linux"), "{:?}", target.commands);
         }
     }
-    bench.run("report DIR/run.json");
-    let page = fs::read_to_string(bench.path("run.html")).unwrap();
+    runner.run("report DIR/run.json");
+    let page = fs::read_to_string(runner.path("run.html")).unwrap();
     let (pictures, tables) = (page.matches("<svg").count(), page.matches("<caption").count());
     assert!(
         page.matches("emulated: for function, not for speed").count() > pictures + tables.min(2),
@@ -108,20 +109,49 @@ fn the_disk_of_a_machine_is_measured_from_within() {
 }
 
 #[test]
+fn applications_run_on_the_disk_of_a_machine() {
+    if missing(&["busybox", "sqlite3", "redis-server", "redis-benchmark", "lz4", "gzip"]) {
+        return;
+    }
+    let Some(bed) = guest::bed() else { return };
+    bed.add_bench();
+    let runner = Runner::new(&bed);
+    fs::create_dir_all(runner.path("tree/below")).unwrap();
+    fs::write(runner.path("tree/below/file"), "what is packed\n".repeat(5000)).unwrap();
+    runner.run(
+        "vm --dir DIR --size 160M --turns 1 --no-control --out DIR/run.json GUESTS --target vm:protect=cvmio --inserts 20 --requests 200 \
+         --records 500 --operations 200 --tree DIR/tree --apps sqlite,redis,rocksdb,postgres,tar,lz4,compile,memory",
+    );
+    let run = runner.result();
+    assert_eq!((run.state, run.failures.as_slice()), (State::Complete, &[][..]));
+    let rocksdb = !run.notes.iter().any(|note| note.starts_with("Rocksdb"));
+    assert_eq!(run.cases.len(), if rocksdb { 17 } else { 11 });
+    for case in &run.cases {
+        assert_eq!(run.values("vm protect=cvmio", &case.name).len(), 1, "{}", case.name);
+    }
+    for app in ["Postgres", "Compile"] {
+        let start = format!("{app}: not in guests, because ");
+        assert!(run.notes.iter().any(|note| note.starts_with(&start)), "{:?}", run.notes);
+    }
+    // Nothing but the run file and the tree is left.
+    assert_eq!(fs::read_dir(runner.path("")).unwrap().count(), 2);
+}
+
+#[test]
 fn a_question_about_machines_is_answered_and_a_request_taken_apart() {
     if missing(&["fio", "busybox"]) {
         return;
     }
     let Some(bed) = guest::bed() else { return };
-    let bench = Bench::new(&bed);
-    bench.run(&format!("rq 3 -- {SMALL} --only latency-randread,latency-randwrite"));
-    let run = bench.result();
+    let runner = Runner::new(&bed);
+    runner.run(&format!("rq 3 -- {SMALL} --only latency-randread,latency-randwrite"));
+    let run = runner.result();
     assert_eq!((run.question, run.samples.len(), run.failures.as_slice()), (Some(3), 4, &[][..]));
     assert_eq!(run.baseline.as_deref(), Some("vm completion=poll"));
-    bench.run("report DIR/run.json --markdown");
+    runner.run("report DIR/run.json --markdown");
 
-    bench.run("breakdown --dir DIR --size 16M --turns 1 --no-control --requests 50 --target vm --out DIR/run.json GUESTS");
-    let run = bench.result();
+    runner.run("breakdown --dir DIR --size 16M --turns 1 --no-control --requests 50 --target vm --out DIR/run.json GUESTS");
+    let run = runner.result();
     assert_eq!((run.samples.len(), run.failures.as_slice()), (10, &[][..]));
     for sample in &run.samples {
         let part = |name: &str| sample.figures[name];
@@ -144,16 +174,17 @@ fn the_host_finds_in_a_plain_machines_memory_what_is_not_on_a_volumes_disk() {
         memory: 768 << 20,
         ..Guests::default()
     };
-    let ground = Ground {
+    let environment = Environment {
         need: Need::Blocks,
         directory: directory.path(),
         size: 0,
         cvmio: bed.cvmio(),
         destroy: &[],
         guests: &guests,
+        contents: &Contents::default(),
         interrupt: &Interrupt::default(),
     };
-    let rows = search(&Vm::default(), &ground).unwrap_or_else(|error| panic!("{error}"));
+    let rows = search(&Vm::default(), &environment).unwrap_or_else(|error| panic!("{error}"));
     let [file, data, key] = rows.as_slice() else { panic!("{rows:?}") };
     assert!(
         file.memory >= 1 && file.disk == 1,

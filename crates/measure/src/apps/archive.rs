@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use super::guest::{FORGET, Script, program};
 use super::{Place, command};
 use crate::error::{Context, Result};
 use crate::program::output;
@@ -66,4 +67,40 @@ fn lz4(place: &Place<'_>, how: &str, from: &Path, to: &Path) -> Result<()> {
     let mut lz4 = command("lz4");
     lz4.args(["-q", "-f", how]).arg(from).arg(to);
     output(&mut lz4, place.interrupt).map(drop)
+}
+
+/// [`tar_compress`] in a guest, where the tree comes as one tar on a disk of its own.
+pub fn tar_compress_script() -> Script {
+    let tar = program("tar");
+    Script {
+        before: format!("mkdir $d/tree\n{tar} -xf $data -C $d/tree\n{FORGET}"),
+        timed: format!("{tar} -czf $d/a.tar -C $d/tree .\nsync\n"),
+    }
+}
+
+/// [`tar_extract`] in a guest.
+pub fn tar_extract_script() -> Script {
+    let (tar, gzip) = (program("tar"), program("gzip"));
+    Script {
+        before: format!("{gzip} <$data >$d/a.tar\nmkdir $d/out\n{FORGET}"),
+        timed: format!("{tar} -xzf $d/a.tar -C $d/out\nsync\n"),
+    }
+}
+
+/// [`lz4_compress`] in a guest.
+pub fn lz4_compress_script() -> Script {
+    let lz4 = program("lz4");
+    Script {
+        before: format!("cat $data >$d/a.tar\n{FORGET}"),
+        timed: format!("{lz4} -q -f -1 $d/a.tar $d/a.lz4\nsync\n"),
+    }
+}
+
+/// [`lz4_extract`] in a guest.
+pub fn lz4_extract_script() -> Script {
+    let lz4 = program("lz4");
+    Script {
+        before: format!("{lz4} -q -f -1 $data $d/a.lz4\n{FORGET}"),
+        timed: format!("{lz4} -q -f -d $d/a.lz4 $d/out\nsync\n"),
+    }
 }

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
+use super::guest::Script;
 use crate::error::{Error, Result};
 use crate::session::Measured;
 
 /// What is measured of memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum What {
     /// Copying a buffer that no cache holds.
     Copy,
@@ -16,6 +17,50 @@ pub enum What {
     Set,
     /// Reading at places that nothing can foresee, one after the other.
     Latency,
+}
+
+/// The same in a process of its own, as guests have it; prints the figure.
+#[derive(clap::Args, Debug, Clone)]
+pub struct Probe {
+    /// What is measured
+    #[arg(value_enum)]
+    pub what: What,
+    /// Bytes of the buffer
+    #[arg(value_parser = crate::size::parse)]
+    pub bytes: u64,
+}
+
+impl Probe {
+    /// Measures, and prints.
+    ///
+    /// # Errors
+    /// When so much cannot be measured.
+    pub fn run(&self) -> Result<String> {
+        let bytes =
+            usize::try_from(self.bytes).map_err(|_| Error::usage("so much memory cannot be measured"))?;
+        measure(self.what, bytes).map(|measured| measured.value.to_string())
+    }
+}
+
+/// The program of ours that has the probe.
+pub const PROGRAM: &str = "cvmio-bench";
+
+/// In a guest.
+pub fn script(what: What, bytes: usize) -> Script {
+    let what = match what {
+        What::Copy => "copy",
+        What::Set => "set",
+        What::Latency => "latency",
+    };
+    Script { before: String::new(), timed: format!("/usr/bin/{PROGRAM} bench memory-probe {what} {bytes}\n") }
+}
+
+/// Reads what the probe prints.
+pub fn figures(said: &str) -> Result<Measured> {
+    let value = said.trim().parse::<f64>();
+    let value =
+        value.map_err(|_| Error::io(format!("the probe of memory says no figure: {}", said.trim())))?;
+    Ok(Measured { value, figures: BTreeMap::new() })
 }
 
 /// Measures for at least so long.
@@ -36,8 +81,13 @@ pub fn measure(what: What, bytes: usize) -> Result<Measured> {
                 black_box(&mut buffer).fill(black_box(value));
             }))
         }
-        What::Latency => latency(bytes),
+        What::Latency => latency(latency_bytes(bytes)),
     }
+}
+
+/// Latency is measured in a quarter: of 256 MiB that is the largest block of tinymembench.
+pub fn latency_bytes(bytes: usize) -> usize {
+    bytes / 4
 }
 
 fn bandwidth(bytes: usize, mut once: impl FnMut()) -> Measured {
@@ -85,6 +135,8 @@ mod tests {
         let of = |bytes| measure(What::Latency, bytes).unwrap().value;
         let (small, large) = (of(8 << 10), of(64 << 20));
         assert!(small < large && small > 0.1, "{small} {large}");
+        let probe = Probe { what: What::Copy, bytes: 1 << 20 };
+        assert!(figures(&probe.run().unwrap()).unwrap().value > 1e7 && figures("").is_err());
         assert!(measure(What::Copy, 1 << 20).unwrap().value > 1e7);
         assert!(measure(What::Set, 1 << 20).unwrap().value > 1e7);
     }

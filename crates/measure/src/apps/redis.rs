@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 
-use super::{Place, command};
+use super::guest::{Script, program};
+use super::{Place, Sizes, command};
 use crate::error::{Context, Error, Result};
 use crate::program::{Server, output};
 use crate::session::Measured;
@@ -27,8 +28,26 @@ pub fn benchmark(place: &Place<'_>, what: &str) -> Result<Measured> {
     figures(&said)
 }
 
+/// [`benchmark`] in a guest.
+pub fn script(what: &str, sizes: &Sizes) -> Script {
+    let (server, benchmark) = (program("redis-server"), program("redis-benchmark"));
+    let before = format!(
+        "{server} --port 0 --save '' --appendonly yes --unixsocket /run/redis --dir $d >/run/redis.log 2>&1 &\n\
+         server=$!\n\
+         trap 'kill $server; wait $server || true' EXIT\n\
+         for glance in $(seq 1000); do\n\
+         if [ -S /run/redis ]; then break; fi\n\
+         kill -0 $server || {{ cat /run/redis.log >&2; exit 1; }}\n\
+         sleep 0.02\n\
+         done\n"
+    );
+    let requests = sizes.requests;
+    let timed = format!("{benchmark} -s /run/redis -t {what} -r 100000 --csv -n {requests}\n");
+    Script { before, timed }
+}
+
 /// Reads the benchmark's table: a head, and a line for its one test.
-fn figures(csv: &str) -> Result<Measured> {
+pub fn figures(csv: &str) -> Result<Measured> {
     let wrong = || Error::io(format!("redis-benchmark says nothing that can be read: {}", csv.trim()));
     let mut lines = csv
         .lines()

@@ -7,7 +7,8 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::{Place, command};
+use super::guest::Script;
+use super::{Place, Sizes, command};
 use crate::error::{Context, Error, Result};
 use crate::interrupt::Interrupt;
 use crate::program::output;
@@ -44,7 +45,8 @@ impl Program {
         Ok(program)
     }
 
-    fn path(&self) -> PathBuf {
+    /// The compiled file.
+    pub fn path(&self) -> PathBuf {
         self.directory.path().join("ycsb")
     }
 
@@ -60,7 +62,17 @@ impl Program {
     }
 }
 
-fn figures(said: &str) -> Result<Measured> {
+/// The name of the program in guests.
+pub const NAME: &str = "cvmio-ycsb";
+
+/// A mix in a guest; the program takes the time by itself, without what it loads.
+pub fn script(mix: &str, sizes: &Sizes) -> Script {
+    let (records, operations) = (sizes.records, sizes.operations);
+    Script { before: String::new(), timed: format!("/usr/bin/{NAME} $d/db {mix} {records} {operations}\n") }
+}
+
+/// Reads what the program prints.
+pub fn figures(said: &str) -> Result<Measured> {
     let wrong =
         || Error::io(format!("the program for RocksDB says nothing that can be read: {}", said.trim()));
     let numbers: Vec<f64> = said

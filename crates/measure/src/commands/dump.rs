@@ -10,7 +10,7 @@ use super::vm::confidential;
 use crate::dump::{Row, search};
 use crate::error::Result;
 use crate::interrupt::Interrupt;
-use crate::target::{Ground, Guests, Need, Vm};
+use crate::target::{Contents, Environment, Guests, Need, Vm};
 
 /// What a host finds in the memory and on the disks of a virtual machine
 ///
@@ -38,18 +38,19 @@ pub struct DumpArgs {
 /// When the guest cannot be booted or dumped.
 pub fn dump(args: &DumpArgs, cvmio: &Path) -> Result<()> {
     let interrupt = Interrupt::on_signals()?;
-    let ground = Ground {
+    let environment = Environment {
         need: Need::Blocks,
         directory: &args.dir,
         size: 0,
         cvmio,
         destroy: &[],
         guests: &args.guests,
+        contents: &Contents::default(),
         interrupt: &interrupt,
     };
-    show_found(args, "Plain virtual machine", &search(&Vm::default(), &ground)?);
+    show_found(args, "Plain virtual machine", &search(&Vm::default(), &environment)?);
     match confidential(&args.guests) {
-        Ok(vm) => show_found(args, &format!("Confidential machine ({vm})"), &search(&vm, &ground)?),
+        Ok(vm) => show_found(args, &format!("Confidential machine ({vm})"), &search(&vm, &environment)?),
         Err(why) => show::print(&format!("Confidential machine: not on this machine, because {why}.")),
     }
     Ok(())

@@ -10,13 +10,13 @@ use report::question::Question;
 use report::run::{Run, State};
 
 use super::{AgainArgs, Measure, ResumeArgs, TargetArgs, Words, show};
-use crate::apps::{App, Apps, Sizes};
+use crate::apps::{App, Apps, Sites, Sizes};
 use crate::error::{Context, Error, Result};
 use crate::fio::{Fio, Job, Scale, Set, open_loop};
 use crate::interrupt::Interrupt;
 use crate::program::version;
 use crate::session::{self, Plan, Work};
-use crate::target::{Accel, Ground, Spec};
+use crate::target::{Accel, Environment, Spec};
 
 /// fio on each target, in turns
 ///
@@ -62,12 +62,16 @@ pub struct FioArgs {
 
 /// Applications on a file system on each target, in turns
 ///
-/// An ext4 is made on each target and mounted; tmpfs is used as it is. This needs root. What a program that is missing would have measured is
-/// left out, and its Debian package named.
+/// An ext4 is made on each target and mounted; tmpfs is used as it is. This needs root, but for vm targets, which run the same programs in a
+/// guest. What a program that is missing would have measured is left out, and its Debian package named. PostgreSQL and compilers are not run
+/// in guests.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "\
 Example: data bases on a volume, beside the bare disk
-  cvmio bench apps --dir /srv --target /srv --target cvmio --apps sqlite,redis,postgres")]
+  cvmio bench apps --dir /srv --target /srv --target cvmio --apps sqlite,redis,postgres
+
+Example: the same inside virtual machines
+  cvmio bench apps --guest-kernel kernel --target vm --target vm:protect=cvmio --apps sqlite,redis")]
 pub struct AppsArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "it has its own")]
@@ -75,6 +79,20 @@ pub struct AppsArgs {
     /// What is run
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["sqlite", "redis", "rocksdb", "postgres", "tar", "lz4"])]
     pub apps: Vec<App>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "it has its own")]
+    pub sizes: SizeArgs,
+    /// Seconds of pgbench
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86400))]
+    pub seconds: u32,
+    /// A C project that `make` builds
+    #[arg(long, value_name = "DIR")]
+    pub project: Option<PathBuf>,
+}
+
+/// Sizes of what applications do, wherever they run.
+#[derive(Args, Debug, Clone)]
+pub struct SizeArgs {
     /// Inserts of sqlite, each a transaction; also the operations of its mix
     #[arg(long, default_value_t = 2500, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     pub inserts: u32,
@@ -87,15 +105,9 @@ pub struct AppsArgs {
     /// Operations of each of RocksDB's mixes
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub operations: u32,
-    /// Seconds of pgbench
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86400))]
-    pub seconds: u32,
     /// The tree that tar and lz4 pack
     #[arg(long, default_value = "/usr/include", value_name = "DIR")]
     pub tree: PathBuf,
-    /// A C project that `make` builds
-    #[arg(long, value_name = "DIR")]
-    pub project: Option<PathBuf>,
 }
 
 /// What the command line does not say by itself.
@@ -180,7 +192,6 @@ pub fn scm(args: &crate::scm::ScmArgs, order: Order) -> Result<()> {
     let args = crate::scm::ScmArgs { out: Some(out.clone()), ..args.clone() };
     let run = crate::scm::run(&args, order.words, &order.cvmio)?;
     show::print(&show::summary(&run));
-    show::print(&run.notes.join("\n"));
     tell_end(&run, &out)
 }
 
@@ -193,22 +204,28 @@ const MEMORY: usize = 256 << 20;
 /// When nothing can be measured.
 pub fn apps(args: &AppsArgs, order: Order) -> Result<()> {
     let interrupt = Interrupt::on_signals()?;
-    for directory in std::iter::once(&args.tree).chain(&args.project) {
+    for directory in std::iter::once(&args.sizes.tree).chain(&args.project) {
         if !directory.is_dir() {
             return Err(Error::usage(format!("{} is no directory", directory.display())));
         }
     }
+    let (planned, _) = args.targets.plan()?;
+    let [here, guests] = [false, true]
+        .map(|in_guest| planned.iter().any(|target| matches!(target.spec, Spec::Vm(_)) == in_guest));
+    // As much everywhere: two buffers, beside the guest's own files.
+    let in_guests = usize::try_from(args.targets.guests.memory / 8).unwrap_or(MEMORY);
     let sizes = Sizes {
-        inserts: args.inserts,
-        requests: args.requests,
-        records: args.records,
-        operations: args.operations,
+        inserts: args.sizes.inserts,
+        requests: args.sizes.requests,
+        records: args.sizes.records,
+        operations: args.sizes.operations,
         seconds: args.seconds,
-        tree: args.tree.clone(),
+        tree: args.sizes.tree.clone(),
         project: args.project.clone(),
-        memory: MEMORY,
+        memory: if guests { in_guests.min(MEMORY) } else { MEMORY },
     };
-    let (work, missing) = Apps::new(&args.apps, sizes, &interrupt)?;
+    let sites = Sites { here, guests, directory: &args.targets.dir, cvmio: &order.cvmio };
+    let (work, missing) = Apps::new(&args.apps, sizes, sites, &interrupt)?;
     if work.is_empty() {
         return Err(Error::usage(format!("nothing can be run: {}", missing.join("; "))));
     }
@@ -306,17 +323,18 @@ pub fn carry_out(
         Error::usage(format!("{}: choose another directory with --dir", args.dir.display())).because(error)
     })?;
     let cvmio = &order.cvmio;
-    let ground = Ground {
+    let environment = Environment {
         need,
         directory: &directory,
         size: args.size,
         cvmio,
         destroy: &args.destroy_data,
         guests: &args.guests,
+        contents: &work.contents(),
         interrupt,
     };
     tell_duration(&plan, work);
-    let run = session::run(&plan, work, &ground, order.before)?;
+    let run = session::run(&plan, work, &environment, order.before)?;
     show::print(&show::summary(&run));
     tell_end(&run, &out)
 }

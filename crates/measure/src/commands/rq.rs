@@ -7,7 +7,7 @@ use super::measure::{FioArgs, Order, fio};
 use super::vm::{confidential, read};
 use super::{Measure, Words, show};
 use crate::error::{Context, Error, Result};
-use crate::target::Spec;
+use crate::target::{Spec, Vm};
 
 /// Answer a research question of the thesis, or say why this machine cannot
 ///
@@ -91,14 +91,27 @@ fn fill(args: &RqArgs, plan: &mut FioArgs) -> Result<std::result::Result<(), Str
         plan.targets.baseline.get_or_insert_with(|| "vm:protect=dm-integrity".into());
     }
     let guests = &plan.targets.guests;
-    match (args.question, confidential(guests)) {
+    let confidential = confidential(guests);
+    match (args.question, confidential) {
         (1, Err(why)) => return Ok(Err(why)),
         (1, Ok(vm)) => plan.targets.targets.push(Spec::Vm(vm)),
-        // The thesis compares the effect in both kinds of machine.
-        (2..=4, Ok(vm)) => plan.targets.targets.push(Spec::Vm(vm)),
+        // The thesis compares the effect in both kinds of machine. A confidential one always has the bounce buffer of question 2.
+        (3..=4, Ok(kind)) => {
+            let more = of_kind(&plan.targets.targets, &kind);
+            plan.targets.targets.extend(more);
+        }
         _ => {}
     }
     Ok(Ok(()))
+}
+
+/// The same machines with another kind of memory.
+fn of_kind(targets: &[Spec], kind: &Vm) -> Vec<Spec> {
+    let machines = targets.iter().filter_map(|target| match target {
+        Spec::Vm(vm) => Some(Spec::Vm(Vm { kind: kind.kind, ..vm.clone() })),
+        _ => None,
+    });
+    machines.collect()
 }
 
 #[cfg(test)]
@@ -129,6 +142,14 @@ mod tests {
             assert!(names.len() >= least && baseline == base, "{question}: {names:?} {baseline}");
             assert_eq!(names.iter().any(|name| name == "cvmio level=off"), question == 5 && !in_guest);
         }
+    }
+
+    #[test]
+    fn a_question_is_asked_of_each_kind_of_machine() {
+        let machines = read(&["vm:completion=poll", "vm", "tmpfs"]).unwrap();
+        let Ok(Spec::Vm(snp)) = "vm:kind=snp".parse() else { panic!("no machine") };
+        let names: Vec<String> = of_kind(&machines, &snp).iter().map(Spec::to_string).collect();
+        assert_eq!(names, ["vm:completion=poll,kind=snp", "vm:kind=snp"]);
     }
 
     #[test]

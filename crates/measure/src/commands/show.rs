@@ -6,6 +6,7 @@ use std::path::Path;
 
 use report::page::{self, Options};
 use report::plot::Font;
+use report::question::Question;
 use report::run::Run;
 use report::table;
 
@@ -29,7 +30,13 @@ pub fn summary(run: &Run) -> String {
         .filter(|table| !table.rows.is_empty())
         .map(|table| table.text())
         .collect();
-    parts.push(page::sentences(run, &options).join("\n"));
+    let mut said = match run.question.and_then(Question::of) {
+        Some(question) => question.here(run, &options),
+        None => page::sentences(run, &options),
+    };
+    said.extend(page::missing(run).into_iter().map(|missing| format!("Not measured: {missing}")));
+    said.extend(run.notes.iter().map(|note| format!("To know: {note}")));
+    parts.push(said.join("\n"));
     parts.join("\n")
 }
 

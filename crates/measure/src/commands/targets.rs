@@ -12,11 +12,12 @@ use crate::target::{Guests, Spec, Variation, Vm, Volume, one_less};
 #[derive(Args, Debug, Clone)]
 pub struct TargetArgs {
     /// What is measured; once for each. A directory (a file is made in it), an existing file or block device, an NBD address, tmpfs,
-    /// cvmio[:SETTING=VALUE,...], nbdkit, nbdkit-luks, qemu, qemu-luks, dm-crypt, dm-integrity, vm[:SETTING=VALUE,...] [default: the directory
-    /// of --dir, and cvmio]
+    /// cvmio[:SETTING=VALUE,...], nbdkit, nbdkit-luks, qemu, qemu-luks, dm-crypt, dm-integrity, vm[:SETTING=VALUE,...] [default: bench fio and
+    /// apps take the directory of --dir, and cvmio; bench vm the papers' matrix; bench breakdown vm, and with iothread=on, and with bounce=on]
     #[arg(long = "target", value_name = "TARGET")]
     pub targets: Vec<Spec>,
-    /// Measure each cvmio or vm target with all values of these settings, as in suite=aes-256-gcm,aegis-128x2,level=strict,off
+    /// Measure each cvmio or vm target with all values of these settings, as in suite=aes-256-gcm,aegis-128x2,level=strict,off or
+    /// disk=virtio-blk,nvme,bounce=off,on
     #[arg(long, value_name = "SETTING=VALUE,...", conflicts_with = "one_less")]
     pub vary: Option<Variation>,
     /// Measure each cvmio target with all protections, and with one taken away at a time

@@ -2,20 +2,24 @@
 
 use clap::Args;
 
-use super::measure::{FioArgs, Order, fio};
+use super::measure::{AppsArgs, FioArgs, Order, SizeArgs, apps as apps_of, fio};
+use crate::apps::App;
 use crate::error::{Error, Result};
 use crate::target::vm::settings::Kind;
 use crate::target::{Settings, Spec, Vm, vm as machines};
 
-/// fio inside virtual machines that are booted for it, in turns
+/// fio or applications inside virtual machines that are booted for it, in turns
 ///
-/// Each vm target is a machine of its own: QEMU boots a kernel (--guest-kernel) with an initramfs that is made of this machine's own fio,
-/// busybox and, where they take part, cryptsetup and cvmio. Machines whose turn it is not are stopped. Without targets, the papers' matrix is
-/// measured: one setting of the plain machine is changed at a time. Other targets may take part, too.
+/// Each vm target is a machine of its own: QEMU boots a kernel (--guest-kernel) with an initramfs that is made of this machine's own busybox
+/// and fio or applications and, where they take part, cryptsetup and cvmio. Machines whose turn it is not are stopped. Without targets, the
+/// papers' matrix is measured: one setting of the plain machine is changed at a time. Other targets may take part, too.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "\
 Example: what forcing the bounce buffer costs, at each kind of disk
   cvmio bench vm --target vm --vary disk=virtio-blk,virtio-scsi,nvme,bounce=off,on
+
+Example: data bases and an archiver, on each kind of encryption
+  cvmio bench vm --apps sqlite,redis,tar --target vm --vary protect=none,dm-crypt,cvmio
 
 Example: a kernel that was unpacked from its Debian package
   dpkg-deb -x linux-image-*-cloud-amd64_*.deb kernel && depmod -b kernel VERSION
@@ -24,6 +28,12 @@ pub struct VmArgs {
     #[command(flatten)]
     #[expect(missing_docs, reason = "it has its own")]
     pub fio: FioArgs,
+    /// Run these applications instead of fio, on a file system on each disk
+    #[arg(long, value_enum, value_delimiter = ',', conflicts_with_all = ["sets", "job_file", "only", "aged", "rate", "seconds", "warm_up"])]
+    pub apps: Vec<App>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "it has its own")]
+    pub sizes: SizeArgs,
 }
 
 /// The papers' matrix, one setting at a time.
@@ -55,6 +65,13 @@ pub fn vm(args: &VmArgs, order: Order) -> Result<()> {
         targets.extend(confidential(&plan.targets.guests).ok().map(Spec::Vm));
     } else if !targets.iter().any(|target| matches!(target, Spec::Vm(_))) {
         return Err(Error::usage("none of the targets is a machine; add --target vm, or use bench fio"));
+    }
+    if !args.apps.is_empty() {
+        let names: Vec<String> = args.apps.iter().map(|app| format!("{app:?}").to_lowercase()).collect();
+        let order = order.titled(&format!("vm: {}", names.join(", ")));
+        let (targets, apps, sizes) = (plan.targets, args.apps.clone(), args.sizes.clone());
+        // Neither PostgreSQL nor a compiler is run in a guest, so what they need is not asked for.
+        return apps_of(&AppsArgs { targets, apps, sizes, seconds: 10, project: None }, order);
     }
     let sets: Vec<&str> = plan.sets.iter().map(|set| set.name()).collect();
     let title = plan.job_file.as_ref().map_or_else(|| sets.join(", "), |path| path.display().to_string());

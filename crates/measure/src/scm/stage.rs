@@ -15,7 +15,7 @@ use super::cases::{Hot, Load};
 use crate::error::{Context, Error, Result};
 use crate::fio;
 use crate::interrupt::Interrupt;
-use crate::program::{Server, output, run, shown};
+use crate::program::{Server, of_ours, output, run, shown};
 use crate::session::Measured;
 
 /// The baseline.
@@ -53,7 +53,7 @@ pub fn is_mapped(target: &str) -> bool {
 }
 
 /// What all targets are made with.
-pub struct Ground<'a> {
+pub struct Setup<'a> {
     pub program: PathBuf,
     library: PathBuf,
     directory: &'a Path,
@@ -62,14 +62,13 @@ pub struct Ground<'a> {
     interrupt: &'a Interrupt,
 }
 
-impl<'a> Ground<'a> {
+impl<'a> Setup<'a> {
     /// # Errors
     /// When `cvmio-scm` or its library is not there.
     pub fn new(args: &'a ScmArgs, cvmio: &Path, interrupt: &'a Interrupt) -> Result<Self> {
         let ours = std::env::current_exe().doing("this program")?;
         let places: Vec<&Path> = [&ours, cvmio].into_iter().filter_map(Path::parent).collect();
-        let program = places.iter().map(|place| place.join("cvmio-scm")).find(|path| path.exists());
-        let program = program.unwrap_or_else(|| "cvmio-scm".into());
+        let program = of_ours("cvmio-scm", cvmio);
         let near = ["libcvmio_scm.so", "../lib/cvmio/libcvmio_scm.so"];
         let known = places.iter().flat_map(|place| near.map(|path| place.join(path)));
         let known = known.chain(["/usr/lib/cvmio/libcvmio_scm.so".into()]);
@@ -85,7 +84,7 @@ impl<'a> Ground<'a> {
 
 /// A target that is at work.
 pub struct Stage<'a> {
-    ground: &'a Ground<'a>,
+    setup: &'a Setup<'a>,
     name: String,
     commands: Vec<String>,
     /// What a turn before has left running, and whether all of its pages may be open. It ends before its place goes.
@@ -95,8 +94,8 @@ pub struct Stage<'a> {
 
 impl<'a> Stage<'a> {
     /// Nothing is made before the first turn.
-    pub fn new(ground: &'a Ground<'a>, name: &str) -> Self {
-        Self { ground, name: name.into(), commands: Vec::new(), serving: None, place: None }
+    pub fn new(setup: &'a Setup<'a>, name: &str) -> Self {
+        Self { setup, name: name.into(), commands: Vec::new(), serving: None, place: None }
     }
 
     /// The commands that made it.
@@ -129,8 +128,8 @@ impl<'a> Stage<'a> {
 
     fn at(&mut self, name: &str) -> Result<PathBuf> {
         if self.place.is_none() {
-            let made = TempDir::with_prefix_in("cvmio-bench-scm-", self.ground.directory);
-            self.place = Some(made.doing(self.ground.directory.display())?);
+            let made = TempDir::with_prefix_in("cvmio-bench-scm-", self.setup.directory);
+            self.place = Some(made.doing(self.setup.directory.display())?);
         }
         let place = self.place.as_ref().ok_or_else(|| Error::io("there is no directory"))?;
         Ok(place.path().join(name))
@@ -150,18 +149,18 @@ impl<'a> Stage<'a> {
         if !region.exists() {
             fs::write(&key, [7; 64]).doing("a key")?;
             fs::create_dir(self.at("mnt")?).doing("a directory to mount on")?;
-            let mut create = Command::new(&self.ground.program);
+            let mut create = Command::new(&self.setup.program);
             create.arg("create").arg(&region).arg("--key-file").arg(&key);
-            create.args(["--size", &self.ground.size.to_string(), "--page-size", &self.page().to_string()]);
+            create.args(["--size", &self.setup.size.to_string(), "--page-size", &self.page().to_string()]);
             self.commands.push(shown(&create));
-            output(&mut create, self.ground.interrupt)?;
+            output(&mut create, self.setup.interrupt)?;
         }
-        let mut serve = Command::new(&self.ground.program);
+        let mut serve = Command::new(&self.setup.program);
         serve.arg("serve").arg(&region).arg("--key-file").arg(&key).arg("--socket").arg(&socket);
         if is_file(&self.name) {
             serve.args(["--mode", "fuse", "--mountpoint"]).arg(self.at("mnt")?);
         } else {
-            let limit = if wide { self.ground.size * 2 } else { self.ground.size / 4 };
+            let limit = if wide { self.setup.size * 2 } else { self.setup.size / 4 };
             serve.args(["--mode", "userfaultfd", "--idle-ms", "600000", "--open-limit", &limit.to_string()]);
             if self.name == WITHOUT {
                 serve.args(["--read-ahead", "0"]);
@@ -174,7 +173,7 @@ impl<'a> Stage<'a> {
         let mut server = Server::start(&mut serve)?;
         let file = self.at("mnt/pmem")?;
         let is_file = is_file(&self.name);
-        server.wait_until(self.ground.interrupt, || {
+        server.wait_until(self.setup.interrupt, || {
             socket.exists() && (!is_file || file.exists()) && UnixStream::connect(&socket).is_ok()
         })?;
         self.serving = Some((server, wide));
@@ -184,7 +183,7 @@ impl<'a> Stage<'a> {
     /// Lets a program have its mapping served, if this target is one.
     fn preloaded(&mut self, command: &mut Command) -> Result<()> {
         if is_mapped(&self.name) {
-            command.env("LD_PRELOAD", &self.ground.library);
+            command.env("LD_PRELOAD", &self.setup.library);
             command.env("CVMIO_SCM_REGION", self.at("region")?).env("CVMIO_SCM_SOCKET", self.at("socket")?);
         }
         Ok(())
@@ -193,15 +192,15 @@ impl<'a> Stage<'a> {
     fn fio(&mut self, load: &Load) -> Result<Measured> {
         let file = self.at(if is_file(&self.name) { "mnt/pmem" } else { "region" })?;
         if !file.exists() {
-            let mut zeros = File::open("/dev/zero").doing("/dev/zero")?.take(self.ground.size);
+            let mut zeros = File::open("/dev/zero").doing("/dev/zero")?.take(self.setup.size);
             let mut plain = File::create(&file).doing(file.display())?;
             std::io::copy(&mut zeros, &mut plain).doing(file.display())?;
         }
         let mut command = Command::new("fio");
         command.arg("--output-format=json").arg(format!("--filename={}", file.display()));
-        command.args(load.options(self.ground.size, self.ground.seconds));
+        command.args(load.options(self.setup.size, self.setup.seconds));
         self.preloaded(&mut command)?;
-        let said = output(&mut command, self.ground.interrupt)?;
+        let said = output(&mut command, self.setup.interrupt)?;
         fio::figures(&said, Metric::Bandwidth)
     }
 
@@ -211,12 +210,12 @@ impl<'a> Stage<'a> {
         let mut command = Command::new(program);
         command.args(["bench", "scm-probe"]).args(words);
         self.preloaded(&mut command)?;
-        let said = run(&mut command, self.ground.interrupt)?.must_succeed(&command)?.said;
+        let said = run(&mut command, self.setup.interrupt)?.must_succeed(&command)?.said;
         serde_json::from_str(&said).doing("what a probe printed")
     }
 
     fn naive(&mut self, kind: &str, record: u64) -> Result<Measured> {
-        let (size, seconds) = (self.ground.size / 8, self.ground.seconds);
+        let (size, seconds) = (self.setup.size / 8, self.setup.seconds);
         let words = format!("naive --length {size} --record {record} --kind {kind} --seconds {seconds}");
         let words: Vec<String> = words.split(' ').map(String::from).collect();
         let figures = self.probe(&words)?;
@@ -229,7 +228,7 @@ impl<'a> Stage<'a> {
         if !file.exists() {
             File::create(&file).doing(file.display())?;
         }
-        let numbers = [("--length", self.ground.size), ("--page", self.page())];
+        let numbers = [("--length", self.setup.size), ("--page", self.page())];
         let mut words = vec!["faults".to_string(), "--file".into(), file.display().to_string()];
         words.extend(numbers.iter().flat_map(|(name, number)| [(*name).into(), number.to_string()]));
         words.extend(in_order.then(|| "--in-order".into()));
@@ -246,9 +245,9 @@ impl<'a> Stage<'a> {
     /// What the server says of the steps.
     fn steps(&mut self) -> Result<BTreeMap<String, f64>> {
         let socket = self.at("socket")?;
-        let mut status = Command::new(&self.ground.program);
+        let mut status = Command::new(&self.setup.program);
         status.args(["status", "--json", "--socket"]).arg(socket);
-        let said = output(&mut status, self.ground.interrupt)?;
+        let said = output(&mut status, self.setup.interrupt)?;
         let status: serde_json::Value = serde_json::from_str(&said).doing("a server's status")?;
         let mut figures = BTreeMap::new();
         for name in ["faults", "ahead", "fault_p50_ns", "fault_p99_ns"] {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-use super::{Address, Ground, Ready, file, may_destroy};
+use super::{Address, Environment, Ready, file, may_destroy};
 use crate::error::{Context, Error, Result};
 
 /// So much is looked at, at the beginning and at the end, to find out whether something holds data.
@@ -17,32 +17,32 @@ const LOOK: u64 = 1 << 20;
 ///
 /// # Errors
 /// When it is not there, in use, too small, or holds data and was not named in `--destroy-data`.
-pub fn start(path: &Path, ground: &Ground<'_>) -> Result<Ready> {
+pub fn start(path: &Path, environment: &Environment<'_>) -> Result<Ready> {
     let shown = path.display();
     let kind =
         std::fs::metadata(path).map_err(|error| Error::usage(format!("{shown}")).because(error))?.file_type();
     if kind.is_dir() {
-        return file::in_directory(path, ground);
+        return file::in_directory(path, environment);
     }
     if !kind.is_block_device() && !kind.is_file() {
         return Err(Error::usage(format!("{shown} is neither a directory, nor a file, nor a block device")));
     }
     let mut opened = open(path, kind.is_block_device())?;
     let size = opened.seek(SeekFrom::End(0)).doing(&shown)?;
-    if size < ground.size {
+    if size < environment.size {
         return Err(Error::usage(format!(
             "{shown} has {} MiB, and --size says {} MiB; choose a smaller --size",
             size >> 20,
-            ground.size >> 20
+            environment.size >> 20
         )));
     }
-    if !may_destroy(&path.to_string_lossy(), ground) && holds_data(&mut opened, size).doing(&shown)? {
+    if !may_destroy(&path.to_string_lossy(), environment) && holds_data(&mut opened, size).doing(&shown)? {
         return Err(Error::usage(format!(
             "{shown} holds data, which would be overwritten; if that may be lost, say --destroy-data {shown}"
         )));
     }
     let direct = file::direct(path);
-    Ok(Ready::new(Address::File { path: path.to_path_buf(), direct }, ground.size))
+    Ok(Ready::new(Address::File { path: path.to_path_buf(), direct }, environment.size))
 }
 
 /// Opens it for itself: the kernel then refuses a block device that is mounted, swapped on, or part of another.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use super::mounts::Undo;
-use super::{Address, Ground, Kept, Ready, file, mounts, place};
+use super::{Address, Environment, Kept, Ready, file, mounts, place};
 use crate::error::{Context, Result};
 use crate::program::{output, shown};
 
@@ -22,12 +22,12 @@ pub fn unavailable() -> Option<String> {
 ///
 /// # Errors
 /// When cryptsetup is missing or fails.
-pub fn start(integrity: bool, ground: &Ground<'_>) -> Result<Ready> {
-    let place = place(ground)?;
+pub fn start(integrity: bool, environment: &Environment<'_>) -> Result<Ready> {
+    let place = place(environment)?;
     let root = place.path().canonicalize().doing(place.path().display())?;
     let (disk, key) = (root.join("disk"), root.join("key"));
     // The header takes 16 MiB, the tags and the journal of dm-integrity less than an eighth.
-    let room = ground.size + (32 << 20) + if integrity { ground.size / 8 } else { 0 };
+    let room = environment.size + (32 << 20) + if integrity { environment.size / 8 } else { 0 };
     file::allocate(&disk, room)?;
     fs::write(&key, b"no secret: what it protects is random").doing(key.display())?;
     let mut format = Command::new("cryptsetup");
@@ -43,16 +43,16 @@ pub fn start(integrity: bool, ground: &Ground<'_>) -> Result<Ready> {
         format.args(["--cipher=aes-gcm-random", "--integrity=aead", "--integrity-no-wipe"]);
     }
     format.arg(&disk).arg(&key);
-    output(&mut format, ground.interrupt)?;
-    let (device, loop_undo) = mounts::loop_device(&disk, ground.interrupt)?;
+    output(&mut format, environment.interrupt)?;
+    let (device, loop_undo) = mounts::loop_device(&disk, environment.interrupt)?;
     let name =
         format!("cvmio-bench-{}-{}", std::process::id(), if integrity { "integrity" } else { "crypt" });
     let mut open = Command::new("cryptsetup");
     open.args(["open", "--type=luks2", "--key-file"]).arg(&key).arg(&device).arg(&name);
-    output(&mut open, ground.interrupt)?;
+    output(&mut open, environment.interrupt)?;
     let close = Kept::Undo(Undo(["cryptsetup", "close", &name].map(String::from).to_vec()));
     let path = PathBuf::from("/dev/mapper").join(&name);
-    let mut ready = Ready::new(Address::File { path, direct: true }, ground.size);
+    let mut ready = Ready::new(Address::File { path, direct: true }, environment.size);
     ready.commands = vec![shown(&format), shown(&open)];
     ready.devices = vec![close, loop_undo];
     ready.place = Some(place);

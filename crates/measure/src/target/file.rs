@@ -8,7 +8,7 @@ use std::process::Command;
 use rustix::fs::{FallocateFlags, OFlags, fallocate, statvfs};
 use tempfile::TempDir;
 
-use super::{Address, Ground, Kept, Mount, Need, Ready, place};
+use super::{Address, Environment, Kept, Mount, Need, Ready, place};
 use crate::error::{Context, Error, Result};
 use crate::program::{output, shown};
 
@@ -47,11 +47,11 @@ pub fn direct(path: &Path) -> bool {
 ///
 /// # Errors
 /// When there is no space.
-pub fn in_directory(directory: &Path, ground: &Ground<'_>) -> Result<Ready> {
-    let place = place(&Ground { directory, ..*ground })?;
+pub fn in_directory(directory: &Path, environment: &Environment<'_>) -> Result<Ready> {
+    let place = place(&Environment { directory, ..*environment })?;
     let path = place.path().join("disk");
-    allocate(&path, ground.size)?;
-    let mut ready = plain(&path, ground.size);
+    allocate(&path, environment.size)?;
+    let mut ready = plain(&path, environment.size);
     ready.place = Some(place);
     Ok(ready)
 }
@@ -68,23 +68,23 @@ fn plain(path: &Path, size: u64) -> Ready {
 ///
 /// # Errors
 /// When memory does not suffice.
-pub fn tmpfs(ground: &Ground<'_>) -> Result<Ready> {
-    enough_memory(ground.size)?;
+pub fn tmpfs(environment: &Environment<'_>) -> Result<Ready> {
+    enough_memory(environment.size)?;
     if !rustix::process::geteuid().is_root() {
-        return in_directory(Path::new("/dev/shm"), ground);
+        return in_directory(Path::new("/dev/shm"), environment);
     }
     let place = TempDir::with_prefix("cvmio-bench-tmpfs-").doing("a directory to mount tmpfs on")?;
     let mut mount = Command::new("mount");
     // Space for an ext4's worth of a test and its own overhead.
-    let size = format!("size={}", ground.size + ground.size / 8 + (16 << 20));
+    let size = format!("size={}", environment.size + environment.size / 8 + (16 << 20));
     mount.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(place.path());
-    output(&mut mount, ground.interrupt)?;
+    output(&mut mount, environment.interrupt)?;
     let mount_point = Mount::kernel(place);
     let path = mount_point.place().join("disk");
-    if ground.need == Need::Blocks {
-        allocate(&path, ground.size)?;
+    if environment.need == Need::Blocks {
+        allocate(&path, environment.size)?;
     }
-    let mut ready = plain(&path, ground.size);
+    let mut ready = plain(&path, environment.size);
     ready.commands.push(shown(&mount));
     ready.mounts.push(Kept::Mount(mount_point));
     Ok(ready)

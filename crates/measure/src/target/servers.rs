@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 
-use super::{Address, Ground, Ready, file, may_destroy, place};
+use super::{Address, Environment, Ready, file, may_destroy, place};
 use crate::error::{Context, Error, Result};
 use crate::program::{Server, output, run, shown};
 
@@ -22,26 +22,26 @@ pub fn uri(socket: &Path) -> String {
 ///
 /// # Errors
 /// When it was not named in `--destroy-data`.
-pub fn external(uri: &str, ground: &Ground<'_>) -> Result<Ready> {
-    if !may_destroy(uri, ground) {
+pub fn external(uri: &str, environment: &Environment<'_>) -> Result<Ready> {
+    if !may_destroy(uri, environment) {
         return Err(Error::usage(format!(
             "{uri} would be overwritten; if its data may be lost, say --destroy-data '{uri}'"
         )));
     }
-    Ok(Ready::new(Address::Nbd(uri.into()), ground.size))
+    Ok(Ready::new(Address::Nbd(uri.into()), environment.size))
 }
 
 /// A file, or a LUKS image in its filter, behind nbdkit: through the page cache.
 ///
 /// # Errors
 /// When a program is missing or fails.
-pub fn nbdkit(luks: bool, ground: &Ground<'_>) -> Result<Ready> {
+pub fn nbdkit(luks: bool, environment: &Environment<'_>) -> Result<Ready> {
     let mut command = Command::new("nbdkit");
     command.args(["--foreground", "--exit-with-parent", "file", "disk"]);
     if luks {
         command.args(["--filter=luks", "passphrase=+secret"]);
     }
-    let mut ready = serve(command, "--unix", luks, ground)?;
+    let mut ready = serve(command, "--unix", luks, environment)?;
     ready.note = Some("it goes through the page cache".into());
     Ok(ready)
 }
@@ -50,7 +50,7 @@ pub fn nbdkit(luks: bool, ground: &Ground<'_>) -> Result<Ready> {
 ///
 /// # Errors
 /// When a program is missing or fails.
-pub fn qemu(luks: bool, ground: &Ground<'_>) -> Result<Ready> {
+pub fn qemu(luks: bool, environment: &Environment<'_>) -> Result<Ready> {
     let mut command = Command::new("qemu-nbd");
     command.args(["--persistent", "--shared=0", "--cache=none", "--aio=io_uring"]);
     if luks {
@@ -60,25 +60,25 @@ pub fn qemu(luks: bool, ground: &Ground<'_>) -> Result<Ready> {
     } else {
         command.args(["--format=raw", "disk"]);
     }
-    serve(command, "--socket", luks, ground)
+    serve(command, "--socket", luks, environment)
 }
 
 /// Starts a server that takes the place of its socket as `option`.
-fn serve(mut command: Command, option: &str, luks: bool, ground: &Ground<'_>) -> Result<Ready> {
-    let place = place(ground)?;
+fn serve(mut command: Command, option: &str, luks: bool, environment: &Environment<'_>) -> Result<Ready> {
+    let place = place(environment)?;
     let root = place.path().canonicalize().doing(place.path().display())?;
     let mut commands = Vec::new();
     if luks {
-        commands.push(make_luks(&root, ground)?);
+        commands.push(make_luks(&root, environment)?);
     } else {
-        file::allocate(&root.join("disk"), ground.size)?;
+        file::allocate(&root.join("disk"), environment.size)?;
     }
     let socket = root.join("socket");
     command.current_dir(&root).arg(option).arg(&socket);
     commands.push(shown(&command));
     let mut server = Server::start(&mut command)?;
-    server.wait_until(ground.interrupt, || UnixStream::connect(&socket).is_ok())?;
-    let mut ready = Ready::new(Address::Nbd(uri(&socket)), ground.size);
+    server.wait_until(environment.interrupt, || UnixStream::connect(&socket).is_ok())?;
+    let mut ready = Ready::new(Address::Nbd(uri(&socket)), environment.size);
     ready.commands = commands;
     ready.server = Some(server);
     ready.place = Some(place);
@@ -86,7 +86,7 @@ fn serve(mut command: Command, option: &str, luks: bool, ground: &Ground<'_>) ->
 }
 
 /// A LUKS1 image (aes-256-xts) with all its space taken. Its passphrase costs as little as the format allows: opening it is not measured.
-fn make_luks(place: &Path, ground: &Ground<'_>) -> Result<String> {
+fn make_luks(place: &Path, environment: &Environment<'_>) -> Result<String> {
     let secret = place.join("secret");
     fs::write(&secret, b"no secret: what it protects is random").doing(secret.display())?;
     let mut create = Command::new("qemu-img");
@@ -94,12 +94,12 @@ fn make_luks(place: &Path, ground: &Ground<'_>) -> Result<String> {
         .current_dir(place)
         .args(["create", "-q", "-f", "luks", "--object", "secret,id=key,file=secret"])
         .args(["-o", "key-secret=key,hash-alg=sha512,iter-time=10,preallocation=falloc", "disk"])
-        .arg(ground.size.to_string());
+        .arg(environment.size.to_string());
     for _ in 1..LUKS_ATTEMPTS {
-        let ended = run(&mut create, ground.interrupt)?;
+        let ended = run(&mut create, environment.interrupt)?;
         if ended.success || !ended.complained.contains("accurate CPU usage") {
             return ended.must_succeed(&create).map(|_| shown(&create));
         }
     }
-    output(&mut create, ground.interrupt).map(|_| shown(&create))
+    output(&mut create, environment.interrupt).map(|_| shown(&create))
 }

@@ -16,16 +16,18 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 
-use super::{Address, Ground, Need, Ready, file, place};
+use super::{Address, Environment, Need, Ready, file, place};
 use crate::error::{Context, Error, Result};
 use crate::interrupt::Interrupt;
-use crate::program::{Ended, Server, shown};
+use crate::program::{Ended, Server, find, shown};
 use agent::{Agent, base64};
 use image::Image;
 use kernel::Kernel;
+use qemu::More;
 use qmp::Qmp;
 use settings::{Completion, Kind, Protect};
 
+pub use image::Contents;
 pub use qemu::Accel;
 pub use settings::Vm;
 
@@ -33,6 +35,8 @@ pub use settings::Vm;
 const BOOT: Duration = Duration::from_secs(180);
 /// How long a script in a guest may take: what writes the whole disk is the longest.
 const SCRIPT: Duration = Duration::from_secs(1800);
+/// Where a guest has the file system of its disk.
+pub const MOUNT: &str = "/mnt/target";
 /// So much of a console goes into an error.
 const LINES: usize = 15;
 
@@ -84,10 +88,7 @@ impl Guests {
 }
 
 /// Why this machine cannot have such a guest.
-pub fn unavailable(vm: &Vm, guests: &Guests, need: Need) -> Option<String> {
-    if need == Need::Files {
-        return Some("applications are run on this machine only, not in guests".into());
-    }
+pub fn unavailable(vm: &Vm, guests: &Guests) -> Option<String> {
     vm.impossible().or_else(|| qemu::unavailable(vm.kind, guests))
 }
 
@@ -114,7 +115,11 @@ pub struct Guest {
     pub polls: bool,
     /// Its kernel's version.
     pub kernel: String,
+    /// Whether its disk has a file system, which is mounted.
+    pub mounted: bool,
     paused: bool,
+    /// Whether an answer has not come: the next one would be taken for that of another script.
+    lost: bool,
 }
 
 impl Guest {
@@ -128,7 +133,16 @@ impl Guest {
             self.paused = false;
         }
         let mut alive = || server.check().and_then(|()| interrupt.check());
-        self.agent.run(script, SCRIPT, &mut alive).map_err(|error| self.with_console(error))
+        self.agent.run(script, SCRIPT, &mut alive).map_err(|error| {
+            self.lost = true;
+            with_console(&self.directory, error)
+        })
+    }
+
+    /// # Errors
+    /// When a script was not answered.
+    pub fn check(&self) -> Result<()> {
+        if self.lost { Err(Error::io("the guest answers no more")) } else { Ok(()) }
     }
 
     /// Stops its processors until the next script, so that it does not disturb others.
@@ -157,10 +171,6 @@ impl Guest {
     pub fn traced(&self) -> Result<String> {
         let path = self.directory.join(qemu::TRACE);
         fs::read_to_string(&path).doing(path.display())
-    }
-
-    fn with_console(&self, error: Error) -> Error {
-        with_console(&self.directory, error)
     }
 }
 
@@ -191,6 +201,15 @@ pub fn script(command: &Command, file: Option<&Path>) -> Result<String> {
     Ok(script + &shown(command) + "\n")
 }
 
+/// The script that makes a file system on a device and mounts it.
+pub fn file_system(device: &Path, options: &[&str]) -> String {
+    let mut make = Command::new(find("mkfs.ext4").unwrap_or_else(|| "mkfs.ext4".into()));
+    make.args(options).arg(device);
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "ext4"]).arg(device).arg(MOUNT);
+    format!("set -e\n{}\nmkdir -p {MOUNT}\n{}\n", shown(&make), shown(&mount))
+}
+
 /// An answer as the end of a program.
 pub fn ended(answer: agent::Answer, took: Duration) -> Ended {
     Ended::new(answer.said, answer.complained, took, answer.code)
@@ -202,12 +221,12 @@ pub struct Boot<'a> {
     pub vm: &'a Vm,
     /// What is measured, when the script has run.
     pub device: PathBuf,
-    /// Disks beside the one that is measured: /dev/vdb and so on, where that is virtio-blk.
-    pub disks: Vec<PathBuf>,
+    /// A disk beside the one that is measured, which the guest may write: /dev/vdb, where that is virtio-blk.
+    pub disk: Option<PathBuf>,
     /// What is run when it is up.
     pub script: String,
-    /// Programs of this machine that it needs beside those of the settings.
-    pub programs: &'a [&'a str],
+    /// What it needs beside the programs of its settings.
+    pub contents: &'a Contents,
     /// Whether it needs cvmio.
     pub cvmio: bool,
 }
@@ -216,22 +235,22 @@ pub struct Boot<'a> {
 ///
 /// # Errors
 /// When a program is missing, or it does not boot.
-pub fn start(vm: &Vm, ground: &Ground<'_>) -> Result<Ready> {
-    let place = place(ground)?;
+pub fn start(vm: &Vm, environment: &Environment<'_>) -> Result<Ready> {
+    let place = place(environment)?;
     let root = place.path().canonicalize().doing(place.path().display())?;
     // A volume and LUKS2 need some more than they show.
-    let room = if vm.protect == Protect::None { 0 } else { ground.size / 4 + (64 << 20) };
-    file::allocate(&root.join(qemu::DISK), ground.size + room)?;
-    let (set_up, device) = protection(vm, ground.size);
+    let room = if vm.protect == Protect::None { 0 } else { environment.size / 4 + (64 << 20) };
+    file::allocate(&root.join(qemu::DISK), environment.size + room)?;
+    let (set_up, device) = protection(vm, environment.size);
     let boot = Boot {
         vm,
         device,
-        disks: Vec::new(),
+        disk: None,
         script: set_up,
-        programs: &["fio"],
+        contents: environment.contents,
         cvmio: vm.protect == Protect::Cvmio,
     };
-    let mut ready = boot.start(&root, ground)?;
+    let mut ready = boot.start(&root, environment)?;
     ready.place = Some(place);
     Ok(ready)
 }
@@ -241,11 +260,12 @@ impl Boot<'_> {
     ///
     /// # Errors
     /// When a program is missing, or it does not boot.
-    pub fn start(self, root: &Path, ground: &Ground<'_>) -> Result<Ready> {
-        let (guests, interrupt) = (ground.guests, ground.interrupt);
+    pub fn start(self, root: &Path, environment: &Environment<'_>) -> Result<Ready> {
+        let (guests, interrupt) = (environment.guests, environment.interrupt);
         let kernel = Kernel::find(&guests.kernel)?;
-        self.image(&kernel, ground)?.write(&root.join(qemu::IMAGE))?;
-        let mut command = qemu::command(self.vm, guests, &kernel.image, root, &self.disks)?;
+        self.image(&kernel, environment)?.write(&root.join(qemu::IMAGE))?;
+        let more = self.more();
+        let mut command = qemu::command(self.vm, guests, &kernel.image, root, &more)?;
         let mut server = Server::start(&mut command)?;
         // QEMU makes its sockets one after the other.
         let (mut agent, mut qmp) = (None, None);
@@ -262,17 +282,15 @@ impl Boot<'_> {
             .map_err(|error| with_console(root, error))?;
         let polls = self.vm.completion == Completion::Poll;
         let directory = root.to_path_buf();
-        let mut guest = Guest { agent, qmp, directory, polls, kernel: version, paused: false };
+        let (mounted, paused, lost) = (false, false, false);
+        let mut guest = Guest { agent, qmp, directory, polls, kernel: version, mounted, paused, lost };
         let scripts = [self.checks(), self.script];
         for script in scripts.iter().filter(|script| !script.is_empty()) {
             let answer = guest.run(&format!("set -e\n{script}"), &mut server, interrupt)?;
-            if answer.code != 0 {
-                let said = format!("{}{}", answer.said, answer.complained);
-                return Err(Error::io(format!("in the guest, code {}: {}", answer.code, said.trim())));
-            }
+            answer.must_succeed()?;
         }
         guest.pause()?;
-        let mut ready = Ready::new(Address::File { path: self.device, direct: true }, ground.size);
+        let mut ready = Ready::new(Address::File { path: self.device, direct: true }, environment.size);
         ready.commands = vec![shown(&command), format!("guest: Linux {}", guest.kernel)];
         ready.commands.extend(scripts.iter().map(|script| script.trim().to_string()));
         ready.commands.retain(|command| !command.is_empty());
@@ -281,14 +299,18 @@ impl Boot<'_> {
         Ok(ready)
     }
 
-    fn image<'k>(&self, kernel: &'k Kernel, ground: &Ground<'k>) -> Result<Image<'k>> {
-        let mut image = Image::new(kernel, ground.interrupt)?;
-        for program in self.programs {
-            image.program(program)?;
+    fn image<'k>(&self, kernel: &'k Kernel, environment: &Environment<'k>) -> Result<Image<'k>> {
+        let mut image = Image::new(kernel, environment.interrupt)?;
+        image.contents(self.contents)?;
+        if environment.need == Need::Files {
+            image.program("mkfs.ext4")?;
+            image.file_if_any(Path::new("/etc/mke2fs.conf"))?;
+            image.modules_if_any(&CHECKSUMS)?;
+            image.modules(&["ext4"], "")?;
         }
         let (modules, parameters) = qemu::modules(self.vm);
         image.modules(modules, parameters)?;
-        if !self.disks.is_empty() {
+        if !self.more().is_empty() {
             image.modules(&["virtio_blk"], "")?;
         }
         if matches!(self.vm.protect, Protect::DmCrypt | Protect::DmCryptInline | Protect::DmIntegrity) {
@@ -300,10 +322,17 @@ impl Boot<'_> {
             image.modules(&["dm_integrity"], "")?;
         }
         if self.cvmio {
-            image.own("cvmio", ground.cvmio)?;
+            image.own("cvmio", environment.cvmio)?;
             image.modules(&["ublk_drv"], "")?;
         }
         Ok(image)
+    }
+
+    /// The disks beside the one that is measured.
+    fn more(&self) -> Vec<More> {
+        let own = self.disk.iter().map(|path| More { path: path.clone(), read_only: false });
+        let data = self.contents.data.iter().map(|path| More { path: path.clone(), read_only: true });
+        own.chain(data).collect()
     }
 
     /// That the guest has what its settings say; a figure of another setting would be worse than none.
@@ -329,6 +358,9 @@ impl Boot<'_> {
         script
     }
 }
+
+/// What ext4 asks for, where a kernel has these as modules.
+const CHECKSUMS: [&str; 2] = ["crc32c_generic", "crc32c_intel"];
 
 /// What LUKS2 and its ciphers are made of, where a kernel has these as modules.
 const CIPHERS: [&str; 13] = [

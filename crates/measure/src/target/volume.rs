@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 
-use super::{Address, Front, Ground, Kept, Need, Ready, Volume, file, mounts, place, servers};
+use super::{Address, Environment, Front, Kept, Need, Ready, Volume, file, mounts, place, servers};
 use crate::error::{Context, Result};
 use crate::program::{Server, output, shown};
 
@@ -13,8 +13,8 @@ use crate::program::{Server, output, shown};
 ///
 /// # Errors
 /// When the command line refuses, or the front end does not come up.
-pub fn start(volume: &Volume, ground: &Ground<'_>) -> Result<Ready> {
-    let place = place(ground)?;
+pub fn start(volume: &Volume, environment: &Environment<'_>) -> Result<Ready> {
+    let place = place(environment)?;
     let root = place.path().canonicalize().doing(place.path().display())?;
     let mut key = [0; 64];
     fastrand::fill(&mut key);
@@ -22,17 +22,17 @@ pub fn start(volume: &Volume, ground: &Ground<'_>) -> Result<Ready> {
     // The volume protects random bytes for as long as the run takes: this key is no secret.
     fs::write(&key_file, key).doing(key_file.display())?;
     let cvmio = || {
-        let mut command = Command::new(ground.cvmio);
+        let mut command = Command::new(environment.cvmio);
         command.env("CVMIO_RUNTIME_DIR", root.join("run")).current_dir(&root);
         command
     };
     let mut create = cvmio();
     create.args(["volume", "create", "disk", "--provision=full", "--key-file=key"]);
-    create.args(["--size", &ground.size.to_string()]);
+    create.args(["--size", &environment.size.to_string()]);
     protections(volume, &mut create, &format!("file:{}", root.join("anchor").display()));
-    output(&mut create, ground.interrupt)?;
+    output(&mut create, environment.interrupt)?;
     let mut attach = cvmio();
-    let as_it_is_needed = match ground.need {
+    let as_it_is_needed = match environment.need {
         Need::Blocks => Front::Nbd,
         Need::Files => Front::Loop,
     };
@@ -52,8 +52,8 @@ pub fn start(volume: &Volume, ground: &Ground<'_>) -> Result<Ready> {
     let commands = vec![shown(&create), shown(&attach)];
     let mut server = Server::start(&mut attach)?;
     let shown_at = root.join("run/disk");
-    let (address, devices) = reach(shown_as, &shown_at, &mut server, ground)?;
-    let mut ready = Ready::new(address, ground.size);
+    let (address, devices) = reach(shown_as, &shown_at, &mut server, environment)?;
+    let mut ready = Ready::new(address, environment.size);
     ready.commands = commands;
     // The loop device is let go of before the daemon ends.
     ready.mounts = devices;
@@ -67,26 +67,26 @@ fn reach(
     shown_as: Front,
     shown_at: &Path,
     server: &mut Server,
-    ground: &Ground<'_>,
+    environment: &Environment<'_>,
 ) -> Result<(Address, Vec<Kept>)> {
     Ok(match shown_as {
         Front::Nbd => {
             let socket = shown_at.join("nbd.sock");
-            server.wait_until(ground.interrupt, || UnixStream::connect(&socket).is_ok())?;
+            server.wait_until(environment.interrupt, || UnixStream::connect(&socket).is_ok())?;
             (Address::Nbd(servers::uri(&socket)), Vec::new())
         }
         Front::Ublk => {
             let device = shown_at.join("disk");
-            server.wait_until(ground.interrupt, || device.exists())?;
+            server.wait_until(environment.interrupt, || device.exists())?;
             let path = device.canonicalize().doing(device.display())?;
             (Address::File { path, direct: true }, Vec::new())
         }
         Front::Fuse | Front::Loop => {
             let link = shown_at.join("disk");
-            server.wait_until(ground.interrupt, || link.exists())?;
+            server.wait_until(environment.interrupt, || link.exists())?;
             let path = link.canonicalize().doing(link.display())?;
             if shown_as == Front::Loop {
-                let (device, undo) = mounts::loop_device(&path, ground.interrupt)?;
+                let (device, undo) = mounts::loop_device(&path, environment.interrupt)?;
                 (Address::File { path: device, direct: true }, vec![undo])
             } else {
                 let direct = file::direct(&path);

@@ -4,7 +4,7 @@ use std::fs;
 
 use report::run::State;
 
-use super::Bench;
+use super::Runner;
 
 /// Whether loop devices can be mounted here.
 fn can_mount() -> bool {
@@ -20,16 +20,16 @@ fn every_application_runs_or_is_named_with_its_package() {
     if !can_mount() {
         return;
     }
-    let bench = Bench::new();
-    let project = bench.path("project");
+    let runner = Runner::new();
+    let project = runner.path("project");
     fs::create_dir(&project).unwrap();
     fs::write(project.join("x.c"), "int main(void) { return 0; }\n").unwrap();
     fs::write(project.join("Makefile"), "x: x.c\n\tcc -o x x.c\n").unwrap();
     let line = "apps --dir DIR --size 160M --target DIR --target tmpfs --turns 1 --no-control --out DIR/run.json \
                 --apps sqlite,redis,rocksdb,postgres,tar,lz4,compile,memory --inserts 20 --requests 200 --records 500 --operations 200 --seconds 1 \
                 --tree DIR/project --project DIR/project";
-    bench.run(line).unwrap();
-    let run = bench.result("run.json");
+    runner.run(line).unwrap();
+    let run = runner.result("run.json");
     assert_eq!((run.state, run.failures.as_slice()), (State::Complete, &[][..]));
     for (word, cases) in [
         ("sqlite", &["sqlite-insert", "sqlite-read-mix"][..]),
@@ -61,9 +61,9 @@ fn every_application_runs_or_is_named_with_its_package() {
         }
     }
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-    let ours = bench.directory.path().to_str().unwrap();
+    let ours = runner.directory.path().to_str().unwrap();
     assert!(!mounts.contains(ours), "{mounts}");
-    bench.run("report DIR/run.json").unwrap();
+    runner.run("report DIR/run.json").unwrap();
 }
 
 #[test]
@@ -71,19 +71,19 @@ fn an_application_that_fails_ends_its_row_with_its_output() {
     if !can_mount() {
         return;
     }
-    let bench = Bench::new();
-    fs::create_dir(bench.path("project")).unwrap();
-    fs::write(bench.path("project/Makefile"), "x:\n\techo this is why >&2; false\n").unwrap();
-    bench
+    let runner = Runner::new();
+    fs::create_dir(runner.path("project")).unwrap();
+    fs::write(runner.path("project/Makefile"), "x:\n\techo this is why >&2; false\n").unwrap();
+    runner
         .run(
             "apps --dir DIR --size 64M --target tmpfs --turns 2 --no-control --out DIR/run.json --apps compile,tar --tree DIR/project \
              --project DIR/project",
         )
         .unwrap();
-    let run = bench.result("run.json");
+    let run = runner.result("run.json");
     assert_eq!((run.failures.len(), run.failures[0].case.as_deref()), (1, Some("compile")));
     assert!(run.failures[0].message.contains("this is why"), "{:?}", run.failures);
     assert_eq!(run.values("tmpfs", "tar-gzip-compress").len(), 2);
-    assert!(bench.error("apps --target tmpfs --tree DIR/nowhere").contains("no directory"));
-    assert!(bench.error("apps --target tmpfs --apps compile --out DIR/x.json").contains("--project"));
+    assert!(runner.error("apps --target tmpfs --tree DIR/nowhere").contains("no directory"));
+    assert!(runner.error("apps --target tmpfs --apps compile --out DIR/x.json").contains("--project"));
 }

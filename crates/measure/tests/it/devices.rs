@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use super::{Bench, SMALL};
+use super::{Runner, SMALL};
 
 fn said(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).output().ok()?;
@@ -40,46 +40,46 @@ impl Drop for Loop {
 
 #[test]
 fn a_device_is_measured_if_it_is_empty_and_in_nobodys_use() {
-    let bench = Bench::new();
-    let file = bench.path("file");
+    let runner = Runner::new();
+    let file = runner.path("file");
     fs::write(&file, vec![0; 16 << 20]).unwrap();
     let Some(mut device) = Loop::of(&file) else { return };
     let name = device.device.clone();
     let line = format!(
         "fio {SMALL} --target {name} --only latency-randwrite --turns 1 --no-control --out DIR/run.json"
     );
-    bench.run(&line).unwrap();
-    let run = bench.result("run.json");
+    runner.run(&line).unwrap();
+    let run = runner.result("run.json");
     assert_eq!((run.samples.len(), run.targets[0].name.as_str()), (1, name.as_str()));
     // Now it holds what was measured with.
     let before = fs::read(&file).unwrap();
-    let refused = bench.error(&line);
+    let refused = runner.error(&line);
     assert!(
         refused.contains("holds data") && refused.contains(&format!("--destroy-data {name}")),
         "{refused}"
     );
     assert_eq!(fs::read(&file).unwrap(), before);
-    bench.run(&format!("{line} --destroy-data {name}")).unwrap();
+    runner.run(&format!("{line} --destroy-data {name}")).unwrap();
 
     said("mkfs.ext4", &["-q", "-F", &name]).unwrap();
-    let place = bench.path("mounted");
+    let place = runner.path("mounted");
     fs::create_dir(&place).unwrap();
     let place = place.to_str().unwrap().to_string();
     said("mount", &[&name, &place]).unwrap();
     device.mount = Some(place);
-    let refused = bench.error(&format!("{line} --destroy-data {name}"));
+    let refused = runner.error(&format!("{line} --destroy-data {name}"));
     assert!(refused.contains("in use") && refused.contains("mounted"), "{refused}");
     // With another target, that one's results are kept.
-    bench.run(&format!("{line} --target DIR --destroy-data {name}")).unwrap();
-    let run = bench.result("run.json");
+    runner.run(&format!("{line} --target DIR --destroy-data {name}")).unwrap();
+    let run = runner.result("run.json");
     assert_eq!((run.samples.len(), run.failures.len()), (1, 1));
     assert!(run.failures[0].message.contains("in use"), "{:?}", run.failures);
 }
 
 #[test]
 fn no_space_for_a_target_or_for_the_run_file_loses_nothing() {
-    let bench = Bench::new();
-    let place = bench.path("tiny");
+    let runner = Runner::new();
+    let place = runner.path("tiny");
     fs::create_dir(&place).unwrap();
     let place = place.to_str().unwrap().to_string();
     if said("mount", &["-t", "tmpfs", "-o", "size=16k", "tmpfs", &place]).is_none() {
@@ -95,16 +95,16 @@ fn no_space_for_a_target_or_for_the_run_file_loses_nothing() {
     }
     let _mounted = Mounted(place.clone());
     let line = format!("fio {SMALL} --only latency-read --turns 1 --no-control --out DIR/run.json");
-    bench.run(&format!("{line} --target DIR --target {place}")).unwrap();
-    let run = bench.result("run.json");
+    runner.run(&format!("{line} --target DIR --target {place}")).unwrap();
+    let run = runner.result("run.json");
     assert_eq!((run.samples.len(), run.failures.len()), (1, 1));
     assert!(run.failures[0].message.contains("MiB free"), "{:?}", run.failures);
 
     let line = format!(
         "fio {SMALL} --target DIR --only latency-read --turns 100 --no-control --out DIR/tiny/run.json"
     );
-    let error = bench.error(&line);
+    let error = runner.error(&line);
     assert!(error.contains("run.json cannot be written") && error.contains("No space left"), "{error}");
-    let kept = bench.result("tiny/run.json");
+    let kept = runner.result("tiny/run.json");
     assert!(!kept.samples.is_empty(), "what was measured before is whole");
 }

@@ -8,17 +8,19 @@ use measure::error::Kind;
 use measure::fio::{Fio, Scale, Set};
 use measure::interrupt::Interrupt;
 use measure::session::{self, Plan, Planned};
-use measure::target::{Ground, Guests, Need, Spec};
+use measure::target::{Contents, Environment, Guests, Need, Spec};
 use report::run::State;
 
-use super::{Bench, SMALL};
+use super::{Runner, SMALL};
 
 #[test]
 fn every_job_of_every_set_runs() {
-    let bench = Bench::new();
+    let runner = Runner::new();
     let sets = "--set cvm-io,in-memory,scm,rollbaccine,mlsdisk --rate 200";
-    bench.run(&format!("fio {SMALL} --target DIR --turns 1 --no-control {sets} --out DIR/run.json")).unwrap();
-    let run = bench.result("run.json");
+    runner
+        .run(&format!("fio {SMALL} --target DIR --turns 1 --no-control {sets} --out DIR/run.json"))
+        .unwrap();
+    let run = runner.result("run.json");
     assert_eq!((run.state, run.failures.as_slice()), (State::Complete, &[][..]));
     assert_eq!((run.cases.len(), run.samples.len()), (58, 58));
     assert!(run.samples.iter().all(|sample| sample.figures["requests"] >= 1.0));
@@ -27,17 +29,17 @@ fn every_job_of_every_set_runs() {
     assert!(run.programs["fio"].starts_with("fio-3"));
     assert!(run.machine.storage.contains(" on ") && run.machine.memory > 0);
     // Nothing is left but the run file.
-    assert_eq!(fs::read_dir(bench.directory.path()).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(runner.directory.path()).unwrap().count(), 1);
 }
 
 #[test]
 fn targets_take_turns_and_a_control_shows_the_noise() {
-    let bench = Bench::new();
+    let runner = Runner::new();
     let line = format!(
         "fio {SMALL} --target DIR --target tmpfs --only latency-read --aged --turns 3 --out DIR/run.json"
     );
-    bench.run(&line).unwrap();
-    let run = bench.result("run.json");
+    runner.run(&line).unwrap();
+    let run = runner.result("run.json");
     let order: Vec<(&str, u32)> =
         run.samples.iter().take(6).map(|sample| (sample.target.as_str(), sample.turn)).collect();
     let expected =
@@ -48,49 +50,49 @@ fn targets_take_turns_and_a_control_shows_the_noise() {
         [("latency-read", false), ("latency-read-aged", true)]
     );
     assert_eq!(run.samples.len(), 18);
-    bench.run("report DIR/run.json --out DIR/page.html --plots DIR/plots").unwrap();
+    runner.run("report DIR/run.json --out DIR/page.html --plots DIR/plots").unwrap();
     assert!(
-        fs::read_to_string(bench.path("page.html")).unwrap().contains("Noise: file measured against itself")
+        fs::read_to_string(runner.path("page.html")).unwrap().contains("Noise: file measured against itself")
     );
-    assert!(bench.path("plots/1-latency.svg").exists());
-    bench.run("compare DIR/run.json").unwrap();
-    bench.run(&format!("again DIR/run.json --out {}", bench.path("second.json").display())).unwrap();
-    let second = bench.result("second.json");
+    assert!(runner.path("plots/1-latency.svg").exists());
+    runner.run("compare DIR/run.json").unwrap();
+    runner.run(&format!("again DIR/run.json --out {}", runner.path("second.json").display())).unwrap();
+    let second = runner.result("second.json");
     assert_eq!((&second.command, &second.cases, second.samples.len()), (&run.command, &run.cases, 18));
-    bench.run("compare DIR/run.json DIR/second.json").unwrap();
-    bench.run("report DIR/run.json --markdown").unwrap();
+    runner.run("compare DIR/run.json DIR/second.json").unwrap();
+    runner.run("report DIR/run.json --markdown").unwrap();
 }
 
 #[test]
 fn a_users_job_file_runs_and_is_kept() {
-    let bench = Bench::new();
+    let runner = Runner::new();
     fs::write(
-        bench.path("mine.fio"),
+        runner.path("mine.fio"),
         "[global]\nbs=4k\n[a]\nrw=randread\n[b]\nrw=randwrite\n[big]\nstonewall\nrw=read\nbs=64k\n",
     )
     .unwrap();
-    bench
+    runner
         .run(&format!("fio {SMALL} --target DIR --turns 1 --job-file DIR/mine.fio --out DIR/run.json"))
         .unwrap();
-    let run = bench.result("run.json");
+    let run = runner.result("run.json");
     assert_eq!(run.cases.iter().map(|case| case.name.as_str()).collect::<Vec<_>>(), ["a", "big"]);
     let both = run.samples.iter().find(|sample| sample.case == "a").unwrap();
     assert!(both.figures.contains_key("read-p99") && both.figures.contains_key("write-p99"), "{both:?}");
     // The file may be gone: the run has it.
-    fs::remove_file(bench.path("mine.fio")).unwrap();
-    bench.run("again DIR/run.json --out DIR/second.json").unwrap();
-    assert_eq!(bench.result("second.json").files, run.files);
+    fs::remove_file(runner.path("mine.fio")).unwrap();
+    runner.run("again DIR/run.json --out DIR/second.json").unwrap();
+    assert_eq!(runner.result("second.json").files, run.files);
 }
 
 #[test]
 fn a_target_that_fails_does_not_cost_the_others() {
-    let bench = Bench::new();
+    let runner = Runner::new();
     let dead = "nbd+unix:///?socket=DIR/nothing";
     let line = format!(
         "fio {SMALL} --target DIR --target {dead} --destroy-data {dead} --only latency-read --turns 2 --out DIR/run.json"
     );
-    bench.run(&line).unwrap();
-    let run = bench.result("run.json");
+    runner.run(&line).unwrap();
+    let run = runner.result("run.json");
     assert_eq!(run.samples.len(), 4);
     assert_eq!(
         (run.failures.len(), run.failures[0].target.as_str(), &run.failures[0].case),
@@ -101,12 +103,12 @@ fn a_target_that_fails_does_not_cost_the_others() {
 
 #[test]
 fn peers_behind_nbd_are_measured_or_named_with_their_package() {
-    let bench = Bench::new();
+    let runner = Runner::new();
     let peers = "--target nbdkit --target nbdkit-luks --target qemu --target qemu-luks --target dm-crypt --target dm-integrity";
     let line =
         format!("fio {SMALL} {peers} --only latency-randwrite --turns 1 --no-control --out DIR/run.json");
-    bench.run(&line).unwrap();
-    let run = bench.result("run.json");
+    runner.run(&line).unwrap();
+    let run = runner.result("run.json");
     for target in &run.targets {
         let measured = run.samples.iter().any(|sample| sample.target == target.name);
         let missing = run
@@ -120,8 +122,8 @@ fn peers_behind_nbd_are_measured_or_named_with_their_package() {
 
 #[test]
 fn what_was_measured_before_an_interrupt_is_kept_and_gone_on_from() {
-    let bench = Bench::new();
-    let (interrupt, directory) = (Interrupt::default(), bench.directory.path());
+    let runner = Runner::new();
+    let (interrupt, directory) = (Interrupt::default(), runner.directory.path());
     let mut jobs = Set::CvmIo.jobs();
     jobs.truncate(1);
     let scale = Scale { seconds: 0.2, warm_up: 0.0, size: 16 << 20 };
@@ -140,20 +142,21 @@ fn what_was_measured_before_an_interrupt_is_kept_and_gone_on_from() {
         programs: Default::default(),
         emulated: false,
         notes: Vec::new(),
-        out: bench.path("run.json"),
+        out: runner.path("run.json"),
     };
-    let ground = Ground {
+    let environment = Environment {
         need: Need::Blocks,
         directory,
         size: scale.size,
         cvmio: "cvmio".as_ref(),
         destroy: &[],
         guests: &Guests::default(),
+        contents: &Contents::default(),
         interrupt: &interrupt,
     };
     let cut = thread::scope(|scope| {
-        let run = scope.spawn(|| session::run(&plan, &work, &ground, None).unwrap());
-        while !bench.path("run.json").exists() || bench.result("run.json").samples.len() < 3 {
+        let run = scope.spawn(|| session::run(&plan, &work, &environment, None).unwrap());
+        while !runner.path("run.json").exists() || runner.result("run.json").samples.len() < 3 {
             thread::sleep(Duration::from_millis(20));
         }
         interrupt.set();
@@ -161,14 +164,14 @@ fn what_was_measured_before_an_interrupt_is_kept_and_gone_on_from() {
     });
     assert_eq!(cut.state, State::Interrupted);
     assert!((3..16).contains(&cut.samples.len()), "{}", cut.samples.len());
-    assert_eq!(bench.result("run.json"), cut, "the file has it");
+    assert_eq!(runner.result("run.json"), cut, "the file has it");
     assert_eq!(fs::read_dir(directory).unwrap().count(), 1, "everything else was put away");
 
     let fresh = Interrupt::default();
-    let ground = Ground { interrupt: &fresh, ..ground };
-    let whole = session::run(&plan, &work, &ground, Some(cut.clone())).unwrap();
+    let environment = Environment { interrupt: &fresh, ..environment };
+    let whole = session::run(&plan, &work, &environment, Some(cut.clone())).unwrap();
     assert_eq!((whole.state, whole.samples.len()), (State::Complete, 16));
     assert_eq!(whole.samples[..cut.samples.len()], cut.samples, "nothing is measured twice");
     let other = Plan { turns: 3, ..plan };
-    assert_eq!(session::run(&other, &work, &ground, Some(cut)).unwrap_err().kind(), Kind::Usage);
+    assert_eq!(session::run(&other, &work, &environment, Some(cut)).unwrap_err().kind(), Kind::Usage);
 }

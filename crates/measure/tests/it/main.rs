@@ -20,12 +20,12 @@ struct Line {
     measure: Measure,
 }
 
-/// A directory for targets and run files.
-struct Bench {
+/// Runs commands of the measuring program, in a directory for their targets and run files.
+struct Runner {
     directory: TempDir,
 }
 
-impl Bench {
+impl Runner {
     fn new() -> Self {
         Self { directory: tempfile::tempdir().unwrap() }
     }

@@ -134,13 +134,37 @@ pub fn glance(run: &Run, options: &Options) -> Table {
 /// What follows from a run, computed from its samples.
 pub fn sentences(run: &Run, options: &Options) -> Vec<String> {
     let Some(baseline) = options.baseline(run) else { return Vec::new() };
-    let all = table::comparisons(run, baseline);
+    let others = run.targets.iter().filter(|target| target.name != baseline && target.control_of.is_none());
+    let pairs: Vec<Pair<'_>> =
+        others.map(|target| Pair { subject: target.name.as_str(), baseline }).collect();
+    sentences_of(run, &pairs)
+}
+
+/// A target, and what it is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pair<'a> {
+    /// The target that ratios are about.
+    pub subject: &'a str,
+    /// The other one.
+    pub baseline: &'a str,
+}
+
+impl Pair<'_> {
+    /// All cases that both measured.
+    pub fn comparisons(self, run: &Run) -> Vec<Comparison> {
+        let cases = run.cases.iter();
+        cases.filter_map(|case| compare::within(run, &case.name, self.baseline, self.subject)).collect()
+    }
+}
+
+/// The same for these pairs of targets.
+pub fn sentences_of(run: &Run, pairs: &[Pair<'_>]) -> Vec<String> {
     let mut sentences = Vec::new();
-    for target in run.targets.iter().filter(|target| target.name != baseline && target.control_of.is_none()) {
+    for pair in pairs {
+        let all = pair.comparisons(run);
         for metric in table::metrics(run) {
-            let of = |one: &&Comparison| one.subject == target.name && one.metric == metric;
-            let own: Vec<&Comparison> = all.iter().filter(of).collect();
-            sentences.extend(sentence(&target.name, metric, baseline, &own));
+            let own: Vec<&Comparison> = all.iter().filter(|one| one.metric == metric).collect();
+            sentences.extend(sentence(pair.subject, metric, pair.baseline, &own));
         }
     }
     sentences.extend(noise(run));
@@ -156,10 +180,8 @@ fn sentence(target: &str, metric: Metric, baseline: &str, own: &[&Comparison]) -
         _ if number(least) == number(most) => number(least),
         _ => format!("{} to {}", number(least), number(most)),
     };
-    let mut text = format!("{target}: {} {size} times that of {baseline}", metric.title().to_lowercase());
-    if metric == Metric::Iops {
-        text = format!("{target}: IOPS {size} times those of {baseline}");
-    }
+    let times = if metric.is_plural() { "times those of" } else { "times that of" };
+    let mut text = format!("{target}: {} {size} {times} {baseline}", metric.in_sentence());
     let counts = [
         (Verdict::Worse, "worse"),
         (Verdict::Better, "better"),
@@ -180,12 +202,26 @@ fn sentence(target: &str, metric: Metric, baseline: &str, own: &[&Comparison]) -
 fn noise(run: &Run) -> Option<String> {
     let control = run.control()?;
     let of = control.control_of.as_deref()?;
-    let differences = run.cases.iter().filter_map(|case| compare::within(run, &case.name, of, &control.name));
-    let largest = differences.map(|one| (one.ratio.value - 1.0).abs()).reduce(f64::max)?;
-    Some(format!(
-        "Noise: {of} measured against itself differs by up to {}; a difference that is no larger than the control's at its case is called noise.",
-        percent(largest)
-    ))
+    let cases = run.cases.iter();
+    let ratios: Vec<_> =
+        cases.filter_map(|case| Some(compare::within(run, &case.name, of, &control.name)?.ratio)).collect();
+    let largest = ratios.iter().map(|ratio| (ratio.value - 1.0).abs()).reduce(f64::max)?;
+    let seen = format!("Noise: {of} measured against itself differs by up to {}", percent(largest));
+    // What is called noise is what the interval holds, which is wide with few turns.
+    let possible = ratios.iter().map(compare::floor).filter(|floor| floor.is_finite()).reduce(f64::max);
+    Some(match possible {
+        Some(possible) => {
+            let size = match possible.exp() {
+                // Few turns, or very unlike ones.
+                times if times > 10.0 => "more than a factor of 10".into(),
+                times => format!("up to {}", percent(times - 1.0)),
+            };
+            format!(
+                "{seen}, or with its 95 % interval by {size}; a difference that is no larger than this interval's at the same case is called noise."
+            )
+        }
+        None => format!("{seen}; there are too few turns for its interval."),
+    })
 }
 
 /// The papers' ratios beside those of comparable targets.

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::error::{Context, Error, Result};
+use crate::program::excerpt;
 
 /// A guest's answers beyond this are refused.
 const LARGEST: usize = 64 << 20;
@@ -25,6 +26,18 @@ pub struct Answer {
     pub said: String,
     /// What it printed on its error output.
     pub complained: String,
+}
+
+impl Answer {
+    /// # Errors
+    /// When the script failed: with what it printed.
+    pub fn must_succeed(self) -> Result<Self> {
+        if self.code == 0 {
+            return Ok(self);
+        }
+        let said = format!("{}{}", self.said, self.complained);
+        Err(Error::io(format!("in the guest, code {}: {}", self.code, excerpt(&said))))
+    }
 }
 
 /// A message of the guest.

@@ -11,6 +11,27 @@ use crate::error::{Context, Error, Result};
 use crate::interrupt::Interrupt;
 use crate::program::{find, missing, output, package};
 
+/// What a measurement needs in guests.
+#[derive(Debug, Clone, Default)]
+pub struct Contents {
+    /// Programs of this machine, by their names: each has the path in the guest that it has here, and its libraries.
+    pub programs: Vec<String>,
+    /// Programs of ours: names under /usr/bin, and the files here.
+    pub own: Vec<(String, PathBuf)>,
+    /// A file that the guest sees as a disk that cannot be written, with this serial number: [`Contents::SERIAL`].
+    pub data: Option<PathBuf>,
+}
+
+impl Contents {
+    /// The serial number of the disk with the measurement's data.
+    pub const SERIAL: &'static str = "data";
+
+    /// Nothing but programs of this machine.
+    pub fn programs(names: &[&str]) -> Self {
+        Self { programs: names.iter().map(|&name| name.into()).collect(), ..Self::default() }
+    }
+}
+
 /// An initramfs that is being made.
 pub struct Image<'a> {
     archive: Archive,
@@ -50,6 +71,23 @@ impl<'a> Image<'a> {
         let path = installed(program)?;
         self.copy(&path, &path)?;
         self.libraries(&path)
+    }
+
+    /// Adds the programs that a measurement needs.
+    ///
+    /// # Errors
+    /// When one is not installed.
+    pub fn contents(&mut self, contents: &Contents) -> Result<()> {
+        contents.programs.iter().try_for_each(|program| self.program(program))?;
+        contents.own.iter().try_for_each(|(name, path)| self.own(name, path))
+    }
+
+    /// Adds a file of this machine at the place that it has here, if it is there.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn file_if_any(&mut self, path: &Path) -> Result<()> {
+        if path.is_file() { self.copy(path, path) } else { Ok(()) }
     }
 
     /// Adds a program of ours as /usr/bin/NAME, without what only a debugger needs.

@@ -1,7 +1,7 @@
 #!/bin/busybox sh
 # The first process of a guest that is measured: it does what the host asks for through a port, and ends with the host's program.
 /bin/busybox --install -s /bin
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
 mount -t devtmpfs dev /dev
 mount -t proc proc /proc
 mount -t sysfs sys /sys

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::Guests;
 use super::settings::{Completion, Disk, Kind, Vm};
+use super::{Contents, Guests};
 use crate::error::{Context, Error, Result};
 use crate::program::{find, package};
 
@@ -41,6 +41,15 @@ pub const TRACE: &str = "trace";
 pub const IMAGE: &str = "initramfs";
 /// The disk that is measured.
 pub const DISK: &str = "disk";
+
+/// A disk beside the one that is measured: virtio-blk.
+#[derive(Debug, Clone)]
+pub struct More {
+    /// The file.
+    pub path: PathBuf,
+    /// Whether several guests share it, and its serial number says what it is.
+    pub read_only: bool,
+}
 
 /// Slots of 2 KiB of the bounce buffer: 256 MiB, more than any job has under way.
 const BOUNCE: &str = "swiotlb=131072,force";
@@ -105,7 +114,7 @@ fn words(vm: &Vm, accel: Accel) -> String {
 ///
 /// # Errors
 /// When QEMU is not installed.
-pub fn command(vm: &Vm, guests: &Guests, kernel: &Path, place: &Path, more: &[PathBuf]) -> Result<Command> {
+pub fn command(vm: &Vm, guests: &Guests, kernel: &Path, place: &Path, more: &[More]) -> Result<Command> {
     let qemu = find(&guests.qemu).ok_or_else(|| {
         Error::usage(format!(
             "{} is not installed; it is in Debian's package {}",
@@ -149,11 +158,15 @@ pub fn command(vm: &Vm, guests: &Guests, kernel: &Path, place: &Path, more: &[Pa
     command.args(["-device", "virtserialport,chardev=agent,name=agent"]);
     command.args(["-qmp", &format!("unix:{QMP},server=on,wait=off")]);
     disk(vm, guests, &mut command);
-    for (number, path) in more.iter().enumerate() {
+    for (number, More { path, read_only }) in more.iter().enumerate() {
         let path = path.display().to_string().replace(',', ",,");
-        let drive = format!("if=none,id=more{number},format=raw,cache=none,file={path}");
-        command.args(["-drive", &drive]);
-        command.args(["-device", &virtio(&format!("virtio-blk-pci,drive=more{number}"), vm)]);
+        let (how, serial) = match read_only {
+            true => ("cache=writeback,readonly=on", Contents::SERIAL),
+            false => ("cache=none", "more"),
+        };
+        command.args(["-drive", &format!("if=none,id=more{number},format=raw,{how},file={path}")]);
+        let device = format!("virtio-blk-pci,drive=more{number},serial={serial}");
+        command.args(["-device", &virtio(&device, vm)]);
     }
     if guests.traced {
         command.args(["-msg", "timestamp=on", "-D", TRACE]);
@@ -242,6 +255,27 @@ mod tests {
         );
         assert!(line("vm:disk=virtio-scsi,iothread=on").contains("scsi-hd,drive=disk"));
         assert!(line("vm:disk=nvme,completion=poll").contains("nvme.poll_queues=2"));
+    }
+
+    #[test]
+    fn further_disks_are_attached_in_order_and_data_only_to_be_read() {
+        let more = ["/x/volume", "/x/a,b"].map(PathBuf::from);
+        let more: Vec<More> = more
+            .iter()
+            .zip([false, true])
+            .map(|(path, read_only)| More { path: path.clone(), read_only })
+            .collect();
+        let vm = Vm { bounce: true, ..Vm::default() };
+        let (kernel, place) = (Path::new("/boot/vmlinuz"), Path::new("/"));
+        let line = shown(&command(&vm, &guests(Accel::Tcg), kernel, place, &more).unwrap());
+        for word in [
+            "id=more0,format=raw,cache=none,file=/x/volume",
+            "id=more1,format=raw,cache=writeback,readonly=on,file=/x/a,,b",
+            "drive=more1,serial=data,iommu_platform=on",
+        ] {
+            assert!(line.contains(word), "{word}: {line}");
+        }
+        assert!(line.find("drive=disk").unwrap() < line.find("drive=more0").unwrap(), "{line}");
     }
 
     #[test]
