@@ -144,7 +144,7 @@ pub enum VolumeCommand {
 }
 
 impl VolumeCommand {
-    /// The store of a command that takes a path only, and no NAME of an attached volume.
+    /// The store of a command that takes a path only, and no NAME of an attached volume; not of `attach`.
     pub fn path_only(&self) -> Option<&Path> {
         Some(match self {
             Self::Create(args) => &args.store,

@@ -16,7 +16,7 @@ pub mod service;
 mod stream;
 mod top;
 
-use crate::cli::{RuntimeArgs, VolumeCommand};
+use crate::cli::VolumeCommand;
 use daemon::failure::Failure;
 use daemon::output;
 
@@ -25,9 +25,7 @@ use daemon::output;
 /// # Errors
 /// As the command's help says.
 pub fn volume(command: VolumeCommand) -> Result<(), Failure> {
-    if let Some(store) = command.path_only() {
-        offline::refuse_attached_name(store, &RuntimeArgs::of_environment())?;
-    }
+    command.path_only().map_or(Ok(()), offline::refuse_attached_name)?;
     match command {
         VolumeCommand::Create(create) => create::run(&create),
         VolumeCommand::Attach(attach) => attach::run(&attach),

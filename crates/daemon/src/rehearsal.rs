@@ -30,8 +30,8 @@ const BESIDE_EACH_QUEUE: u64 = 5 << 20;
 /// address space is computed: what threads take of it depends on their order, so having had it once would prove nothing.
 ///
 /// # Errors
-/// When the system refuses one, or limits the address space (`ulimit -v`, `ulimit -d`) to less than a session with so much `memory`, in bytes, may come to
-/// need; nothing was changed then.
+/// When the system refuses one, or allows less (`ulimit -v`, `ulimit -d`) than a session with so much `memory`, in bytes, may come to need;
+/// nothing was changed then.
 pub fn rehearse(store: &dyn Store, queues: u8, memory: u64) -> Result<(), Failure> {
     let (address_space, data) = held();
     check_address_space(getrlimit(Resource::As).current, address_space, queues, memory)?;

@@ -15,7 +15,7 @@ use fuser::{Session, SessionACL};
 use mount::{MountPoint, Mounted};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -113,7 +113,7 @@ impl Mount {
         });
         match started {
             Ok((session, notifier)) => {
-                let watch = Watch::start(point.path());
+                let watch = Watch::start(point.path(), lock.as_fd());
                 let file = point.path().join(name);
                 Ok(Mount {
                     point,

@@ -9,7 +9,6 @@ use volume::{AttachOptions, Choice, Environment, Kind, Reading};
 
 use super::create::new_anchor;
 use super::offline::{self, Opened};
-use crate::cli::RuntimeArgs;
 use crate::cli::anchor::{AnchorCommand, Init, Migrate, Show, Verify, Which};
 use daemon::failure::Failure;
 use daemon::input::VolumeFiles;
@@ -20,9 +19,7 @@ use daemon::{input, output, system};
 /// # Errors
 /// As the command's help says.
 pub fn run(command: &AnchorCommand) -> Result<(), Failure> {
-    if let Some(store) = command.path_only() {
-        offline::refuse_attached_name(store, &RuntimeArgs::of_environment())?;
-    }
+    command.path_only().map_or(Ok(()), offline::refuse_attached_name)?;
     match command {
         AnchorCommand::Show(args) => show(args),
         AnchorCommand::Init(args) => init(args),

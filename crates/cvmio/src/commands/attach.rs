@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use volume::Reading;
 use volume::policy::Policy;
 
-use super::offline;
 use crate::cli::{Attach, FrontEnd};
 use daemon::failure::Failure;
 use daemon::front::Show;
@@ -33,7 +32,6 @@ pub fn run(args: &Attach) -> Result<(), Failure> {
 }
 
 fn order(args: &Attach) -> Result<Order, Failure> {
-    offline::refuse_attached_name(&args.store, &args.runtime)?;
     let policy_path = input::default_policy(&args.store, args.policy.as_deref())?;
     // Looked at first, so that a wrong path is not taken for a lost policy.
     std::fs::metadata(&args.store).map_err(|error| {

@@ -39,15 +39,16 @@ pub fn running(store: &Path, runtime: &RuntimeArgs) -> Result<Option<Place>, Fai
     }
 }
 
-/// Refuses the name of an attached volume where only a path is taken: it is no path, whatever lies in the working directory.
-pub fn refuse_attached_name(store: &Path, runtime: &RuntimeArgs) -> Result<(), Failure> {
+/// Refuses the name of an attached volume where only a path is taken: it is no path, whatever lies in the working directory. `attach` does not
+/// ask: behind a kill the same command must work again, also on a store that is called as its volume.
+pub fn refuse_attached_name(store: &Path) -> Result<(), Failure> {
     let Some(name) = store.to_str().and_then(|name| input::parse_name(name).ok()) else { return Ok(()) };
-    let Ok(runtime) = runtime.directory() else { return Ok(()) };
+    let Ok(runtime) = RuntimeArgs::of_environment().directory() else { return Ok(()) };
     if !Place::new(&runtime, &name).exists() {
         return Ok(());
     }
     Err(Failure::usage(format!(
-        "{name} is an attached volume, and this command is for the store of one that is not attached: `cvmio volume detach {name}`, and \
+        "{name} is a volume that is attached, or whose daemon was killed, and this command is for the store of one that is not attached: `cvmio volume detach {name}`, and \
          give the path of its store (`cvmio volume list` shows it). For a file of this name write ./{name}"
     )))
 }

@@ -13,8 +13,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 const NAME: &str = "cvmio";
+/// How long the lock of a directory is waited for.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A directory with our file system on it.
 #[derive(Debug)]
@@ -124,10 +127,17 @@ fn lock_directory(path: &Path) -> Result<OwnedFd, Error> {
         )),
         errno => Error::at("opening", path, errno),
     })?;
-    match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(directory),
-        Err(Errno::WOULDBLOCK) => Err(mounted_already(path)),
-        Err(errno) => Err(Error::at("locking", path, errno)),
+    // What takes a dead mount away has it for a moment, a daemon for as long as it lives.
+    let begun = Instant::now();
+    loop {
+        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(directory),
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < LOCK_PATIENCE => {
+                std::thread::sleep(LOCK_PATIENCE / 100)
+            }
+            Err(Errno::WOULDBLOCK) => return Err(mounted_already(path)),
+            Err(errno) => return Err(Error::at("locking", path, errno)),
+        }
     }
 }
 
