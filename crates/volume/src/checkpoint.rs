@@ -357,8 +357,7 @@ impl Core {
         self.discards_ended().await;
         // What was not committed of a transaction is not the owner's will; it is left to be forgotten.
         let data = !self.is_transactional();
-        // Without room for it: the journal has everything, as at level `transaction`, and the next session does what this one cannot.
-        if data && self.has_node_room() {
+        if data {
             self.checkpoint(io).await?;
         }
         // What completed since the checkpoint began is in this commit, and nothing comes after it.

@@ -101,9 +101,10 @@ impl Core {
     }
 
     /// Whether there is so much that only a checkpoint makes free that one is worth it. Others come when users go on writing; after a large
-    /// discard (`fstrim`) there may be nothing else for a long time.
+    /// discard (`fstrim`) there may be nothing else for a long time. Not on a store that is short of room: there each checkpoint takes of
+    /// the room that was kept for the one that is needed.
     pub(crate) fn freeing_is_due(&self) -> bool {
-        if !self.discards.goes_on() {
+        if !self.discards.goes_on() || self.is_store_short() {
             return false;
         }
         let discarded = self.counters.discarded_blocks.get();

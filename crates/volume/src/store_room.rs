@@ -6,7 +6,6 @@
 //! 2. Journal, bitmap and superblocks have fixed places, which the store was asked for when the volume was made, and again at each attach.
 //! 3. For the nodes of the next checkpoint the store is asked before there is a need, up to 16 MiB: what is discarded comes back by a
 //!    checkpoint only. A node that finds no room goes to another place, which the store may have given before. When there is none, it waits.
-//! 4. A session's end waits for no room: where there is none for its last checkpoint, it leaves everything to the journal.
 
 use std::sync::atomic::Ordering;
 
@@ -53,22 +52,16 @@ impl Core {
         }
     }
 
-    /// Asks the store for the places of the next nodes, as far as it can give them; how many it has given.
-    pub(crate) fn ask_node_room(&self) -> u64 {
+    /// Asks the store for the places of the next nodes, as far as it can give them.
+    pub(crate) fn ask_node_room(&self) {
         let most = self.node_room();
         let runs = if most > 0 { self.space.free_for_nodes(most, NODE_RUNS) } else { Vec::new() };
-        // What it cannot give now may be there when it is needed.
-        let given = runs
-            .into_iter()
-            .take_while(|run| self.environment.store.allocate_range(run.clone()).is_ok())
-            .map(|run| run.end - run.start);
-        given.sum()
-    }
-
-    /// Whether a checkpoint finds places for its nodes, as far as the store says.
-    pub(crate) fn has_node_room(&self) -> bool {
-        self.look_at_store();
-        !self.is_store_short() || self.ask_node_room() >= self.node_room()
+        for run in runs {
+            // What it cannot give now may be there when it is needed.
+            if self.environment.store.allocate_range(run).is_err() {
+                return;
+            }
+        }
     }
 
     /// Looks how much the store has left.

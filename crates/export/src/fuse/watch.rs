@@ -12,8 +12,9 @@ use rustix::fs::{Mode, OFlags};
 /// sends to the whole group: the daemon then unmounts by itself, and dismisses it.
 ///
 /// Its standard output is the directory below the mount. A daemon that mounts there holds a lock on it, and so does
-/// this while it looks and unmounts: else a new mount could come in between, and be taken away for the dead one.
-const SCRIPT: &str = "trap '' INT TERM HUP; read -r line && exit 0; flock -n 1 || exit 0; \
+/// this while it looks and unmounts: else a new mount could come in between, and be taken away for the dead one. The
+/// daemon that dies may let go of the lock a moment behind the pipe.
+const SCRIPT: &str = "trap '' INT TERM HUP; read -r line && exit 0; flock -w 5 1 || exit 0; \
     [ -d \"$0\" ] || umount -l -- \"$0\" >/dev/null || fusermount3 -uz -- \"$0\" >/dev/null";
 
 /// A process that outlives a crash of this one. A shell and not a fork, since a fork would keep copies of our keys

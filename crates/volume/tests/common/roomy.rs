@@ -15,8 +15,6 @@ pub struct Roomy {
     /// Blocks that it has given.
     taken: Arc<Mutex<BTreeSet<u64>>>,
     room: Arc<AtomicU64>,
-    /// Where it has no room, whatever it has given before: it writes elsewhere, and puts that in place then, as btrfs does.
-    refused: Arc<Mutex<Vec<Range<u64>>>>,
     /// How often it was told to forget some.
     pub discards: Arc<AtomicU64>,
     /// Whether it says what it has left.
@@ -35,7 +33,6 @@ impl Roomy {
             medium: MemoryStore::new(blocks).expect("memory"),
             taken: Arc::default(),
             room: Arc::new(AtomicU64::new(u64::MAX)),
-            refused: Arc::default(),
             discards: Arc::default(),
             tells: Arc::default(),
         }
@@ -50,16 +47,7 @@ impl Roomy {
         self.room.store(blocks, Ordering::SeqCst);
     }
 
-    /// Has no room for writes to these blocks from now on.
-    pub fn refuse(&self, blocks: Vec<Range<u64>>) {
-        *self.refused.lock().expect("a lock") = blocks;
-    }
-
     fn take(&self, blocks: Range<u64>) -> Result<(), Error> {
-        let refused = self.refused.lock().expect("a lock");
-        if refused.iter().any(|refused| refused.start < blocks.end && blocks.start < refused.end) {
-            return Err(Error::from_errno(28, "write", "roomy").at(blocks.start));
-        }
         let mut taken = self.taken.lock().expect("a lock");
         for block in blocks {
             if taken.contains(&block) {

@@ -271,41 +271,6 @@ fn on_a_full_host_it_is_attached_read_and_discarded_in_and_goes_on_when_there_is
     }
 }
 
-/// Its host has no room for the last checkpoint: the session ends all the same, anchored, and the next one begins from its journal.
-#[test]
-fn on_a_full_host_it_is_detached() {
-    for freshness in [Freshness::Strict, Freshness::Write, Freshness::Interval, Freshness::Off] {
-        let options =
-            CreateOptions { freshness, provision: Provision::Thin, ..options(BLOCKS, Shape::STANDARD) };
-        let case = Case::with(options, None);
-        let mut session = case.attach();
-        write_all(&mut session, 1024, 1);
-        session.checkpoint();
-        write_all(&mut session, 512, 2);
-        session.discard(1000, 24).expect("discarded");
-        case.store.tells.store(true, Ordering::SeqCst);
-        case.store.set_room(case.store.taken());
-        case.store.refuse(case.geometry.data().collect());
-        session.detach().expect("detached");
-        // Still full: it can be attached, read and detached.
-        let mut session = case.attach();
-        session.check_each([0, 64, 448], 2);
-        session.check_each([512, 896], 1);
-        session.detach().expect("detached");
-        case.store.refuse(Vec::new());
-        case.store.set_room(u64::MAX);
-        let mut session = case.attach();
-        session.check_each([0, 64, 448], 2);
-        session.check_each([512, 896], 1);
-        session.check_zeros([1000, 1023]);
-        write_all(&mut session, 1024, 3);
-        session.detach().expect("detached");
-        let mut session = case.attach();
-        session.check_each([0, 512, 960], 3);
-        session.detach().expect("detached");
-    }
-}
-
 /// A write that had completed waits for room, and is there when there is some.
 #[test]
 fn a_write_that_had_completed_is_not_lost_for_want_of_room() {
