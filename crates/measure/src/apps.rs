@@ -8,6 +8,7 @@ mod postgres;
 mod redis;
 mod rocksdb;
 mod sqlite;
+mod traced;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -159,6 +160,8 @@ pub struct Apps {
     sizes: Sizes,
     rocksdb: Option<rocksdb::Program>,
     contents: Contents,
+    /// What could not be prepared for guests.
+    not_in_guests: Vec<App>,
     /// The tree as one file, if guests read it.
     data: Option<TempDir>,
 }
@@ -176,13 +179,8 @@ impl Apps {
     ) -> Result<(Self, Vec<String>)> {
         let mut program = None;
         let (mut tasks, mut missing) = (Vec::new(), Vec::new());
+        let (mut contents, mut not_in_guests) = (Contents::default(), Vec::new());
         for app in apps {
-            if let Some(why) = sites.guests.then(|| guest::impossible(*app)).flatten() {
-                missing.push(format!("{app:?}: not in guests, because {why}"));
-                if !sites.here {
-                    continue;
-                }
-            }
             if let Some(program) = app.programs().iter().find(|program| find(program).is_none()) {
                 missing.push(format!(
                     "{app:?}: {program} is not installed; it is in Debian's package {}",
@@ -201,13 +199,27 @@ impl Apps {
                 }
                 program = Some(rocksdb::Program::compile(interrupt)?);
             }
+            if sites.guests && guest::is_traced(*app) {
+                let found = for_guest(*app, &sizes, sites, interrupt);
+                interrupt.check()?;
+                match found {
+                    Ok(found) => contents.add(found),
+                    Err(why) => {
+                        missing.push(format!("{app:?}: not in guests, because {why}"));
+                        not_in_guests.push(*app);
+                        if !sites.here {
+                            continue;
+                        }
+                    }
+                }
+            }
             tasks.extend(app.tasks().iter().map(|(name, metric, task)| {
                 let command = describe(*task, &sizes);
                 let case = Case { name: (*name).into(), metric: *metric, aged: false, command };
                 Planned { app: *app, case, task: *task }
             }));
         }
-        let mut apps = Self { tasks, sizes, rocksdb: program, contents: Contents::default(), data: None };
+        let mut apps = Self { tasks, sizes, rocksdb: program, contents, not_in_guests, data: None };
         if sites.guests {
             apps.for_guests(sites, interrupt)?;
         }
@@ -223,7 +235,8 @@ impl Apps {
         }
         names.sort_unstable();
         names.dedup();
-        let mut contents = Contents::programs(&names);
+        let mut contents = std::mem::take(&mut self.contents);
+        contents.add(Contents::programs(&names));
         let compiled = self.rocksdb.as_ref().map(|program| (rocksdb::NAME.to_string(), program.path()));
         contents.own.extend(compiled);
         if used(App::Memory) {
@@ -287,15 +300,60 @@ fn describe(task: Task, sizes: &Sizes) -> String {
     }
 }
 
+/// What guests need for an application: what a small run of it opens on this machine.
+fn for_guest(app: App, sizes: &Sizes, sites: Sites<'_>, interrupt: &Interrupt) -> Result<Contents> {
+    if find(traced::PROGRAM).is_none() {
+        return Err(Error::usage(format!(
+            "what it opens is found by {0}, which is not installed; it is in Debian's package {0}",
+            traced::PROGRAM
+        )));
+    }
+    let made =
+        TempDir::with_prefix_in("cvmio-bench-traced-", sites.directory).doing(sites.directory.display())?;
+    let directory = made.path().canonicalize().doing(made.path().display())?;
+    let traces = traced::Traces::new()?;
+    let small = Sizes { seconds: 1, ..sizes.clone() };
+    let place = Place { directory: &directory, sizes: &small, interrupt, traces: Some(&traces) };
+    let mut contents = Contents::default();
+    if app == App::Compile {
+        compile::make(&place)?;
+        let packed = tempfile::NamedTempFile::new_in(sites.directory).doing(sites.directory.display())?;
+        compile::pack(&place, packed.path())?;
+        contents.content.push((compile::PACKED.into(), fs::read(packed.path()).doing("the project")?.into()));
+    } else {
+        postgres::pgbench(&place)?;
+    }
+    let opened = traces.opened(&directory)?;
+    contents.programs.extend(opened.programs.iter().map(|path| path.to_string_lossy().into_owned()));
+    contents.files.extend(opened.files);
+    Ok(contents)
+}
+
 /// Where a task runs, and for how long it may.
 struct Place<'a> {
     /// A directory of its own on the target, removed afterwards.
     directory: &'a Path,
     sizes: &'a Sizes,
     interrupt: &'a Interrupt,
+    /// Where it is noted what the programs open.
+    traces: Option<&'a traced::Traces>,
 }
 
 impl Place<'_> {
+    /// A program, traced if that is wanted.
+    fn command(&self, program: &str) -> Command {
+        self.command_with(program, false)
+    }
+
+    /// The same; with `beside`, the tracer is no parent of it.
+    fn command_with(&self, program: &str, beside: bool) -> Command {
+        let Some(traces) = self.traces else { return command(program) };
+        let words = traces.words(program, beside);
+        let mut whole = Command::new(&words[0]);
+        whole.args(&words[1..]).arg(command(program).get_program());
+        whole
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
@@ -361,7 +419,7 @@ impl Work for Apps {
 
     fn fits(&self, case: usize, target: &Spec) -> bool {
         let app = self.tasks.get(case).map(|planned| planned.app);
-        !guest::is(target) || app.is_some_and(|app| guest::impossible(app).is_none())
+        !guest::is(target) || app.is_some_and(|app| !self.not_in_guests.contains(&app))
     }
 
     fn seconds(&self) -> f64 {
@@ -384,8 +442,12 @@ impl Work for Apps {
         }
         let root = target.ready.directory(target.environment)?;
         let made = tempfile::TempDir::with_prefix_in("app-", &root).doing(root.display())?;
-        let place =
-            Place { directory: made.path(), sizes: &self.sizes, interrupt: target.environment.interrupt };
+        let place = Place {
+            directory: made.path(),
+            sizes: &self.sizes,
+            interrupt: target.environment.interrupt,
+            traces: None,
+        };
         let measured = match task {
             Task::SqliteInsert => sqlite::insert(&place),
             Task::SqliteMix => sqlite::mix(&place),

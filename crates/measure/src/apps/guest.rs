@@ -5,20 +5,16 @@
 
 use std::time::Duration;
 
-use super::{App, Sizes, Task, archive, duration, memory, rate, redis, rocksdb, sqlite};
+use super::{App, Sizes, Task, archive, compile, duration, memory, postgres, rate, redis, rocksdb, sqlite};
 use crate::error::{Error, Result};
 use crate::program::find;
 use crate::session::{Measured, Prepared};
 use crate::target::vm::MOUNT;
 use crate::target::{Contents, Spec};
 
-/// Why an application cannot be measured in guests.
-pub fn impossible(app: App) -> Option<&'static str> {
-    match app {
-        App::Postgres => Some("PostgreSQL needs its whole installation and a user of its own"),
-        App::Compile => Some("they have no compiler"),
-        _ => None,
-    }
+/// Whether what an application needs in a guest is found by a small run of it on this machine.
+pub fn is_traced(app: App) -> bool {
+    matches!(app, App::Postgres | App::Compile)
 }
 
 /// Whether a target is a guest.
@@ -31,6 +27,9 @@ pub fn programs(app: App) -> &'static [&'static str] {
     match app {
         // What is compiled for it is a program of ours, as is what measures memory.
         App::Rocksdb | App::Memory => &[],
+        // What they run is found, but for what runs them.
+        App::Postgres => &["setpriv"],
+        App::Compile => &[],
         other => other.programs(),
     }
 }
@@ -66,7 +65,8 @@ impl Script {
             Task::Lz4Compress => archive::lz4_compress_script(),
             Task::Lz4Extract => archive::lz4_extract_script(),
             Task::Memory(what) => memory::script(what, sizes.memory),
-            Task::Postgres | Task::Compile => return Err(Error::usage("this is not run in guests")),
+            Task::Postgres => postgres::script(sizes)?,
+            Task::Compile => compile::script(),
         })
     }
 
@@ -105,6 +105,7 @@ pub fn turn(task: Task, sizes: &Sizes, target: &mut Prepared<'_>) -> Result<Meas
         Task::Redis(_) => redis::figures(said),
         Task::Rocksdb(_) => rocksdb::figures(said),
         Task::Memory(_) => memory::figures(said),
+        Task::Postgres => postgres::figures(said),
         _ => Ok(duration(took)),
     }
 }
@@ -152,7 +153,9 @@ mod tests {
     /// All that an application can be asked for in a guest.
     fn tasks() -> impl Iterator<Item = Task> {
         use clap::ValueEnum;
-        let apps = App::value_variants().iter().filter(|app| impossible(**app).is_none());
+        // PostgreSQL's user may not be there.
+        let has_user = super::super::postgres::script(&sizes()).is_ok();
+        let apps = App::value_variants().iter().filter(move |app| has_user || **app != App::Postgres);
         apps.flat_map(|app| app.tasks().iter().map(|(_, _, task)| *task))
     }
 
@@ -168,17 +171,22 @@ mod tests {
                 text.contains("rm -rf $d\nmkdir $d\n") && text.ends_with("echo took $((ended - began))\n")
             );
         }
-        assert!(Script::of(Task::Postgres, &sizes()).is_err());
     }
 
     #[test]
     fn what_is_read_was_forgotten_before() {
-        for task in
-            [Task::SqliteMix, Task::TarCompress, Task::TarExtract, Task::Lz4Compress, Task::Lz4Extract]
-        {
+        for task in [
+            Task::SqliteMix,
+            Task::TarCompress,
+            Task::TarExtract,
+            Task::Lz4Compress,
+            Task::Lz4Extract,
+            Task::Compile,
+        ] {
             assert!(Script::of(task, &sizes()).unwrap().before.contains(FORGET), "{task:?}");
         }
-        for task in [Task::TarCompress, Task::TarExtract, Task::Lz4Compress, Task::Lz4Extract] {
+        for task in [Task::TarCompress, Task::TarExtract, Task::Lz4Compress, Task::Lz4Extract, Task::Compile]
+        {
             assert!(Script::of(task, &sizes()).unwrap().timed.ends_with("sync\n"), "{task:?}");
         }
     }

@@ -63,8 +63,7 @@ pub struct FioArgs {
 /// Applications on a file system on each target, in turns
 ///
 /// An ext4 is made on each target and mounted; tmpfs is used as it is. This needs root, but for vm targets, which run the same programs in a
-/// guest. What a program that is missing would have measured is left out, and its Debian package named. PostgreSQL and compilers are not run
-/// in guests.
+/// guest. What a program that is missing would have measured is left out, and its Debian package named.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "\
 Example: data bases on a volume, beside the bare disk
@@ -85,9 +84,6 @@ pub struct AppsArgs {
     /// Seconds of pgbench
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=86400))]
     pub seconds: u32,
-    /// A C project that `make` builds
-    #[arg(long, value_name = "DIR")]
-    pub project: Option<PathBuf>,
 }
 
 /// Sizes of what applications do, wherever they run.
@@ -108,6 +104,9 @@ pub struct SizeArgs {
     /// The tree that tar and lz4 pack
     #[arg(long, default_value = "/usr/include", value_name = "DIR")]
     pub tree: PathBuf,
+    /// A C project that `make` builds, for `compile`
+    #[arg(long, value_name = "DIR")]
+    pub project: Option<PathBuf>,
 }
 
 /// What the command line does not say by itself.
@@ -204,7 +203,7 @@ const MEMORY: usize = 256 << 20;
 /// When nothing can be measured.
 pub fn apps(args: &AppsArgs, order: Order) -> Result<()> {
     let interrupt = Interrupt::on_signals()?;
-    for directory in std::iter::once(&args.sizes.tree).chain(&args.project) {
+    for directory in std::iter::once(&args.sizes.tree).chain(&args.sizes.project) {
         if !directory.is_dir() {
             return Err(Error::usage(format!("{} is no directory", directory.display())));
         }
@@ -221,7 +220,7 @@ pub fn apps(args: &AppsArgs, order: Order) -> Result<()> {
         operations: args.sizes.operations,
         seconds: args.seconds,
         tree: args.sizes.tree.clone(),
-        project: args.project.clone(),
+        project: args.sizes.project.clone(),
         memory: if guests { in_guests.min(MEMORY) } else { MEMORY },
     };
     let sites = Sites { here, guests, directory: &args.targets.dir, cvmio: &order.cvmio };

@@ -29,7 +29,7 @@ pub struct VmArgs {
     #[expect(missing_docs, reason = "it has its own")]
     pub fio: FioArgs,
     /// Run these applications instead of fio, on a file system on each disk
-    #[arg(long, value_enum, value_delimiter = ',', conflicts_with_all = ["sets", "job_file", "only", "aged", "rate", "seconds", "warm_up"])]
+    #[arg(long, value_enum, value_delimiter = ',', conflicts_with_all = ["sets", "job_file", "only", "aged", "rate", "warm_up"])]
     pub apps: Vec<App>,
     #[command(flatten)]
     #[expect(missing_docs, reason = "it has its own")]
@@ -70,8 +70,13 @@ pub fn vm(args: &VmArgs, order: Order) -> Result<()> {
         let names: Vec<String> = args.apps.iter().map(|app| format!("{app:?}").to_lowercase()).collect();
         let order = order.titled(&format!("vm: {}", names.join(", ")));
         let (targets, apps, sizes) = (plan.targets, args.apps.clone(), args.sizes.clone());
-        // Neither PostgreSQL nor a compiler is run in a guest, so what they need is not asked for.
-        return apps_of(&AppsArgs { targets, apps, sizes, seconds: 10, project: None }, order);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "it is held within the bounds"
+        )]
+        let seconds = plan.seconds.ceil().clamp(1.0, 86_400.0) as u32;
+        return apps_of(&AppsArgs { targets, apps, sizes, seconds }, order);
     }
     let sets: Vec<&str> = plan.sets.iter().map(|set| set.name()).collect();
     let title = plan.job_file.as_ref().map_or_else(|| sets.join(", "), |path| path.display().to_string());

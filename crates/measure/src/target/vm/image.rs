@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 use initramfs::Archive;
 
@@ -18,6 +19,10 @@ pub struct Contents {
     pub programs: Vec<String>,
     /// Programs of ours: names under /usr/bin, and the files here.
     pub own: Vec<(String, PathBuf)>,
+    /// Other files of this machine, which have the same paths there.
+    pub files: Vec<PathBuf>,
+    /// Files that are made for it: paths there, and what is in them.
+    pub content: Vec<(PathBuf, Arc<[u8]>)>,
     /// A file that the guest sees as a disk that cannot be written, with this serial number: [`Contents::SERIAL`].
     pub data: Option<PathBuf>,
 }
@@ -29,6 +34,15 @@ impl Contents {
     /// Nothing but programs of this machine.
     pub fn programs(names: &[&str]) -> Self {
         Self { programs: names.iter().map(|&name| name.into()).collect(), ..Self::default() }
+    }
+
+    /// This and that.
+    pub fn add(&mut self, other: Self) {
+        self.programs.extend(other.programs);
+        self.own.extend(other.own);
+        self.files.extend(other.files);
+        self.content.extend(other.content);
+        self.data = other.data.or(self.data.take());
     }
 }
 
@@ -79,6 +93,10 @@ impl<'a> Image<'a> {
     /// When one is not installed.
     pub fn contents(&mut self, contents: &Contents) -> Result<()> {
         contents.programs.iter().try_for_each(|program| self.program(program))?;
+        contents.files.iter().try_for_each(|path| self.copy(path, path))?;
+        for (path, bytes) in &contents.content {
+            self.archive.file(path.to_string_lossy().trim_start_matches('/'), bytes);
+        }
         contents.own.iter().try_for_each(|(name, path)| self.own(name, path))
     }
 
