@@ -7,6 +7,7 @@ pub mod memory;
 mod postgres;
 mod redis;
 mod rocksdb;
+mod script;
 mod sqlite;
 mod traced;
 

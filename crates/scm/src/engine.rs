@@ -148,7 +148,7 @@ impl Engine {
     }
 
     /// Leaves out nonces of the present epoch, up to this one: the next page is sealed as if so many had been. For tests of an epoch's end
-    /// ([`EPOCH_LIMIT`](crate::entry::EPOCH_LIMIT)), which is years away; no nonce is used twice, whoever calls it.
+    /// ([`EPOCH_LIMIT`](crate::entry::EPOCH_LIMIT)), which is years away. The counter only goes up, so no nonce is used twice.
     #[doc(hidden)]
     pub fn skip_nonces(&self, until: u64) {
         self.keys.skip_nonces(until);

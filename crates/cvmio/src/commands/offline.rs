@@ -48,8 +48,8 @@ pub fn refuse_attached_name(store: &Path) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::usage(format!(
-        "{name} is a volume that is attached, or whose daemon was killed, and this command is for the store of one that is not attached: `cvmio volume detach {name}`, and \
-         give the path of its store (`cvmio volume list` shows it). For a file of this name write ./{name}"
+        "{name} is a volume that is attached, or whose daemon was killed, and this command is for the store of one that is not attached: \
+         `cvmio volume detach {name}`, and give the path of its store (`cvmio volume list` shows it). For a file of this name write ./{name}"
     )))
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use super::guest::{FORGET, Script, program};
+use super::script::{FORGET, Script, program};
 use super::{Place, command};
 use crate::error::{Context, Result};
 use crate::program::output;

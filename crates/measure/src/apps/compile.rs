@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::guest::{FORGET, Script, program};
+use super::script::{FORGET, Script, program};
 use super::{Place, command};
 use crate::error::{Error, Result};
 use crate::program::output;

@@ -5,12 +5,11 @@
 
 use std::time::Duration;
 
+use super::script::Script;
 use super::{App, Sizes, Task, archive, compile, duration, memory, postgres, rate, redis, rocksdb, sqlite};
 use crate::error::{Error, Result};
-use crate::program::find;
 use crate::session::{Measured, Prepared};
-use crate::target::vm::MOUNT;
-use crate::target::{Contents, Spec};
+use crate::target::Spec;
 
 /// Whether what an application needs in a guest is found by a small run of it on this machine.
 pub fn is_traced(app: App) -> bool {
@@ -34,61 +33,21 @@ pub fn programs(app: App) -> &'static [&'static str] {
     }
 }
 
-/// A task as parts of a script for busybox's shell. `$d` is a new directory on the target, `$data` the disk with the tree as one tar.
-#[derive(Debug, Default)]
-pub struct Script {
-    /// What is not counted.
-    pub before: String,
-    /// What is.
-    pub timed: String,
-}
-
-/// Lets the guest's page cache forget everything.
-pub const FORGET: &str = "sync\necho 3 >/proc/sys/vm/drop_caches\n";
-
-/// A program by the place that it has here and in the guest: busybox has others of the same names.
-pub fn program(name: &str) -> String {
-    let path = find(name).unwrap_or_else(|| name.into());
-    let path = path.to_string_lossy();
-    shlex::try_quote(&path).map_or_else(|_| name.to_string(), std::borrow::Cow::into_owned)
-}
-
-impl Script {
-    fn of(task: Task, sizes: &Sizes) -> Result<Self> {
-        Ok(match task {
-            Task::SqliteInsert => sqlite::insert_script(sizes),
-            Task::SqliteMix => sqlite::mix_script(sizes),
-            Task::Redis(what) => redis::script(what, sizes),
-            Task::Rocksdb(mix) => rocksdb::script(mix, sizes),
-            Task::TarCompress => archive::tar_compress_script(),
-            Task::TarExtract => archive::tar_extract_script(),
-            Task::Lz4Compress => archive::lz4_compress_script(),
-            Task::Lz4Extract => archive::lz4_extract_script(),
-            Task::Memory(what) => memory::script(what, sizes.memory),
-            Task::Postgres => postgres::script(sizes)?,
-            Task::Compile => compile::script(),
-        })
-    }
-
-    /// The whole script. Its last line says how many nanoseconds it took, and those before are what the program printed.
-    fn text(&self) -> String {
-        let (serial, date) = (Contents::SERIAL, program("date"));
-        format!(
-            "set -e\n\
-             d={MOUNT}/app\n\
-             rm -rf $d\n\
-             mkdir $d\n\
-             for disk in /sys/block/vd*; do\n\
-             if [ -e $disk/serial ] && [ \"$(cat $disk/serial)\" = {serial} ]; then data=/dev/${{disk##*/}}; fi\n\
-             done\n\
-             {}\
-             began=$({date} +%s%N)\n\
-             {}\
-             ended=$({date} +%s%N)\n\
-             echo took $((ended - began))\n",
-            self.before, self.timed
-        )
-    }
+/// What a task is in a guest.
+fn script(task: Task, sizes: &Sizes) -> Result<Script> {
+    Ok(match task {
+        Task::SqliteInsert => sqlite::insert_script(sizes),
+        Task::SqliteMix => sqlite::mix_script(sizes),
+        Task::Redis(what) => redis::script(what, sizes),
+        Task::Rocksdb(mix) => rocksdb::script(mix, sizes),
+        Task::TarCompress => archive::tar_compress_script(),
+        Task::TarExtract => archive::tar_extract_script(),
+        Task::Lz4Compress => archive::lz4_compress_script(),
+        Task::Lz4Extract => archive::lz4_extract_script(),
+        Task::Memory(what) => memory::script(what, sizes.memory),
+        Task::Postgres => postgres::script(sizes)?,
+        Task::Compile => compile::script(),
+    })
 }
 
 /// One turn in a guest.
@@ -96,7 +55,7 @@ impl Script {
 /// # Errors
 /// When the program fails there, or the guest's clock is not to be trusted.
 pub fn turn(task: Task, sizes: &Sizes, target: &mut Prepared<'_>) -> Result<Measured> {
-    let script = Script::of(task, sizes)?.text();
+    let script = script(task, sizes)?.text();
     let (answer, whole) = target.ready.turn(&script, target.environment.interrupt)?;
     let answer = answer.must_succeed()?;
     let (said, took) = took(&answer.said, whole)?;
@@ -135,6 +94,7 @@ mod tests {
     use std::fs;
     use std::process::Command;
 
+    use super::super::script::FORGET;
     use super::*;
 
     fn sizes() -> Sizes {
@@ -162,7 +122,7 @@ mod tests {
     #[test]
     fn each_script_is_one_that_a_shell_reads() {
         for task in tasks() {
-            let text = Script::of(task, &sizes()).unwrap().text();
+            let text = script(task, &sizes()).unwrap().text();
             let file = tempfile::NamedTempFile::new().unwrap();
             fs::write(file.path(), &text).unwrap();
             let checked = Command::new("sh").arg("-n").arg(file.path()).output().unwrap();
@@ -183,11 +143,11 @@ mod tests {
             Task::Lz4Extract,
             Task::Compile,
         ] {
-            assert!(Script::of(task, &sizes()).unwrap().before.contains(FORGET), "{task:?}");
+            assert!(script(task, &sizes()).unwrap().before.contains(FORGET), "{task:?}");
         }
         for task in [Task::TarCompress, Task::TarExtract, Task::Lz4Compress, Task::Lz4Extract, Task::Compile]
         {
-            assert!(Script::of(task, &sizes()).unwrap().timed.ends_with("sync\n"), "{task:?}");
+            assert!(script(task, &sizes()).unwrap().timed.ends_with("sync\n"), "{task:?}");
         }
     }
 

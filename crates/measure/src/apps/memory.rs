@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use super::guest::Script;
+use super::script::Script;
 use crate::error::{Error, Result};
 use crate::session::Measured;
 

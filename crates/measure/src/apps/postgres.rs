@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::process::Command;
 
-use super::guest::{Script, program};
+use super::script::{Script, program};
 use super::{Place, Sizes, command};
 use crate::error::{Context, Error, Result};
 use crate::program::{Server, output};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 
-use super::guest::{Script, program};
+use super::script::{Script, program};
 use super::{Place, Sizes, command};
 use crate::error::{Context, Error, Result};
 use crate::program::{Server, output};

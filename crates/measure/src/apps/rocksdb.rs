@@ -7,7 +7,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-use super::guest::Script;
+use super::script::Script;
 use super::{Place, Sizes, command};
 use crate::error::{Context, Error, Result};
 use crate::interrupt::Interrupt;

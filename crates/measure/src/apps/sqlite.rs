@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::fs;
 
-use super::guest::{FORGET, Script, program};
+use super::script::{FORGET, Script, program};
 use super::{Place, Sizes, command, duration, rate};
 use crate::error::{Context, Result};
 use crate::program::run;

@@ -376,22 +376,12 @@ fn read_text(path: &Path) -> Result<String> {
     fs::read_to_string(path).map_err(|error| Error::usage(format!("{}", path.display())).because(error))
 }
 
-/// A run file.
-///
-/// # Errors
-/// When it cannot be read, or is none.
-pub fn read_run(path: &Path) -> Result<Run> {
-    let shown = path.display();
-    let bytes = fs::read(path).map_err(|error| Error::usage(format!("{shown}")).because(error))?;
-    Run::parse(&bytes).map_err(|error| Error::usage(format!("{shown}")).because(error))
-}
-
 /// Measures anew what a run file says.
 ///
 /// # Errors
 /// When it is no run file, or nothing can be measured.
 pub fn again(args: &AgainArgs, cvmio: PathBuf) -> Result<()> {
-    let run = read_run(&args.run)?;
+    let run = show::read_run(&args.run)?;
     let out = Some(args.out.clone().unwrap_or_else(|| default_out(&run.title)));
     repeat(&args.run, Order { out, files: Some(run.files), ..Order::new(run.command, cvmio) })
 }
@@ -401,7 +391,7 @@ pub fn again(args: &AgainArgs, cvmio: PathBuf) -> Result<()> {
 /// # Errors
 /// When it is no run file, or nothing can be measured.
 pub fn resume(args: &ResumeArgs, cvmio: PathBuf) -> Result<()> {
-    let run = read_run(&args.run)?;
+    let run = show::read_run(&args.run)?;
     if run.state == State::Complete {
         return Err(Error::usage(format!(
             "{} is complete; cvmio bench again runs it once more",

@@ -10,10 +10,19 @@ use report::question::Question;
 use report::run::Run;
 use report::table;
 
-use super::measure::read_run;
 use super::{CompareArgs, ReportArgs};
 use crate::error::{Context, Error, Result};
 use crate::session::write_whole;
+
+/// A run file.
+///
+/// # Errors
+/// When it cannot be read, or is none.
+pub fn read_run(path: &Path) -> Result<Run> {
+    let shown = path.display();
+    let bytes = fs::read(path).map_err(|error| Error::usage(format!("{shown}")).because(error))?;
+    Run::parse(&bytes).map_err(|error| Error::usage(format!("{shown}")).because(error))
+}
 
 /// Prints. That nobody reads it is no failure.
 pub fn print(text: &str) {

@@ -6,6 +6,7 @@ use scm::{Access, Durability, Engine, Error, Fault, Geometry, Mapping, Medium};
 use seal::{Random, Suite, SystemRandom};
 
 use crate::campaign::credential;
+use crate::forbidden::{install, statement};
 
 fn region(directory: &std::path::Path, page_size: u64, pages: u64) -> std::path::PathBuf {
     let path = directory.join("region");
@@ -138,22 +139,15 @@ fn where_a_mapping_is_not_synchronous_durability_is_that_of_the_file_system() {
 
 /// msync(2) fails on this thread from now on, as on a disk that fails.
 fn forbid_msync() {
-    let statement = |code: u32, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt: 0, jf, k };
     let msync = u32::try_from(libc::SYS_msync).unwrap();
     let failure = libc::SECCOMP_RET_ERRNO | libc::EIO.cast_unsigned();
-    let mut filter = [
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
-        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, msync),
-        statement(libc::BPF_RET | libc::BPF_K, 0, failure),
-        statement(libc::BPF_RET | libc::BPF_K, 0, libc::SECCOMP_RET_ALLOW),
+    let filter = [
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, (0, 0), 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, (0, 1), msync),
+        statement(libc::BPF_RET | libc::BPF_K, (0, 0), failure),
+        statement(libc::BPF_RET | libc::BPF_K, (0, 0), libc::SECCOMP_RET_ALLOW),
     ];
-    let program = libc::sock_fprog { len: 4, filter: filter.as_mut_ptr() };
-    // SAFETY: both calls concern this thread only; the program and its statements outlive the calls, which copy them.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        let set = libc::SECCOMP_SET_MODE_FILTER;
-        assert_eq!(libc::syscall(libc::SYS_seccomp, set, 0, &raw const program), 0);
-    }
+    install(filter).unwrap();
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! A process or thread to which the system denies userfaultfd, whatever its user and the sysctl are: by a seccomp filter (see seccomp(2)), as a
-//! container has one.
+//! A process or thread to which the system denies something, whatever its user is: by a seccomp filter (see seccomp(2)), as a container has
+//! one. Here userfaultfd.
 
 use std::io;
 
@@ -23,12 +23,6 @@ impl Forbidden {
         let number = |number: i64| u32::try_from(number).expect("system calls have small numbers");
         // No system call and no request has this number.
         let when = |is_forbidden, value| if is_forbidden { value } else { u32::MAX };
-        let statement = |code: u32, (jt, jf), k| libc::sock_filter {
-            code: u16::try_from(code).expect("codes have 16 bits"),
-            jt,
-            jf,
-            k,
-        };
         let load = |offset| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, (0, 0), offset);
         let is = |value, jumps| statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, jumps, value);
         let end = |value| statement(libc::BPF_RET | libc::BPF_K, (0, 0), value);
@@ -42,16 +36,23 @@ impl Forbidden {
             end(libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned()),
             end(libc::SECCOMP_RET_ALLOW),
         ];
-        move || {
-            let mut filter = filter;
-            let program = libc::sock_fprog { len: 7, filter: filter.as_mut_ptr() };
-            // SAFETY: both calls concern the calling thread only; the program and its statements outlive the calls, which copy them.
-            let done = unsafe {
-                libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-                    && libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program)
-                        == 0
-            };
-            if done { Ok(()) } else { Err(io::Error::last_os_error()) }
-        }
+        move || install(filter)
     }
+}
+
+/// A statement of a filter: what it does, how many it goes over if a comparison holds and if not, and its number.
+pub fn statement(code: u32, (jt, jf): (u8, u8), k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: u16::try_from(code).expect("codes have 16 bits"), jt, jf, k }
+}
+
+/// Filters the system calls of this thread, and of what it starts, from now on.
+pub fn install<const STATEMENTS: usize>(mut filter: [libc::sock_filter; STATEMENTS]) -> io::Result<()> {
+    let len = u16::try_from(STATEMENTS).unwrap_or(u16::MAX);
+    let program = libc::sock_fprog { len, filter: filter.as_mut_ptr() };
+    // SAFETY: both calls concern the calling thread only; the program and its statements outlive the calls, which copy them.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) == 0
+    };
+    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
