@@ -98,11 +98,13 @@ fn attach(
             Ok(Some(ClientMessage::Zapped(id))) => {
                 *client.lock_zapped() = id;
                 client.answered.notify_all();
+                continue;
             }
-            Ok(None) => break,
+            Ok(None) => {}
             Ok(Some(_)) => eprintln!("a VMM said what it must not say now, and is let go"),
             Err(error) => eprintln!("a VMM was not understood, and is let go: {error}"),
         }
+        break;
     }
     client.gone.store(true, Ordering::Release);
     client.answered.notify_all();

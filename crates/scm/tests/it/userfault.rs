@@ -460,6 +460,15 @@ fn what_is_no_message_is_refused_and_the_others_are_served() {
         let answer = std::io::read_to_string(&mut stream).unwrap();
         assert!(answer.contains("error") && answer.contains(about), "{said}: {answer}");
     }
+    // What is said behind a message that was good: this VMM is let go, and the next one has its place.
+    let attach = "{\"version\":1,\"attach\":{\"address\":4096,\"length\":4096,\"offset\":0}}\n";
+    for said in ["nonsense\n", attach] {
+        let mut stream = UnixStream::connect(place.socket()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        send(&stream, attach.as_bytes(), scm::uffd::open_minor().unwrap().as_raw_fd());
+        stream.write_all(said.as_bytes()).unwrap();
+        assert_eq!(std::io::read_to_string(&mut stream).unwrap(), "{\"ok\":{}}\n");
+    }
     let vmm = place.map(SIZE);
     assert_eq!(vmm.load(0), 0);
     drop(vmm);
