@@ -166,6 +166,10 @@ fn leave(shared: &Shared, reader: &mut BufReader<UnixStream>) {
 /// Does what servers ask, one server after the other.
 fn help(shared: &Shared, file: &File, mut reader: BufReader<UnixStream>) {
     loop {
+        // It may have ended while there was no connection that could be shut down.
+        if *shared.lock() {
+            return;
+        }
         listen(shared, &mut reader);
         // Nothing may be in the page tables when the next server recovers.
         leave(shared, &mut reader);

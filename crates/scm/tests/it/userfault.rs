@@ -413,6 +413,25 @@ fn a_server_that_is_not_understood_leaves_nothing_in_page_tables() {
     }
 }
 
+/// While its client has said hello to the next server, and has no answer yet: that server must not have it for good.
+#[test]
+fn a_vmm_that_unmaps_the_region_between_two_servers_hangs_up() {
+    let place = Place::new(shm(), 4096, 16);
+    let running = place.serve(16, Duration::from_secs(600));
+    let vmm = place.map(SIZE);
+    running.stop();
+    std::fs::remove_file(place.socket()).unwrap();
+    let listener = UnixListener::bind(place.socket()).unwrap();
+    let (mut stream, _) = listener.accept().unwrap();
+    drop(receive(&stream));
+    drop(vmm);
+    stream.write_all(b"{\"ok\":{}}\n").unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    assert_eq!(std::io::read_to_string(stream).unwrap(), "");
+    let mapping = Mapping::open(&place.region(), Access::Exclusive).unwrap();
+    Server::wait_for_vmm(&mapping, Duration::from_secs(5)).unwrap();
+}
+
 /// The descriptor that comes with a client's first message.
 fn receive(stream: &UnixStream) -> OwnedFd {
     use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
