@@ -14,10 +14,15 @@
 //!
 //! A thread of the client takes ranges out of the page tables when the server asks. If the server goes away, it takes out the whole mapping, so
 //! that the guest waits at its next touch, gives the lease back, and asks for the next server until there is one.
+//!
+//! A server is gone when its end of the connection is closed, and may show pages until then. A page that it shows after the client has taken
+//! everything out would stay in the page tables while it, or the next server, encrypts that page. So a client that does not understand its
+//! server closes its own end first, and waits for the server's.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::io::{self, BufRead, BufReader, IoSlice, Write};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -112,24 +117,27 @@ fn block_signals() {
 /// Says hello to the server, and hands the userfaultfd over. If it comes to nothing, nothing is in the page tables: a server may have served
 /// touches before it could answer.
 fn connect(shared: &Shared) -> Result<BufReader<UnixStream>, Error> {
-    let connected = hand_over(shared);
-    if connected.is_err() {
-        shared.zap_all();
-    }
-    connected
-}
-
-fn hand_over(shared: &Shared) -> Result<BufReader<UnixStream>, Error> {
     let failed = |error| Error::io(format!("the server on {}", shared.socket.display()), error);
     let stream = UnixStream::connect(&shared.socket).map_err(failed)?;
+    let mut reader = BufReader::new(stream);
+    match hand_over(shared, &mut reader) {
+        Ok(()) => Ok(reader),
+        Err(error) => {
+            leave(shared, &mut reader);
+            Err(error)
+        }
+    }
+}
+
+fn hand_over(shared: &Shared, reader: &mut BufReader<UnixStream>) -> Result<(), Error> {
+    let failed = |error| Error::io(format!("the server on {}", shared.socket.display()), error);
     let message = ClientMessage::Attach(shared.mapped).encode();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let descriptors = [shared.uffd.as_fd()];
     control.push(SendAncillaryMessage::ScmRights(&descriptors));
-    rustix::net::sendmsg(&stream, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)
+    rustix::net::sendmsg(reader.get_ref(), &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL)
         .map_err(|errno| failed(errno.into()))?;
-    let mut reader = BufReader::new(stream.try_clone().map_err(failed)?);
     let mut line = Vec::new();
     reader.read_until(b'\n', &mut line).map_err(failed)?;
     match ServerMessage::decode(&line) {
@@ -142,16 +150,29 @@ fn hand_over(shared: &Shared) -> Result<BufReader<UnixStream>, Error> {
             )));
         }
     }
-    *shared.stream() = Some(stream);
-    Ok(reader)
+    *shared.stream() = Some(reader.get_ref().try_clone().map_err(failed)?);
+    Ok(())
+}
+
+/// Ends a connection, and takes everything out of the page tables behind its end: the server has the userfaultfd, and may show pages, until it
+/// has closed its end as well, also if it said what makes no sense. One that was killed has closed it.
+fn leave(shared: &Shared, reader: &mut BufReader<UnixStream>) {
+    let _ = reader.get_ref().shutdown(Shutdown::Write);
+    // What it says until then is of no use any more. An error is an end, too.
+    let _ = io::copy(reader, &mut io::sink());
+    shared.zap_all();
 }
 
 /// Does what servers ask, one server after the other.
 fn help(shared: &Shared, file: &File, mut reader: BufReader<UnixStream>) {
     loop {
+        // It may have ended while there was no connection that could be shut down.
+        if *shared.lock() {
+            return;
+        }
         listen(shared, &mut reader);
-        // No server: nobody may be in the page tables when the next one recovers.
-        shared.zap_all();
+        // Nothing may be in the page tables when the next server recovers.
+        leave(shared, &mut reader);
         drop(Lease::of_descriptor(file));
         reader = loop {
             if *shared.lock() {
@@ -240,7 +261,7 @@ impl Drop for Attached {
         self.0.zap(self.0.mapped.address, self.0.mapped.length);
         *self.0.lock() = true;
         if let Some(stream) = self.0.stream().take() {
-            let _ = stream.shutdown(std::net::Shutdown::Both);
+            let _ = stream.shutdown(Shutdown::Both);
         }
     }
 }

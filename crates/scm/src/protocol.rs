@@ -6,8 +6,11 @@
 //! | `{"version":1,"status":{}}` | anybody | | how is it |
 //! | `{"version":1,"zapped":N}` | VMM | | the ranges of N are not mapped any more |
 //! | `[{"base_host_virt_addr":A,"size":L,"offset":O,"page_size":P}, ...]` | Firecracker | userfaultfd | its page-fault handler's |
-//! | `{"ok":{}}`, `{"error":"..."}` | server | | the answer to `attach` |
+//! | `{"ok":{}}`, `{"error":"..."}` | server | | the answer to `attach`, and the first thing that is said to its client |
 //! | `{"zap":{"id":N,"ranges":[[A,L], ...]}}` | server | | take these ranges out of the page tables, then say `zapped` |
+//!
+//! A client that hangs up, and whose mapping stays in use, closes its half only (shutdown(2)), and waits for the end of the other half: the server
+//! closes it behind the last page that it shows.
 //!
 //! Addresses are of the client's process, in bytes, as are lengths and offsets. What a client says is checked here, and in no other place.
 

@@ -10,6 +10,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use crate::forbidden::BOTH;
 use crate::support::{PAGE, Place, Server, holds};
 
@@ -40,16 +42,19 @@ pub fn library() -> &'static Path {
         let program = Path::new(env!("CARGO_BIN_EXE_cvmio-scm"));
         let examples = program.with_file_name("examples");
         let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("scm");
-        // What an older build has left would be another program than the one under test.
-        let _ = fs::remove_dir_all(&place);
         fs::create_dir_all(&place).unwrap();
         for (from, name) in [
             (program.to_owned(), "cvmio-scm"),
             (examples.join("scm-bench"), "cvmio-bench"),
             (examples.join("libscm_preload.so"), "libcvmio_scm.so"),
         ] {
-            fs::hard_link(&from, place.join(name))
-                .unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+            // What an older build has left is replaced, and no moment is without one: another run of these tests may start a VMM just now,
+            // which would go on without the library, and see ciphertext.
+            let link = place.join(format!(".{name}.{}", std::process::id()));
+            fs::hard_link(&from, &link).unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+            fs::rename(&link, place.join(name)).unwrap();
+            // Where it was there already, the kernel has left both.
+            let _ = fs::remove_file(&link);
         }
         place.join("libcvmio_scm.so")
     })
@@ -57,7 +62,7 @@ pub fn library() -> &'static Path {
 
 struct Vmm {
     child: Child,
-    input: ChildStdin,
+    input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
@@ -82,32 +87,51 @@ impl Vmm {
     fn start(place: &Place) -> Vmm {
         let mut child = python(place, &[]).stderr(Stdio::inherit()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let mut vmm = Vmm { child, input, output: BufReader::new(output) };
+        let mut vmm = Vmm { child, input: Some(input), output: BufReader::new(output) };
         assert_eq!(vmm.line(), "mapped");
         vmm
     }
 
+    /// The next line that it says, or an empty one if it has ended. What it said of its end is on standard error.
     fn line(&mut self) -> String {
+        if self.output.buffer().is_empty() {
+            let mut said = [PollFd::new(self.output.get_ref(), PollFlags::IN)];
+            let limit = Timespec { tv_sec: 120, tv_nsec: 0 };
+            let count = rustix::io::retry_on_intr(|| poll(&mut said, Some(&limit))).unwrap();
+            assert!(count > 0, "the VMM waits for good: a touch is not served");
+        }
         let mut line = String::new();
         if self.output.read_line(&mut line).unwrap() == 0 {
-            let _ = writeln!(std::io::stderr(), "the VMM has ended: {:?}", self.child.wait());
+            let _ = writeln!(std::io::stderr(), "the VMM has ended: {}", self.child.wait().unwrap());
         }
         line.trim_end_matches('\n').into()
     }
 
+    fn say(&mut self, line: &str) {
+        // One that has ended is told of by `line`.
+        let _ = writeln!(self.input.as_mut().unwrap(), "{line}");
+    }
+
     fn put(&mut self, page: u32, text: &str) {
-        writeln!(self.input, "put {page} {text}").unwrap();
+        self.say(&format!("put {page} {text}"));
         assert_eq!(self.line(), "done");
     }
 
     fn get(&mut self, page: u32, len: usize) -> String {
-        writeln!(self.input, "get {page} {len}").unwrap();
+        self.say(&format!("get {page} {len}"));
         self.line()
     }
 
     fn end(mut self) -> ExitStatus {
-        drop(self.input);
+        drop(self.input.take());
         self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Vmm {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -211,6 +235,10 @@ fn a_vmm_at_work_outlives_many_servers() {
         let mut random = fastrand::Rng::with_seed(2);
         for _ in 0..rounds {
             std::thread::sleep(Duration::from_millis(random.u64(20..200)));
+            // It has failed, and says why.
+            if working.is_finished() {
+                break;
+            }
             server.take().unwrap().kill();
             server = Some(place.serve(serve));
         }
@@ -234,7 +262,7 @@ fn a_file_cut_short_under_a_vmm_ends_the_service_and_loses_no_page() {
     file.set_len(8 * PAGE as u64).unwrap();
     // What is left stays usable for the VMM; what is gone is a memory error, as on any file.
     assert_eq!(vmm.get(1, PLANTED.len()), PLANTED);
-    writeln!(vmm.input, "get 40 4").unwrap();
+    vmm.say("get 40 4");
     assert_eq!(vmm.child.wait().unwrap().signal(), Some(libc::SIGBUS));
     // The server notices when it takes the page back, and does nothing more.
     wait_until(&place, "the medium has failed");
@@ -344,7 +372,7 @@ fn a_touch_of_a_corrupt_page_is_a_memory_error() {
     let mut vmm = Vmm::start(&place);
     assert_eq!(vmm.get(6, 0), "");
     vmm.put(6, "good");
-    writeln!(vmm.input, "get 7 4").unwrap();
+    vmm.say("get 7 4");
     let ended = vmm.child.wait().unwrap();
     assert_eq!(ended.signal(), Some(libc::SIGBUS), "{ended}");
     wait_until(&place, "1 corrupt");

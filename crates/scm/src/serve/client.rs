@@ -85,19 +85,7 @@ fn attach(
 ) -> Result<(), String> {
     let uffd = reader.descriptor.take().ok_or("the message came without a userfaultfd")?;
     let stream = stream.try_clone().map_err(|error| error.to_string())?;
-    let client = Arc::new(Client {
-        stream,
-        uffd,
-        mapped,
-        zapped: Mutex::new(0),
-        answered: Condvar::new(),
-        asked: AtomicU64::new(0),
-        gone: AtomicBool::new(false),
-        serving: RwLock::new(()),
-        ahead: Mutex::new(Ahead::new(server.limits.read_ahead)),
-        waiting: Mutex::default(),
-        arrived: Condvar::new(),
-    });
+    let client = Arc::new(Client::new(stream, uffd, mapped, server.limits.read_ahead));
     take_place(server, &client)?;
     let begin = |work: fn(&Client, &Server)| {
         let (server, client) = (Arc::clone(server), Arc::clone(&client));
@@ -105,20 +93,18 @@ fn attach(
     };
     let helpers = (1..server.limits.threads).map(|_| begin(Client::help));
     let threads: Vec<_> = helpers.chain([begin(Client::serve_faults)]).collect();
-    let said = client.say(&ServerMessage::Ok {});
-    while said.is_ok() {
+    loop {
         match reader.next(server) {
             Ok(Some(ClientMessage::Zapped(id))) => {
                 *client.lock_zapped() = id;
                 client.answered.notify_all();
+                continue;
             }
-            Ok(None) => break,
+            Ok(None) => {}
             Ok(Some(_)) => eprintln!("a VMM said what it must not say now, and is let go"),
             Err(error) => eprintln!("a VMM was not understood, and is let go: {error}"),
         }
-        if client.gone.load(Ordering::Acquire) {
-            break;
-        }
+        break;
     }
     client.gone.store(true, Ordering::Release);
     client.answered.notify_all();
@@ -133,7 +119,8 @@ fn attach(
     Ok(())
 }
 
-/// Makes this client the one of the region. One that is leaving is waited for: a VMM may map the region again as soon as it has let it go.
+/// Makes this client the one of the region, and tells it so. One that is leaving is waited for: a VMM may map the region again as soon as it has
+/// let it go.
 fn take_place(server: &Server, client: &Arc<Client>) -> Result<(), String> {
     let begun = Instant::now();
     let mut place = server.client();
@@ -148,11 +135,29 @@ fn take_place(server: &Server, client: &Arc<Client>) -> Result<(), String> {
             Some(_) => return Err("another VMM has this region: a region is for one VMM at a time".into()),
         }
     }
+    // Before anybody finds it in its place: the thread that takes pages back may ask something of it at once.
+    client.say(&ServerMessage::Ok {}).map_err(|error| error.to_string())?;
     *place = Some(Arc::clone(client));
     Ok(())
 }
 
 impl Client {
+    fn new(stream: UnixStream, uffd: OwnedFd, mapped: Mapped, read_ahead: u64) -> Client {
+        Client {
+            stream,
+            uffd,
+            mapped,
+            zapped: Mutex::new(0),
+            answered: Condvar::new(),
+            asked: AtomicU64::new(0),
+            gone: AtomicBool::new(false),
+            serving: RwLock::new(()),
+            ahead: Mutex::new(Ahead::new(read_ahead)),
+            waiting: Mutex::default(),
+            arrived: Condvar::new(),
+        }
+    }
+
     /// Has pages taken out of the page tables. Whether they are.
     pub(super) fn zap(&self, pages: &[u64], size: u64) -> bool {
         let mut ranges: Vec<(u64, u64)> = Vec::new();
@@ -485,5 +490,45 @@ impl<'a> Reader<'a> {
         }
         self.bytes.extend_from_slice(&bytes[..count]);
         Ok(count > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::BufRead;
+
+    use super::super::taking::tests::server;
+    use super::*;
+    use crate::serve::Limits;
+
+    /// A VMM that waits for its next server has touches that are served at once, so there may be pages to take back before its threads run.
+    #[test]
+    fn a_client_that_is_found_in_its_place_was_answered() {
+        let server = server(Limits::default());
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let uffd = std::fs::File::open("/dev/null").unwrap().into();
+        let mapped = Mapped { address: 1 << 20, length: 8 * 4096, offset: 0 };
+        let client = Arc::new(Client::new(ours, uffd, mapped, 0));
+        theirs.set_nonblocking(true).unwrap();
+        let mut heard = io::BufReader::new(theirs);
+        let mut next = || {
+            let mut line = Vec::new();
+            heard.read_until(b'\n', &mut line).map(|_| ServerMessage::decode(&line).unwrap())
+        };
+        take_place(&server, &client).unwrap();
+        assert_eq!(next().unwrap(), ServerMessage::Ok {});
+        thread::scope(|scope| {
+            let zapping = scope.spawn(|| server.zap(&[3]));
+            let asked = loop {
+                match next() {
+                    Ok(message) => break message,
+                    Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+                }
+            };
+            assert_eq!(asked, ServerMessage::Zap { id: 1, ranges: vec![((1 << 20) + 3 * 4096, 4096)] });
+            *client.lock_zapped() = 1;
+            client.answered.notify_all();
+            assert!(zapping.join().unwrap());
+        });
     }
 }

@@ -82,7 +82,7 @@ impl Server {
     }
 
     /// Has the client take pages out of its page tables. Whether it did; else they are as they were.
-    fn zap(&self, pages: &[u64]) -> bool {
+    pub(super) fn zap(&self, pages: &[u64]) -> bool {
         if pages.is_empty() {
             return true;
         }
@@ -131,14 +131,14 @@ impl Server {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::Limits;
     use super::*;
     use crate::{Engine, Geometry, Mapping, Medium};
     use seal::slot::Credential;
     use seal::{Random, SecretBytes, Suite, SystemRandom};
 
-    fn server(limits: Limits) -> Arc<Server> {
+    pub(in crate::serve) fn server(limits: Limits) -> Arc<Server> {
         let geometry = Geometry::new(4096, 8, 2, 4096).unwrap();
         let mapping = Arc::new(Mapping::memory(geometry.file_len()).unwrap());
         let key = || Credential::KeyFile(SecretBytes::from_slice(&[5; 32]));

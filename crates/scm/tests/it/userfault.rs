@@ -352,33 +352,37 @@ fn a_vmm_waits_for_the_next_server_and_goes_on() {
     toucher.stop();
 }
 
-/// A server dies between the first touch that it serves and its answer to the VMM: what it showed must be out of the page tables before the
-/// next server recovers and encrypts, or the VMM would write into ciphertext.
-#[test]
-fn a_server_that_dies_before_it_answers_leaves_nothing_in_page_tables() {
+/// A VMM waits for the next server, at a page that has 33. `serve` is in the place of that server: it gets the connection, and what shows the VMM
+/// the page. Behind it, with the connection closed and the lease given back, nothing must be in the page tables: the next server recovers and
+/// encrypts, and the VMM would see ciphertext, or write into it.
+fn served_by(serve: impl FnOnce(&Place, &mut UnixStream, &dyn Fn())) {
     let place = Place::new(shm(), 4096, 16);
     let running = place.serve(16, Duration::from_secs(600));
     let vmm = place.map(SIZE);
     vmm.store(3 * SIZE, 33);
     running.stop();
     std::fs::remove_file(place.socket()).unwrap();
-    let dying = UnixListener::bind(place.socket()).unwrap();
+    let listener = UnixListener::bind(place.socket()).unwrap();
     std::thread::scope(|scope| {
         let touching = scope.spawn(|| vmm.load(3 * SIZE));
-        let (stream, _) = dying.accept().unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
         let uffd = receive(&stream);
-        drop(dying);
+        drop(listener);
         let mut events = Vec::new();
         while events.is_empty() {
             scm::uffd::read(uffd.as_fd(), &mut events).unwrap();
         }
-        assert_eq!(events[0], scm::uffd::Event::Fault((vmm.base.addr() + 3 * SIZE) as u64));
-        scm::uffd::resume(uffd.as_fd(), (vmm.base.addr() + 3 * SIZE) as u64, SIZE as u64).unwrap();
-        touching.join().unwrap();
-        assert!(vmm.is_present(3));
-        drop(stream);
+        let touched = (vmm.base.addr() + 3 * SIZE) as u64;
+        assert_eq!(events[0], scm::uffd::Event::Fault(touched));
+        let show = || {
+            while !touching.is_finished() {
+                scm::uffd::resume(uffd.as_fd(), touched, SIZE as u64).unwrap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert!(vmm.is_present(3), "the VMM took out what it was shown, before its server had ended");
+        };
+        serve(&place, &mut stream, &show);
     });
-    // With the lease given back.
     let mapping = Mapping::open(&place.region(), Access::Exclusive).unwrap();
     Server::wait_for_vmm(&mapping, Duration::from_secs(5)).unwrap();
     assert!(!vmm.is_present(3), "the VMM sees a page that nobody serves");
@@ -387,6 +391,45 @@ fn a_server_that_dies_before_it_answers_leaves_nothing_in_page_tables() {
     assert_eq!(vmm.load(3 * SIZE), 33);
     drop(vmm);
     running.stop();
+}
+
+#[test]
+fn a_server_that_dies_before_it_answers_leaves_nothing_in_page_tables() {
+    served_by(|_, _, show| show());
+}
+
+/// The VMM hangs up, but the server has not noticed yet, and shows a page: the VMM waits for its end.
+#[test]
+fn a_server_that_is_not_understood_leaves_nothing_in_page_tables() {
+    for said in ["{\"zap\":{\"id\":1,\"ranges\":[]}}\n", "{\"ok\":{}}\nnonsense\n"] {
+        served_by(|place, stream, show| {
+            stream.write_all(said.as_bytes()).unwrap();
+            assert_eq!(std::io::read_to_string(&mut *stream).unwrap(), "", "the VMM hangs up");
+            show();
+            let mapping = Mapping::open(&place.region(), Access::Exclusive).unwrap();
+            let free = Server::wait_for_vmm(&mapping, Duration::from_millis(300));
+            assert!(matches!(free, Err(Error::Busy(_))), "{said}: the lease was given back too early");
+        });
+    }
+}
+
+/// While its client has said hello to the next server, and has no answer yet: that server must not have it for good.
+#[test]
+fn a_vmm_that_unmaps_the_region_between_two_servers_hangs_up() {
+    let place = Place::new(shm(), 4096, 16);
+    let running = place.serve(16, Duration::from_secs(600));
+    let vmm = place.map(SIZE);
+    running.stop();
+    std::fs::remove_file(place.socket()).unwrap();
+    let listener = UnixListener::bind(place.socket()).unwrap();
+    let (mut stream, _) = listener.accept().unwrap();
+    drop(receive(&stream));
+    drop(vmm);
+    stream.write_all(b"{\"ok\":{}}\n").unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    assert_eq!(std::io::read_to_string(stream).unwrap(), "");
+    let mapping = Mapping::open(&place.region(), Access::Exclusive).unwrap();
+    Server::wait_for_vmm(&mapping, Duration::from_secs(5)).unwrap();
 }
 
 /// The descriptor that comes with a client's first message.
@@ -435,6 +478,15 @@ fn what_is_no_message_is_refused_and_the_others_are_served() {
         stream.write_all(said.as_bytes()).unwrap();
         let answer = std::io::read_to_string(&mut stream).unwrap();
         assert!(answer.contains("error") && answer.contains(about), "{said}: {answer}");
+    }
+    // What is said behind a message that was good: this VMM is let go, and the next one has its place.
+    let attach = "{\"version\":1,\"attach\":{\"address\":4096,\"length\":4096,\"offset\":0}}\n";
+    for said in ["nonsense\n", attach] {
+        let mut stream = UnixStream::connect(place.socket()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        send(&stream, attach.as_bytes(), scm::uffd::open_minor().unwrap().as_raw_fd());
+        stream.write_all(said.as_bytes()).unwrap();
+        assert_eq!(std::io::read_to_string(&mut stream).unwrap(), "{\"ok\":{}}\n");
     }
     let vmm = place.map(SIZE);
     assert_eq!(vmm.load(0), 0);
