@@ -123,6 +123,10 @@ impl Store for Audited {
         self.session.allocate_range(blocks)
     }
 
+    fn given(&self, blocks: std::ops::Range<u64>) -> Option<Vec<std::ops::Range<u64>>> {
+        self.session.given(blocks)
+    }
+
     fn queue(&self, depth: u32) -> Result<Box<dyn Queue>, store::Error> {
         let queue = self.session.queue(depth)?;
         Ok(Box::new(AuditedQueue { queue, at: self.clone(), flights: HashMap::new() }))

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use crate::uring::FileQueue;
 use crate::{BLOCK_SIZE, Error, ErrorKind, Queue, Store, Usage};
 
-const BLOCK: u64 = 4096;
+pub(crate) const BLOCK: u64 = 4096;
 const _: () = assert!(BLOCK_SIZE == 4096, "BLOCK is BLOCK_SIZE as the kernel counts");
 
 /// How often and after what pause something in use is tried again.
@@ -205,6 +205,13 @@ impl Store for FileStore {
             return Ok(());
         }
         self.reserve(blocks.start * BLOCK, (end - blocks.start) * BLOCK)
+    }
+
+    fn given(&self, blocks: Range<u64>) -> Option<Vec<Range<u64>>> {
+        if self.inner.is_device {
+            return None;
+        }
+        crate::given::given(&self.inner.file, blocks.start..blocks.end.min(self.blocks()))
     }
 
     fn usage(&self) -> Option<Usage> {

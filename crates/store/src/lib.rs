@@ -6,6 +6,7 @@
 
 mod error;
 mod file;
+mod given;
 mod memory_store;
 mod signal;
 mod uring;
@@ -90,6 +91,11 @@ pub trait Store: Send + Sync {
     /// As [`allocate`](Self::allocate).
     fn allocate_range(&self, _blocks: Range<u64>) -> Result<(), Error> {
         Ok(())
+    }
+    /// The parts of these blocks that the store has given already, in order: writing there takes no more room. The host says so, and where
+    /// there are very many parts, not all of them. `None` where nobody can tell, as of a device.
+    fn given(&self, _blocks: Range<u64>) -> Option<Vec<Range<u64>>> {
+        None
     }
     /// What the store takes where it lies, and what is left there, as the host states it now. `None` where nobody can tell, as of a device.
     fn usage(&self) -> Option<Usage> {

@@ -61,6 +61,35 @@ fn allocating_takes_the_space_and_keeps_the_content() {
     assert!(fs::metadata(directory.path().join("huge")).unwrap().blocks() * 512 < 1 << 20);
 }
 
+/// What was written and what was reserved is told apart from holes, also inside a page of the file, and behind more extents than one call names.
+#[test]
+fn a_file_knows_what_it_was_given() {
+    let directory = directory();
+    let store = image(&directory, 4096);
+    assert_eq!(store.given(0..4096), Some(vec![]));
+    let mut queue = store.queue(8).unwrap();
+    let buffer = queue.buffer(2);
+    run(&mut *queue, vec![Operation::Write { block: 5, buffer }]).remove(0).result.unwrap();
+    store.allocate_range(100..164).unwrap();
+    assert_eq!(store.given(0..4096), Some(vec![5..7, 100..164]));
+    assert_eq!(store.given(6..120), Some(vec![6..7, 100..120]));
+    assert_eq!(store.given(7..100), Some(vec![]));
+    run(&mut *queue, vec![Operation::Discard { block: 110, blocks: 10 }]).remove(0).result.unwrap();
+    assert_eq!(store.given(0..4096), Some(vec![5..7, 100..110, 120..164]));
+    for block in (1000..2600).step_by(2) {
+        store.allocate_range(block..block + 1).unwrap();
+    }
+    let expected: Vec<_> = (1000..2600).step_by(2).map(|block| block..block + 1).collect();
+    assert_eq!(store.given(1000..u64::MAX), Some(expected));
+    // Parts of a page of the file are not the page.
+    let path = directory.path().join("image");
+    let file = File::options().write(true).open(path).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[1; 512], 3000 * 4096 + 512).unwrap();
+    file.sync_all().unwrap();
+    let told = store.given(2999..3002).unwrap();
+    assert!(told.iter().all(|run| *run == (3000..3001)), "{told:?}");
+}
+
 #[test]
 fn a_file_is_made_longer_sparsely_and_never_shorter() {
     use std::os::unix::fs::MetadataExt;

@@ -231,6 +231,10 @@ impl Store for HostileStore {
     fn allocate_range(&self, blocks: Range<u64>) -> Result<(), Error> {
         lock(&self.disk).give("allocate", blocks)
     }
+
+    fn given(&self, blocks: Range<u64>) -> Option<Vec<Range<u64>>> {
+        Some(lock(&self.disk).given(blocks))
+    }
 }
 
 impl Store for Session {
@@ -248,6 +252,10 @@ impl Store for Session {
 
     fn allocate_range(&self, blocks: Range<u64>) -> Result<(), Error> {
         lock(&self.disk).give("allocate", blocks)
+    }
+
+    fn given(&self, blocks: Range<u64>) -> Option<Vec<Range<u64>>> {
+        Some(lock(&self.disk).given(blocks))
     }
 }
 

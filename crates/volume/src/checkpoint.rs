@@ -82,6 +82,7 @@ impl Core {
             if self.needs_units() {
                 self.reserve(io, DATA_UNITS).await?;
             }
+            self.seek_node_places(io).await?;
             if self.resealing.is_over() {
                 self.end_rekeying(io).await?;
             }
@@ -154,7 +155,13 @@ impl Core {
             self.commit.free_segments() < self.geometry.segments as usize / 2 && self.commit.can_retire();
         // A superblock lists the units that may be written; when there is nothing left in some of them, the next one can list others.
         let listed = self.space.list_is_spent(DATA_UNITS, self.limits.reserve_low);
-        wanted || full || pinned || journal || listed || self.freeing_is_due()
+        wanted
+            || full
+            || pinned
+            || journal
+            || listed
+            || self.nodes_need_their_places()
+            || self.freeing_is_due()
     }
 
     pub(crate) fn publish_is_wanted(&self) -> bool {
@@ -206,6 +213,7 @@ impl Core {
             self.spilled.store(true, Ordering::SeqCst);
         } else {
             let units = self.begin_reservation_for_nodes(io).await?;
+            self.spend_node_places();
             let cut = self.commit_and_freeze(io).await?;
             self.space.activate(&units);
             let pin = self.merge_and_reserve(io).await?;

@@ -101,17 +101,21 @@ impl Core {
     }
 
     /// Whether there is so much that only a checkpoint makes free that one is worth it. Others come when users go on writing; after a large
-    /// discard (`fstrim`) there may be nothing else for a long time. Not on a store that is short of room: there each checkpoint takes of
-    /// the room that was kept for the one that is needed.
+    /// discard (`fstrim`) there may be nothing else for a long time.
     pub(crate) fn freeing_is_due(&self) -> bool {
-        if !self.discards.goes_on() || self.is_store_short() {
+        if !self.discards.goes_on() {
             return false;
         }
-        let discarded = self.counters.discarded_blocks.get();
-        let since = discarded.saturating_sub(self.discards.discarded_by_then.load(Ordering::SeqCst));
         let (now, last) = (millis(self.environment.clock.now()), self.discards.tidied.load(Ordering::SeqCst));
         let is_patient = now >= last && now - last < millis(PATIENCE);
-        since + self.overlay.active() + self.overlay.superseded() >= WORTH_A_CHECKPOINT && !is_patient
+        self.freed_by_a_checkpoint() >= WORTH_A_CHECKPOINT && !is_patient
+    }
+
+    /// Blocks that users have discarded or overwritten, and that a checkpoint makes free; an estimate.
+    pub(crate) fn freed_by_a_checkpoint(&self) -> u64 {
+        let discarded = self.counters.discarded_blocks.get();
+        let since = discarded.saturating_sub(self.discards.discarded_by_then.load(Ordering::SeqCst));
+        since + self.overlay.active() + self.overlay.superseded()
     }
 
     /// Whether the next units may be reserved for discards.

@@ -92,6 +92,7 @@ impl Core {
         }
         let blocks = (data.len() / BLOCK_SIZE) as u64;
         self.check_range(block, blocks)?;
+        self.keep_node_places(blocks).await?;
         let promise = self.admit(io, blocks).await?;
         let (places, placing) = self.allocate(io, runs, block, blocks).await?;
         let give_up = |error| {

@@ -23,6 +23,7 @@
 
 mod bits;
 mod discard;
+mod given;
 mod inner;
 mod reserve;
 
@@ -128,6 +129,9 @@ impl Space {
         let mut left = want.min(inner.free.saturating_sub(keep));
         let mut runs = Vec::new();
         while left > 0 {
+            if purpose == Purpose::Data && self.near && inner.data_can_have_more() {
+                break;
+            }
             let Some(unit) = inner.first(purpose) else { break };
             let range = self.geometry.unit_range(unit);
             let Some(bits) = inner.resident.get_mut(&unit) else { break };

@@ -109,6 +109,9 @@ impl Attaching {
             spilled: AtomicBool::new(false),
             begun: AtomicBool::new(false),
             store_is_short: AtomicBool::new(false),
+            node_places: AtomicU64::new(u64::MAX),
+            node_places_wanted: AtomicU64::new(0),
+            node_places_sought: AtomicU64::new(0),
             ticked: Event::new(),
             run_age: AtomicU64::new(1),
             stopping: AtomicBool::new(false),
@@ -153,15 +156,15 @@ impl Attaching {
         if core.commit.began_crowded() {
             core.space.take_over();
         }
+        // In this order: on a full store, the places that a checkpoint will need are not for data.
+        core.begin_with(&self.io, &core.choose_first_for_nodes()).await?;
         // To tidy up must need no reservation: each has a record, and there may be no room for many.
         let nodes = if crowded { core.node_reserve() } else { 0 };
         let want = core.limits.reserve_target.max(nodes);
-        let units = core.space.choose(want, crate::format::superblock::MAX_UNITS / 2);
-        core.load_units(&self.io, &units).await?;
-        core.space.activate(&units);
+        let for_data = core.choose_for_data(want, crate::format::superblock::MAX_UNITS / 2);
+        core.begin_with(&self.io, &for_data).await?;
         let for_nodes = core.space.choose_for_nodes(core.node_room(), NODE_UNITS);
-        core.load_units(&self.io, &for_nodes).await?;
-        core.space.activate(&for_nodes);
+        core.begin_with(&self.io, &for_nodes).await?;
         core.publish(&self.io, &core.commit.end(&core.geometry), closed).await?;
         // Somebody who claimed the volume before our reservations were there may have chosen the same units.
         core.confirm_claim().await?;
@@ -206,6 +209,13 @@ fn limits(geometry: &Geometry, memory: u64) -> (Limits, u64) {
 }
 
 impl Core {
+    /// Takes units for the session's first superblock.
+    async fn begin_with(&self, io: &Io, units: &[u32]) -> Result<()> {
+        self.load_units(io, units).await?;
+        self.space.activate(units);
+        Ok(())
+    }
+
     /// Free blocks of each unit, as the bitmap has it.
     async fn count_free(&self, io: &Io) -> Result<Vec<u32>> {
         let geometry = &self.geometry;

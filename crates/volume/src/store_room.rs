@@ -5,8 +5,11 @@
 //!    before the store has it; one that had completed before waits for room.
 //! 2. Journal, bitmap and superblocks have fixed places, which the store was asked for when the volume was made, and again at each attach.
 //! 3. For the nodes of the next checkpoint the store is asked before there is a need, up to 16 MiB: what is discarded comes back by a
-//!    checkpoint only. A node that finds no room goes to another place, which the store may have given before. When there is none, it waits.
+//!    checkpoint only. A node that finds no room goes to another place, which the store has given before, wherever it lies. When there is
+//!    none, it waits.
+//! 4. Where the store can tell what it has given, no write leaves the next checkpoint with fewer such places than it needs.
 
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use store::Buffer;
@@ -17,6 +20,7 @@ use crate::format::protections::Provision;
 use crate::format::superblock::MAX_UNITS;
 use crate::geometry::Geometry;
 use crate::io::Io;
+use crate::space::Purpose;
 
 /// With less than this left, writes wait for the store: 256 MiB. More than a fast disk takes from one look to the next.
 const LITTLE: u64 = 256 << 20;
@@ -40,6 +44,11 @@ pub(crate) fn allocate_fixed(
 /// Most blocks that the store is asked for ahead for nodes, and most runs of them.
 const NODE_ROOM: u64 = 4096;
 const NODE_RUNS: usize = 256;
+/// Most units that a session begins with for its nodes where the places that were given may be scattered.
+const GIVEN_NODE_UNITS: usize = 64;
+/// Most places that are tried for one node of those that the store says it has given. A file system that never overwrites in place says so of
+/// each.
+const MOST_TRIES: usize = 256;
 /// Most blocks of fixed places that the store is asked for: 64 MiB. A volume of a terabyte that holds nothing must not take a part of it.
 const FIXED_ROOM: u64 = 16_384;
 
@@ -52,6 +61,107 @@ impl Core {
         }
     }
 
+    /// Chooses units for data until they have `want` free blocks, `most` at most. On a store that has little left, first those in which it has
+    /// given places already.
+    pub(crate) fn choose_for_data(&self, want: u64, most: usize) -> Vec<u32> {
+        let units = self.choose_given(Purpose::Data, want, most);
+        if units.is_empty() { self.space.choose(want, most) } else { units }
+    }
+
+    /// Chooses the units that a session begins with for its nodes, on a store that has little left; none on another one.
+    pub(crate) fn choose_first_for_nodes(&self) -> Vec<u32> {
+        self.choose_given(Purpose::Nodes, self.node_room(), GIVEN_NODE_UNITS)
+    }
+
+    fn choose_given(&self, purpose: Purpose, want: u64, most: usize) -> Vec<u32> {
+        let given = if self.is_store_short() { self.given_places() } else { None };
+        given.map(|given| self.space.choose_given(purpose, &given, want, most)).unwrap_or_default()
+    }
+
+    /// Whether the next checkpoint will need half of the places that are left for its nodes.
+    pub(crate) fn nodes_need_their_places(&self) -> bool {
+        let most = self.node_places() / 2;
+        self.overlay.active() > 0 && self.geometry.most_nodes_of(self.overlay.active()) >= most
+    }
+
+    /// Free places of nodes that the store has given, as far as that is a matter.
+    fn node_places(&self) -> u64 {
+        if self.is_store_short() && !self.is_transactional() {
+            self.node_places.load(Ordering::SeqCst)
+        } else {
+            u64::MAX
+        }
+    }
+
+    /// A checkpoint begins to use them. What it replaces comes back when it has ended.
+    pub(crate) fn spend_node_places(&self) {
+        let nodes = self.geometry.most_nodes_of(self.overlay.active());
+        let spend = |places: u64| (places < u64::MAX).then(|| places.saturating_sub(nodes));
+        // Nothing to spend is no failure.
+        let _ = self.node_places.fetch_update(Ordering::SeqCst, Ordering::SeqCst, spend);
+    }
+
+    /// Chooses units for a checkpoint with so many nodes: on a store that has little left, by the places that it has given.
+    pub(crate) fn choose_for_checkpoint(&self, nodes: u64, most: usize) -> Vec<u32> {
+        let missing = nodes.saturating_sub(self.node_places());
+        let given = if missing > 0 { self.choose_given(Purpose::Nodes, missing, most) } else { Vec::new() };
+        if given.is_empty() { self.space.choose_for_nodes(nodes, most) } else { given }
+    }
+
+    /// Whether a checkpoint of what is in memory and so many changes more leaves a quarter of the places of its nodes alone.
+    fn leaves_node_places(&self, changes: u64) -> bool {
+        let nodes = self.geometry.most_nodes_of(self.overlay.active() + changes);
+        nodes.saturating_add(self.node_room() / 4) <= self.node_places()
+    }
+
+    /// Waits until a write of so many blocks leaves the places alone that a checkpoint will need for its nodes, where the store may give no
+    /// others.
+    ///
+    /// # Errors
+    /// `NoSpace` when no checkpoint can help, and the store has none to give.
+    pub(crate) async fn keep_node_places(&self, blocks: u64) -> Result<()> {
+        let mut asked = None;
+        while !self.leaves_node_places(blocks) {
+            let progress = self.progress.listen();
+            self.check_alive()?;
+            if self.overlay.active() > 0 {
+                self.want_checkpoint();
+            } else if !self.checkpointing.load(Ordering::SeqCst) {
+                let number =
+                    *asked.get_or_insert_with(|| self.node_places_wanted.fetch_add(1, Ordering::SeqCst) + 1);
+                self.work.notify(usize::MAX);
+                if self.node_places_sought.load(Ordering::SeqCst) >= number
+                    && !self.leaves_node_places(blocks)
+                {
+                    return Err(Error::new(
+                        Kind::NoSpace,
+                        "the store has no room left but for the volume's own map; make room where it lies, or discard something, and writes go on",
+                    ));
+                }
+            }
+            progress.await;
+        }
+        Ok(())
+    }
+
+    /// Looks for more places for nodes, if a writer has asked for some. For the maintenance job.
+    pub(crate) async fn seek_node_places(&self, io: &Io) -> Result<()> {
+        let wanted = self.node_places_wanted.load(Ordering::SeqCst);
+        if self.node_places_sought.load(Ordering::SeqCst) == wanted {
+            return Ok(());
+        }
+        self.ask_node_room();
+        if self.node_places() < self.node_room()
+            && let Some(given) = self.given_places()
+            && self.reserve_for_node(io, Some(&given)).await?
+        {
+            self.ask_node_room();
+        }
+        self.node_places_sought.store(wanted, Ordering::SeqCst);
+        self.progress.notify(usize::MAX);
+        Ok(())
+    }
+
     /// Asks the store for the places of the next nodes, as far as it can give them.
     pub(crate) fn ask_node_room(&self) {
         let most = self.node_room();
@@ -59,9 +169,12 @@ impl Core {
         for run in runs {
             // What it cannot give now may be there when it is needed.
             if self.environment.store.allocate_range(run).is_err() {
-                return;
+                break;
             }
         }
+        let given = if self.is_store_short() { self.given_places() } else { None };
+        let places = given.map_or(u64::MAX, |given| self.space.given_to_nodes(&given));
+        self.node_places.store(places, Ordering::SeqCst);
     }
 
     /// Looks how much the store has left.
@@ -70,7 +183,11 @@ impl Core {
             && !self.read_only
             && let Some(usage) = self.environment.store.usage()
         {
-            self.store_is_short.store(usage.left < LITTLE, Ordering::SeqCst);
+            let short = usage.left < LITTLE;
+            let was = self.store_is_short.swap(short, Ordering::SeqCst);
+            if short && !was && self.begun.load(Ordering::SeqCst) {
+                self.ask_node_room();
+            }
         }
     }
 
@@ -85,7 +202,9 @@ impl Core {
             Err(error) if error.kind() == Kind::NoSpace => {
                 self.store_is_short.store(true, Ordering::SeqCst);
                 // What was discarded comes back by a checkpoint only.
-                self.want_checkpoint();
+                if self.freed_by_a_checkpoint() > 0 {
+                    self.want_checkpoint();
+                }
             }
             Ok(()) if self.is_store_short() && self.environment.store.usage().is_none() => {
                 self.store_is_short.store(false, Ordering::SeqCst);
@@ -122,22 +241,51 @@ impl Core {
         }
     }
 
-    /// A free place that the store has given before, or gives now; the others that were tried are in `refused`, and taken.
+    /// The places of data and nodes that the store has given already, if it can tell.
+    fn given_places(&self) -> Option<Vec<Range<u64>>> {
+        let parts = self.geometry.data().map(|data| self.environment.store.given(data));
+        parts.collect::<Option<Vec<_>>>().map(|parts| parts.concat())
+    }
+
+    /// A free place that the store has given before, or gives now; the others that were tried are in `refused`, and taken. Where the store can
+    /// tell what it has given, only that is tried; elsewhere, whatever can be reserved.
     async fn place_with_room(&self, io: &Io, refused: &mut Vec<u64>) -> Result<Option<u64>> {
+        let given = self.given_places();
         loop {
-            while let Some(next) = self.take_node_place() {
+            // Behind so many that were refused, its word is worth nothing.
+            let given = given.as_deref().filter(|_| refused.len() < MOST_TRIES);
+            let next = match given {
+                Some(given) => self.space.take_given_place(given),
+                None => self.take_node_place(),
+            };
+            if let Some(next) = next {
                 match self.environment.store.allocate_range(next..next + 1) {
                     Err(error) if error.kind == store::ErrorKind::NoSpace => refused.push(next),
                     _ => return Ok(Some(next)),
                 }
-            }
-            // Those of a predecessor first, which the store was asked for: without this checkpoint nothing comes back.
-            let _reserving = self.reserving.lock().await;
-            self.space.take_over();
-            if self.journal_is_tight() || !self.reserve(io, MAX_UNITS).await? {
+            } else if !self.reserve_for_node(io, given).await? {
                 return Ok(None);
             }
         }
+    }
+
+    /// Reserves more units for nodes. Says whether there were any.
+    async fn reserve_for_node(&self, io: &Io, given: Option<&[Range<u64>]>) -> Result<bool> {
+        let _reserving = self.reserving.lock().await;
+        // Those of a predecessor as well, which the store was asked for: without this checkpoint nothing comes back.
+        self.space.take_over();
+        if self.journal_is_tight() {
+            return Ok(false);
+        }
+        let Some(given) = given else { return self.reserve(io, MAX_UNITS).await };
+        let units =
+            self.space.choose_given(Purpose::Nodes, given, MOST_TRIES as u64, self.space.room(MAX_UNITS));
+        if units.is_empty() {
+            return Ok(false);
+        }
+        self.reserve_units(io, &units).await?;
+        self.space.activate(&units);
+        Ok(true)
     }
 
     /// Writes a node to `first`, or to another place that is free; where it stands then.

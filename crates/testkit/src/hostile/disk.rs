@@ -100,6 +100,13 @@ impl Disk {
         self.given.len() as u64
     }
 
+    /// The blocks of these that have room.
+    pub(super) fn given(&self, blocks: Range<u64>) -> Vec<Range<u64>> {
+        let given: Vec<u64> = self.given.range(blocks).copied().collect();
+        let runs = given.chunk_by(|one, next| one + 1 == *next);
+        runs.map(|run| run[0]..run[0] + run.len() as u64).collect()
+    }
+
     pub(super) fn set_trace(&mut self, trace: Option<Trace>) {
         self.trace = trace;
     }

@@ -56,7 +56,12 @@ impl Bits {
 
     /// How many of the first `length` blocks are free.
     pub(super) fn free(&self, length: u64) -> u64 {
-        (0..length).filter(|bit| !self.is_used(*bit)).count() as u64
+        self.free_in(0..length)
+    }
+
+    /// How many of these blocks are free.
+    pub(super) fn free_in(&self, blocks: Range<u64>) -> u64 {
+        blocks.filter(|bit| !self.is_used(*bit)).count() as u64
     }
 
     pub(super) fn set(&mut self, bit: u64) {

@@ -6,6 +6,7 @@ use std::ops::Range;
 use super::bits::Bits;
 use super::{Pin, Purpose};
 use crate::geometry::Geometry;
+use crate::reservation::DATA_UNITS;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
@@ -107,6 +108,17 @@ impl Inner {
     pub(super) fn usable(&self, purpose: Purpose) -> u64 {
         let queue = if purpose == Purpose::Data { &self.queue } else { &self.node_queue };
         queue.iter().map(|unit| u64::from(self.units[*unit as usize].free)).sum()
+    }
+
+    /// Whether data has nothing left, but units may be reserved for it. On a store that gives space as it is written to, it waits for them then:
+    /// the places that are kept for nodes are given already, and other ones may not be given.
+    pub(super) fn data_can_have_more(&self) -> bool {
+        let fits = |unit: &Unit| {
+            unit.free > 0
+                && unit.purpose == Purpose::Data
+                && matches!(unit.state, State::Open | State::Pending | State::Discarding)
+        };
+        self.queue.is_empty() && self.listed() < DATA_UNITS && self.units.iter().any(fits)
     }
 
     /// The unit to take from. Where there is none for this purpose, one of the others is for it from now on: for nodes the emptiest, for data

@@ -19,6 +19,17 @@ pub struct Roomy {
     pub discards: Arc<AtomicU64>,
     /// Whether it says what it has left.
     pub tells: Arc<AtomicBool>,
+    /// What it says of the blocks that it has given.
+    pub says: Arc<Mutex<Says>>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Says {
+    #[default]
+    Nothing,
+    Truth,
+    /// That it has given all of them.
+    TooMuch,
 }
 
 struct RoomyQueue {
@@ -35,6 +46,7 @@ impl Roomy {
             room: Arc::new(AtomicU64::new(u64::MAX)),
             discards: Arc::default(),
             tells: Arc::default(),
+            says: Arc::default(),
         }
     }
 
@@ -78,6 +90,16 @@ impl Store for Roomy {
 
     fn allocate_range(&self, blocks: Range<u64>) -> Result<(), Error> {
         self.take(blocks)
+    }
+
+    fn given(&self, blocks: Range<u64>) -> Option<Vec<Range<u64>>> {
+        let taken: Vec<u64> = self.taken.lock().expect("a lock").range(blocks.clone()).copied().collect();
+        let runs = taken.chunk_by(|one, next| one + 1 == *next);
+        match *self.says.lock().expect("a lock") {
+            Says::Nothing => None,
+            Says::Truth => Some(runs.map(|run| run[0]..run[0] + run.len() as u64).collect()),
+            Says::TooMuch => Some(vec![blocks]),
+        }
     }
 
     fn usage(&self) -> Option<Usage> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::common::roomy::Roomy;
+use crate::common::roomy::{Roomy, Says};
 use crate::common::{Bench, Session, filled, options, pattern};
 use testkit::ManualClock;
 use volume::format::protections::{Freshness, Provision};
@@ -32,7 +32,11 @@ impl Case {
     }
 
     fn with(options: CreateOptions, discard: Option<bool>) -> Self {
-        let geometry = options.geometry(BLOCKS + BLOCKS / 6).expect("sizes");
+        Self::of(BLOCKS, options, discard)
+    }
+
+    fn of(blocks: u64, options: CreateOptions, discard: Option<bool>) -> Self {
+        let geometry = options.geometry(blocks + blocks / 6).expect("sizes");
         let mut bench = Bench::new(options, 1);
         let (store, clock) = (Roomy::new(geometry.physical_blocks), Arc::new(ManualClock::default()));
         bench.environment.store = Arc::new(store.clone());
@@ -271,6 +275,86 @@ fn on_a_full_host_it_is_attached_read_and_discarded_in_and_goes_on_when_there_is
     }
 }
 
+/// Whatever a former session has left, and although users have written to every place that the store had given for it: what they discard comes
+/// back, by a checkpoint that needs places for its nodes, and the session can be detached.
+#[test]
+fn on_a_full_host_what_is_discarded_comes_back_in_the_next_session() {
+    let cases = [
+        (true, Says::Truth, None),
+        (true, Says::Truth, Some(false)),
+        (false, Says::Truth, None),
+        (true, Says::Nothing, None),
+        (true, Says::TooMuch, None),
+    ];
+    for (tells, says, discard) in cases {
+        let case = Case::new(discard);
+        case.store.tells.store(tells, Ordering::SeqCst);
+        *case.store.says.lock().expect("a lock") = says;
+        let mut session = case.attach();
+        // Much, and most of it goes again: a session that began in between has its nodes far behind what is there then.
+        write_all(&mut session, 60_032, 1);
+        session.detach().expect("detached");
+        let mut session = case.attach();
+        session.discard(8192, 60_032 - 8192).expect("discarded");
+        session.commit().expect("committed");
+        session.checkpoint();
+        case.pass_time(&mut session, 100);
+        write_all(&mut session, 30_016, 1);
+        session.detach().expect("detached");
+
+        let full = case.store.taken();
+        case.store.set_room(full);
+        let mut session = case.attach();
+        // Where it cannot tell that it is full, what has completed already would wait for room.
+        for block in 0..if tells { 20_000 } else { 0 } {
+            if let Err(error) = session.write(20_000 + block, 1, 9) {
+                assert_eq!(error.kind(), Kind::NoSpace, "{error}");
+            }
+        }
+        session.volume.tick();
+        session.discard(64, 120_000).expect("discarded");
+        session.flush().expect("flushed");
+        session.checkpoint();
+        case.pass_time(&mut session, 200);
+        // Where it says nothing, many units are tried, and what is tried is not discarded by this session.
+        let most = if says == Says::Truth { full / 2 } else { full - 1 };
+        assert!(discard.is_some() || case.store.taken() <= most, "{} of {full}", case.store.taken());
+        session.check_each([0], 1);
+        // Without discards the host stays full, and what is free is not given to others.
+        if discard.is_none() {
+            write_all(&mut session, 512, 3);
+            session.check_each([0, 448], 3);
+        }
+        session.detach().expect("detached");
+    }
+}
+
+/// Each write is a leaf of the map of its own: a checkpoint of all that memory has room for would need many times what is kept for nodes.
+#[test]
+fn on_a_full_host_a_checkpoint_needs_no_more_places_than_are_kept_for_it() {
+    /// 3 GiB.
+    const LARGE: u64 = 786_432;
+    let options = CreateOptions { provision: Provision::Thin, ..options(LARGE, Shape::STANDARD) };
+    let case = Case::of(LARGE, options, None);
+    case.store.tells.store(true, Ordering::SeqCst);
+    *case.store.says.lock().expect("a lock") = Says::Truth;
+    let mut session = case.attach();
+    session.volume.tick();
+    case.store.set_room(case.store.taken() + 6000);
+    session.volume.tick();
+    let refused = (0..LARGE / 128).find(|at| session.write(at * 128, 1, pattern(at * 128, 1)).is_err());
+    let refused = refused.expect("there is no room for all");
+    assert!(refused > 1000, "{refused}");
+    session.discard(128, LARGE - 128).expect("discarded");
+    session.flush().expect("flushed");
+    session.checkpoint();
+    case.pass_time(&mut session, 200);
+    session.check_each([0], 1);
+    session.check_zeros([128, 256]);
+    write_all(&mut session, 1024, 3);
+    session.detach().expect("detached");
+}
+
 /// A write that had completed waits for room, and is there when there is some.
 #[test]
 fn a_write_that_had_completed_is_not_lost_for_want_of_room() {
@@ -301,4 +385,65 @@ fn a_write_that_had_completed_is_not_lost_for_want_of_room() {
     }
     assert!(session.volume.status().waits_for_store > 0);
     session.detach().expect("detached");
+}
+
+/// Sessions of all kinds, and one on a host that is full by then, whose users write wherever they can, and then discard everything: a checkpoint
+/// ends, and what they discarded is free.
+#[test]
+fn whatever_was_before_a_checkpoint_ends_on_a_full_host() {
+    for seed in 0..12 {
+        live_and_fill(&mut fastrand::Rng::with_seed(seed))
+            .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+}
+
+fn live_and_fill(random: &mut fastrand::Rng) -> Result<(), volume::Error> {
+    const SMALL: u64 = 16_384;
+    let options = CreateOptions { provision: Provision::Thin, ..options(SMALL, Shape::STANDARD) };
+    let case = Case::of(SMALL, options, random.bool().then_some(false));
+    case.store.tells.store(true, Ordering::SeqCst);
+    *case.store.says.lock().expect("a lock") = Says::Truth;
+    for _ in 0..random.u32(1..4) {
+        let mut session = case.attach();
+        for _ in 0..random.u32(1..8) {
+            write_somewhere(&mut session, random, 600)?;
+            let (base, length) = (random.u64(..SMALL - 8192), 64 << random.u32(..8));
+            session.discard(base, length)?;
+            if random.bool() {
+                session.checkpoint();
+                case.pass_time(&mut session, 20);
+            }
+        }
+        // Others are killed.
+        if random.bool() {
+            session.detach()?;
+        }
+    }
+    case.store.set_room(case.store.taken());
+    let mut session = case.attach();
+    for _ in 0..3 {
+        write_somewhere(&mut session, random, 3000)?;
+    }
+    session.discard(0, SMALL)?;
+    session.flush()?;
+    session.checkpoint();
+    assert_eq!(session.volume.status().mapped_blocks, 0);
+    session.detach()
+}
+
+/// Tries so many writes in a part of the volume. There may be no room for them.
+fn write_somewhere(
+    session: &mut Session,
+    random: &mut fastrand::Rng,
+    writes: u32,
+) -> Result<(), volume::Error> {
+    let (base, length) = (random.u64(..8192), 64 << random.u32(..8));
+    let size = *random.choice(&[1, 8, 64]).expect("one of three");
+    for _ in 0..random.u32(..writes) {
+        match session.write(base + random.u64(..length), size, 7) {
+            Err(error) if error.kind() != Kind::NoSpace => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
 }

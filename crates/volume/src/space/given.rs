@@ -1,0 +1,91 @@
+//! Places that the store has given already: they come first when it has little left.
+//!
+//! What was given is the host's word. It decides only which of the free places is tried.
+
+use std::ops::Range;
+
+use super::inner::State;
+use super::{Purpose, Space};
+
+/// The parts of `range` that are in `given`, which is in order.
+fn within(given: &[Range<u64>], range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let first = given.partition_point(|run| run.end <= range.start);
+    let clipped = given[first..].iter().map(move |run| run.start.max(range.start)..run.end.min(range.end));
+    clipped.take_while(|run| run.start < run.end)
+}
+
+impl Space {
+    /// Chooses units, those with the most free blocks that the store has given first, until these are `want`; at most `most` units. They are
+    /// `Pending` then. What is kept for nodes is not for data.
+    pub(crate) fn choose_given(
+        &self,
+        purpose: Purpose,
+        given: &[Range<u64>],
+        want: u64,
+        most: usize,
+    ) -> Vec<u32> {
+        let mut inner = self.lock();
+        let open = (0u32..).zip(&inner.units).filter(|(_, unit)| {
+            let fits = purpose == Purpose::Nodes || unit.purpose == Purpose::Data;
+            unit.state == State::Open && unit.free > 0 && fits
+        });
+        let mut best: Vec<(u64, u32)> = open
+            .map(|(number, unit)| {
+                let blocks: u64 =
+                    within(given, self.geometry.unit_range(number)).map(|run| run.end - run.start).sum();
+                // What is in use was given as well, so the rest of what was given is free.
+                (blocks.saturating_sub(u64::from(unit.blocks - unit.free)), number)
+            })
+            .filter(|(free, _)| *free > 0)
+            .collect();
+        best.sort_unstable_by_key(|(free, number)| (std::cmp::Reverse(*free), *number));
+        let mut sum = 0;
+        let enough = |(free, _): &(u64, u32)| {
+            let more = sum < want;
+            sum += *free;
+            more
+        };
+        let chosen: Vec<u32> = best.into_iter().take(most).take_while(enough).map(|(_, unit)| unit).collect();
+        for number in &chosen {
+            let unit = &mut inner.units[*number as usize];
+            (unit.state, unit.purpose) = (State::Pending, purpose);
+            inner.leaving.remove(number);
+        }
+        chosen
+    }
+
+    /// A free place that may be written to, and that is in `given`; it is taken then.
+    pub(crate) fn take_given_place(&self, given: &[Range<u64>]) -> Option<u64> {
+        let mut inner = self.lock();
+        let units: Vec<u32> = inner.node_queue.iter().chain(&inner.queue).copied().collect();
+        let (unit, place) = units.into_iter().find_map(|unit| {
+            let range = self.geometry.unit_range(unit);
+            let bits = inner.resident.get_mut(&unit)?;
+            within(given, range.clone()).find_map(|run| {
+                let found = bits.take_from(run.start - range.start, 1, run.end - range.start)?;
+                bits.out += 1;
+                Some((unit, range.start + found.start))
+            })
+        })?;
+        inner.free = inner.free.saturating_sub(1);
+        let entry = &mut inner.units[unit as usize];
+        entry.free = entry.free.saturating_sub(1);
+        // As every place of a node: it is named by the tree that is being built.
+        inner.no_longer_out(&self.geometry, place..place + 1);
+        Some(place)
+    }
+
+    /// Free places of those that are kept for nodes and may be written to, that are in `given`.
+    pub(crate) fn given_to_nodes(&self, given: &[Range<u64>]) -> u64 {
+        let inner = self.lock();
+        let free = |unit: &u32| {
+            let (range, Some(bits)) = (self.geometry.unit_range(*unit), inner.resident.get(unit)) else {
+                return 0;
+            };
+            within(given, range.clone())
+                .map(|run| bits.free_in(run.start - range.start..run.end - range.start))
+                .sum()
+        };
+        inner.node_queue.iter().map(free).sum()
+    }
+}
