@@ -155,13 +155,7 @@ impl Core {
             self.commit.free_segments() < self.geometry.segments as usize / 2 && self.commit.can_retire();
         // A superblock lists the units that may be written; when there is nothing left in some of them, the next one can list others.
         let listed = self.space.list_is_spent(DATA_UNITS, self.limits.reserve_low);
-        wanted
-            || full
-            || pinned
-            || journal
-            || listed
-            || self.nodes_need_their_places()
-            || self.freeing_is_due()
+        wanted || full || pinned || journal || listed || self.freeing_is_due()
     }
 
     pub(crate) fn publish_is_wanted(&self) -> bool {

@@ -156,8 +156,6 @@ impl Attaching {
         if core.commit.began_crowded() {
             core.space.take_over();
         }
-        // In this order: on a full store, the places that a checkpoint will need are not for data.
-        core.begin_with(&self.io, &core.choose_first_for_nodes()).await?;
         // To tidy up must need no reservation: each has a record, and there may be no room for many.
         let nodes = if crowded { core.node_reserve() } else { 0 };
         let want = core.limits.reserve_target.max(nodes);

@@ -44,8 +44,6 @@ pub(crate) fn allocate_fixed(
 /// Most blocks that the store is asked for ahead for nodes, and most runs of them.
 const NODE_ROOM: u64 = 4096;
 const NODE_RUNS: usize = 256;
-/// Most units that a session begins with for its nodes where the places that were given may be scattered.
-const GIVEN_NODE_UNITS: usize = 64;
 /// Most places that are tried for one node of those that the store says it has given. A file system that never overwrites in place says so of
 /// each.
 const MOST_TRIES: usize = 256;
@@ -68,20 +66,9 @@ impl Core {
         if units.is_empty() { self.space.choose(want, most) } else { units }
     }
 
-    /// Chooses the units that a session begins with for its nodes, on a store that has little left; none on another one.
-    pub(crate) fn choose_first_for_nodes(&self) -> Vec<u32> {
-        self.choose_given(Purpose::Nodes, self.node_room(), GIVEN_NODE_UNITS)
-    }
-
     fn choose_given(&self, purpose: Purpose, want: u64, most: usize) -> Vec<u32> {
         let given = if self.is_store_short() { self.given_places() } else { None };
         given.map(|given| self.space.choose_given(purpose, &given, want, most)).unwrap_or_default()
-    }
-
-    /// Whether the next checkpoint will need half of the places that are left for its nodes.
-    pub(crate) fn nodes_need_their_places(&self) -> bool {
-        let most = self.node_places() / 2;
-        self.overlay.active() > 0 && self.geometry.most_nodes_of(self.overlay.active()) >= most
     }
 
     /// Free places of nodes that the store has given, as far as that is a matter.
@@ -101,13 +88,6 @@ impl Core {
         let _ = self.node_places.fetch_update(Ordering::SeqCst, Ordering::SeqCst, spend);
     }
 
-    /// Chooses units for a checkpoint with so many nodes: on a store that has little left, by the places that it has given.
-    pub(crate) fn choose_for_checkpoint(&self, nodes: u64, most: usize) -> Vec<u32> {
-        let missing = nodes.saturating_sub(self.node_places());
-        let given = if missing > 0 { self.choose_given(Purpose::Nodes, missing, most) } else { Vec::new() };
-        if given.is_empty() { self.space.choose_for_nodes(nodes, most) } else { given }
-    }
-
     /// Whether a checkpoint of what is in memory and so many changes more leaves a quarter of the places of its nodes alone.
     fn leaves_node_places(&self, changes: u64) -> bool {
         let nodes = self.geometry.most_nodes_of(self.overlay.active() + changes);
@@ -124,6 +104,7 @@ impl Core {
         while !self.leaves_node_places(blocks) {
             let progress = self.progress.listen();
             self.check_alive()?;
+            self.counters.waits_for_checkpoint.add(1);
             if self.overlay.active() > 0 {
                 self.want_checkpoint();
             } else if !self.checkpointing.load(Ordering::SeqCst) {

@@ -1,6 +1,7 @@
 //! Free space against a set of blocks.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use event_listener::Event;
@@ -12,10 +13,14 @@ use crate::geometry::{Geometry, Shape};
 use crate::readers::{Readers, Reading};
 
 fn space() -> (Geometry, Space, Arc<Readers>) {
+    space_that(false)
+}
+
+fn space_that(near: bool) -> (Geometry, Space, Arc<Readers>) {
     let geometry = Geometry::for_logical(4096, Shape::TINY).expect("a tiny volume");
     let readers = Arc::new(Readers::default());
     // Views leave memory whenever they may.
-    let space = Space::new(geometry, Arc::clone(&readers), Arc::default(), 0, false);
+    let space = Space::new(geometry, Arc::clone(&readers), Arc::default(), 0, near);
     let free: Vec<u32> = (0..geometry.units())
         .map(|unit| u32::try_from(geometry.unit_range(unit).count()).expect("small"))
         .collect();
@@ -48,6 +53,47 @@ fn make_usable(geometry: &Geometry, space: &Space, units: &[u32], bitmap: &BTree
         }
     }
     space.activate(units);
+}
+
+/// On a store that gives space as it is written to, data waits for units of its own.
+#[test]
+fn data_leaves_what_is_kept_for_nodes_while_it_can_have_other_units() {
+    for near in [true, false] {
+        let (geometry, space, _readers) = space_that(near);
+        make_usable(&geometry, &space, &space.choose_for_nodes(16, 1), &BTreeSet::new());
+        assert_eq!(space.take(Purpose::Data, 1, 0).is_empty(), near);
+        reserve(&geometry, &space, space.free());
+        let rest: u64 = space.take(Purpose::Data, u64::MAX, 0).iter().map(|run| run.end - run.start).sum();
+        // When there are none any more, it has all.
+        assert_eq!((space.free(), rest > 0), (0, true));
+    }
+}
+
+#[test]
+fn what_was_given_comes_first_and_nothing_else_is_taken() {
+    let (geometry, space, _readers) = space();
+    let units: Vec<Range<u64>> = (0..geometry.units()).map(|unit| geometry.unit_range(unit)).collect();
+    // Two blocks of the third unit, six of the seventh, and the end of the last one with what is behind it.
+    let last = units.last().expect("units").clone();
+    let given = [
+        units[2].start + 1..units[2].start + 3,
+        units[6].start + 4..units[6].start + 10,
+        last.end - 3..last.end + 9,
+    ];
+    let number = |unit: usize| u32::try_from(unit).expect("small");
+    let chosen = space.choose_given(Purpose::Nodes, &given, 7, 9);
+    assert_eq!(chosen, [6, number(units.len() - 1)]);
+    make_usable(&geometry, &space, &chosen, &BTreeSet::from([units[6].start + 5]));
+    assert_eq!(space.given_to_nodes(&given), 5 + 3);
+    // What is kept for nodes is not for data, and what was chosen is not chosen again.
+    assert_eq!(space.choose_given(Purpose::Data, &given, 100, 9), [2]);
+    let before = space.free();
+    let places: BTreeSet<u64> = std::iter::from_fn(|| space.take_given_place(&given)).collect();
+    assert_eq!((places.len() as u64, before - space.free()), (8, 8));
+    assert!(places.iter().all(|place| given.iter().any(|run| run.contains(place))));
+    assert!(!places.contains(&(units[6].start + 5)) && space.given_to_nodes(&given) == 0);
+    space.give_node_place_back(units[6].start + 4);
+    assert_eq!(space.take_given_place(&given), Some(units[6].start + 4));
 }
 
 #[derive(Debug, Clone)]

@@ -15,6 +15,8 @@ pub struct Roomy {
     /// Blocks that it has given.
     taken: Arc<Mutex<BTreeSet<u64>>>,
     room: Arc<AtomicU64>,
+    /// How often it was asked for room that it does not have.
+    pub refusals: Arc<AtomicU64>,
     /// How often it was told to forget some.
     pub discards: Arc<AtomicU64>,
     /// Whether it says what it has left.
@@ -44,6 +46,7 @@ impl Roomy {
             medium: MemoryStore::new(blocks).expect("memory"),
             taken: Arc::default(),
             room: Arc::new(AtomicU64::new(u64::MAX)),
+            refusals: Arc::default(),
             discards: Arc::default(),
             tells: Arc::default(),
             says: Arc::default(),
@@ -89,7 +92,9 @@ impl Store for Roomy {
     }
 
     fn allocate_range(&self, blocks: Range<u64>) -> Result<(), Error> {
-        self.take(blocks)
+        let taken = self.take(blocks);
+        self.refusals.fetch_add(u64::from(taken.is_err()), Ordering::SeqCst);
+        taken
     }
 
     fn given(&self, blocks: Range<u64>) -> Option<Vec<Range<u64>>> {

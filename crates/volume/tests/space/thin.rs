@@ -291,37 +291,44 @@ fn on_a_full_host_what_is_discarded_comes_back_in_the_next_session() {
         case.store.tells.store(tells, Ordering::SeqCst);
         *case.store.says.lock().expect("a lock") = says;
         let mut session = case.attach();
-        // Much, and most of it goes again: a session that began in between has its nodes far behind what is there then.
-        write_all(&mut session, 60_032, 1);
+        // Much, and most of it goes again: a session that began in between has its nodes far behind what is there then, behind more units than
+        // a superblock can list.
+        write_all(&mut session, 130_048, 1);
         session.detach().expect("detached");
         let mut session = case.attach();
-        session.discard(8192, 60_032 - 8192).expect("discarded");
+        session.discard(8192, 130_048 - 8192).expect("discarded");
         session.commit().expect("committed");
         session.checkpoint();
         case.pass_time(&mut session, 100);
-        write_all(&mut session, 30_016, 1);
         session.detach().expect("detached");
 
         let full = case.store.taken();
         case.store.set_room(full);
         let mut session = case.attach();
         // Where it cannot tell that it is full, what has completed already would wait for room.
+        let mut written = 0;
         for block in 0..if tells { 20_000 } else { 0 } {
-            if let Err(error) = session.write(20_000 + block, 1, 9) {
-                assert_eq!(error.kind(), Kind::NoSpace, "{error}");
+            match session.write(20_000 + block, 1, 9) {
+                Ok(()) => written += 1,
+                Err(error) => assert_eq!(error.kind(), Kind::NoSpace, "{error}"),
             }
         }
+        // Whatever is given is written to, but for what is kept for the map.
+        assert!(!tells || says != Says::Truth || written > 2000, "{written}");
         session.volume.tick();
         session.discard(64, 120_000).expect("discarded");
         session.flush().expect("flushed");
+        let refusals = case.store.refusals.load(Ordering::SeqCst);
         session.checkpoint();
+        // One call for each free block would be thousands.
+        let refusals = case.store.refusals.load(Ordering::SeqCst) - refusals;
+        assert!(says != Says::Truth || refusals < 100, "{refusals}");
         case.pass_time(&mut session, 200);
-        // Where it says nothing, many units are tried, and what is tried is not discarded by this session.
-        let most = if says == Says::Truth { full / 2 } else { full - 1 };
-        assert!(discard.is_some() || case.store.taken() <= most, "{} of {full}", case.store.taken());
         session.check_each([0], 1);
-        // Without discards the host stays full, and what is free is not given to others.
-        if discard.is_none() {
+        // Without discards the host stays full. Where it says nothing, all that can be reserved is tried, and what is reserved is not discarded
+        // by this session.
+        if says == Says::Truth && discard.is_none() {
+            assert!(case.store.taken() < full / 2, "{} of {full}", case.store.taken());
             write_all(&mut session, 512, 3);
             session.check_each([0, 448], 3);
         }
@@ -342,9 +349,16 @@ fn on_a_full_host_a_checkpoint_needs_no_more_places_than_are_kept_for_it() {
     session.volume.tick();
     case.store.set_room(case.store.taken() + 6000);
     session.volume.tick();
-    let refused = (0..LARGE / 128).find(|at| session.write(at * 128, 1, pattern(at * 128, 1)).is_err());
-    let refused = refused.expect("there is no room for all");
-    assert!(refused > 1000, "{refused}");
+    // Users try again and again, everywhere.
+    let written = (0..LARGE / 128).filter(|at| match session.write(at * 128, 1, pattern(at * 128, 1)) {
+        Ok(()) => true,
+        Err(error) => {
+            assert_eq!(error.kind(), Kind::NoSpace, "{error}");
+            false
+        }
+    });
+    let written = written.count();
+    assert!((1000..6000).contains(&written), "{written}");
     session.discard(128, LARGE - 128).expect("discarded");
     session.flush().expect("flushed");
     session.checkpoint();
