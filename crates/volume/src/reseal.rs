@@ -159,6 +159,7 @@ impl<'a> Walk<'a> {
     /// they have changed.
     async fn stretch(&self, first: u64, blocks: usize) -> Result<bool> {
         let core = self.core;
+        core.keep_node_places(blocks as u64).await?;
         let _promise = core.admit(self.io, blocks as u64).await?;
         let (mut places, placing) = core.allocate(self.io, &self.runs, first, blocks as u64).await?;
         let read = self.read(first, blocks).await;

@@ -62,13 +62,9 @@ impl Core {
     /// Chooses units for data until they have `want` free blocks, `most` at most. On a store that has little left, first those in which it has
     /// given places already.
     pub(crate) fn choose_for_data(&self, want: u64, most: usize) -> Vec<u32> {
-        let units = self.choose_given(Purpose::Data, want, most);
-        if units.is_empty() { self.space.choose(want, most) } else { units }
-    }
-
-    fn choose_given(&self, purpose: Purpose, want: u64, most: usize) -> Vec<u32> {
         let given = if self.is_store_short() { self.given_places() } else { None };
-        given.map(|given| self.space.choose_given(purpose, &given, want, most)).unwrap_or_default()
+        let units = given.map(|given| self.space.choose_given(Purpose::Data, &given, want, most));
+        units.filter(|units| !units.is_empty()).unwrap_or_else(|| self.space.choose(want, most))
     }
 
     /// Free places of nodes that the store has given, as far as that is a matter.
@@ -146,8 +142,10 @@ impl Core {
     /// Asks the store for the places of the next nodes, as far as it can give them.
     pub(crate) fn ask_node_room(&self) {
         let most = self.node_room();
-        let runs = if most > 0 { self.space.free_for_nodes(most, NODE_RUNS) } else { Vec::new() };
-        for run in runs {
+        if most == 0 {
+            return;
+        }
+        for run in self.space.free_for_nodes(most, NODE_RUNS) {
             // What it cannot give now may be there when it is needed.
             if self.environment.store.allocate_range(run).is_err() {
                 break;

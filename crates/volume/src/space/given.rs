@@ -34,7 +34,7 @@ impl Space {
                 let blocks: u64 =
                     within(given, self.geometry.unit_range(number)).map(|run| run.end - run.start).sum();
                 // What is in use was given as well, so the rest of what was given is free.
-                (blocks.saturating_sub(u64::from(unit.blocks - unit.free)), number)
+                (blocks.saturating_sub(u64::from(unit.blocks.saturating_sub(unit.free))), number)
             })
             .filter(|(free, _)| *free > 0)
             .collect();

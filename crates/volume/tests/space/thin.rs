@@ -223,6 +223,30 @@ fn a_fully_provisioned_volume_keeps_its_space() {
     session.detach().expect("detached");
 }
 
+/// Nothing is kept for its nodes, so nothing is missing there.
+#[test]
+fn a_fully_provisioned_volume_whose_store_had_no_room_goes_on_when_there_is_some() {
+    let case = Case::with(options(BLOCKS, Shape::STANDARD), None);
+    case.store.tells.store(true, Ordering::SeqCst);
+    *case.store.says.lock().expect("a lock") = Says::Truth;
+    let mut session = case.attach();
+    case.store.set_room(case.store.taken());
+    session.queue.submit(0, Request::Write { block: 0, data: filled(64, 5), fua: true });
+    let mut ended = Vec::new();
+    for _ in 0..50 {
+        session.queue.poll(&mut ended);
+    }
+    let ended = ended.pop().expect("it is refused").result;
+    assert_eq!(ended.expect_err("there is no room").kind(), Kind::NoSpace);
+    case.store.set_room(u64::MAX);
+    session.checkpoint();
+    write_all(&mut session, 8192, 1);
+    session.checkpoint();
+    write_all(&mut session, 8192, 2);
+    session.check_each([0, 64, 8128], 2);
+    session.detach().expect("detached");
+}
+
 #[test]
 fn on_a_full_host_it_is_attached_read_and_discarded_in_and_goes_on_when_there_is_room() {
     for tells in [false, true] {
