@@ -99,6 +99,10 @@ impl Core {
         let mut asked = None;
         while !self.leaves_node_places(blocks) {
             let progress = self.progress.listen();
+            // Behind the listener: what has come in between tells nobody again.
+            if self.leaves_node_places(blocks) {
+                break;
+            }
             self.check_alive()?;
             self.counters.waits_for_checkpoint.add(1);
             if self.overlay.active() > 0 {
@@ -107,9 +111,10 @@ impl Core {
                 let number =
                     *asked.get_or_insert_with(|| self.node_places_wanted.fetch_add(1, Ordering::SeqCst) + 1);
                 self.work.notify(usize::MAX);
-                if self.node_places_sought.load(Ordering::SeqCst) >= number
-                    && !self.leaves_node_places(blocks)
-                {
+                if self.node_places_sought.load(Ordering::SeqCst) >= number {
+                    if self.leaves_node_places(blocks) {
+                        break;
+                    }
                     return Err(Error::new(
                         Kind::NoSpace,
                         "the store has no room left but for the volume's own map; make room where it lies, or discard something, and writes go on",
