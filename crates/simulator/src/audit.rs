@@ -123,6 +123,10 @@ impl Store for Audited {
         self.session.allocate_range(blocks)
     }
 
+    fn usage(&self) -> Option<store::Usage> {
+        self.session.usage()
+    }
+
     fn given(&self, blocks: std::ops::Range<u64>) -> Option<Vec<std::ops::Range<u64>>> {
         self.session.given(blocks)
     }

@@ -153,6 +153,7 @@ impl Simulation {
         let trace = Trace::new(sink);
         let geometry = plan.create.geometry(plan.store_blocks).expect("a plan is possible");
         let store = HostileStore::new(plan.store_blocks, rng.u64(..), Faults::default());
+        store.set_telling(plan.told);
         let watch = Arc::new(Mutex::new(Watch::new(geometry)));
         let simulation = Self {
             model: Model::new(geometry.logical_blocks, plan.create.freshness),

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use disk::Disk;
 use queue::HostileQueue;
-use store::{Error, ErrorKind, Queue, Store};
+use store::{Error, ErrorKind, Queue, Store, Usage};
 
 const NAME: &str = "hostile";
 
@@ -97,6 +97,11 @@ impl HostileStore {
     /// were written or asked for keep their room until they are discarded.
     pub fn set_room(&self, blocks: Option<u64>) {
         lock(&self.disk).room = blocks;
+    }
+
+    /// Whether the disk says from now on which blocks it has given, and, where it has not room for all of them, how much is left.
+    pub fn set_telling(&self, tells: bool) {
+        lock(&self.disk).tells = tells;
     }
 
     /// Blocks that the disk has given.
@@ -233,7 +238,7 @@ impl Store for HostileStore {
     }
 
     fn given(&self, blocks: Range<u64>) -> Option<Vec<Range<u64>>> {
-        Some(lock(&self.disk).given(blocks))
+        lock(&self.disk).given(blocks)
     }
 }
 
@@ -254,8 +259,12 @@ impl Store for Session {
         lock(&self.disk).give("allocate", blocks)
     }
 
+    fn usage(&self) -> Option<Usage> {
+        lock(&self.disk).usage()
+    }
+
     fn given(&self, blocks: Range<u64>) -> Option<Vec<Range<u64>>> {
-        Some(lock(&self.disk).given(blocks))
+        lock(&self.disk).given(blocks)
     }
 }
 

@@ -11,7 +11,7 @@ use super::fault::{Chance, Event, Faults, Trace};
 use super::image::{Block, Image};
 use super::{Guests, RESIDENT};
 use memory::{BLOCK_SIZE, Buffer};
-use store::{Completion, Operation};
+use store::{Completion, Operation, Usage};
 
 /// An operation in flight.
 #[derive(Debug)]
@@ -50,6 +50,8 @@ pub(super) struct Disk {
     pub(super) bad: Vec<(Range<u64>, i32)>,
     /// Blocks for which there is room.
     pub(super) room: Option<u64>,
+    /// Whether it says what it has given, and what is left.
+    pub(super) tells: bool,
     /// Blocks that were given room, whatever they hold.
     given: BTreeSet<u64>,
     chance: Chance,
@@ -77,6 +79,7 @@ impl Disk {
             shared_buffers: false,
             bad: Vec::new(),
             room: None,
+            tells: false,
             given: image.written().collect(),
             chance: Chance::new(seed),
             trace: None,
@@ -100,11 +103,18 @@ impl Disk {
         self.given.len() as u64
     }
 
-    /// The blocks of these that have room.
-    pub(super) fn given(&self, blocks: Range<u64>) -> Vec<Range<u64>> {
+    /// The blocks of these that have room, if it says so.
+    pub(super) fn given(&self, blocks: Range<u64>) -> Option<Vec<Range<u64>>> {
         let given: Vec<u64> = self.given.range(blocks).copied().collect();
         let runs = given.chunk_by(|one, next| one + 1 == *next);
-        runs.map(|run| run[0]..run[0] + run.len() as u64).collect()
+        self.tells.then(|| runs.map(|run| run[0]..run[0] + run.len() as u64).collect())
+    }
+
+    /// What it has given, and what is left, if it says so.
+    pub(super) fn usage(&self) -> Option<Usage> {
+        let (taken, block) = (self.taken(), BLOCK_SIZE as u64);
+        let left = self.room?.saturating_sub(taken);
+        self.tells.then_some(Usage { taken: taken * block, left: left * block })
     }
 
     pub(super) fn set_trace(&mut self, trace: Option<Trace>) {
