@@ -50,6 +50,13 @@ const MOST_TRIES: usize = 256;
 /// Most blocks of fixed places that the store is asked for: 64 MiB. A volume of a terabyte that holds nothing must not take a part of it.
 const FIXED_ROOM: u64 = 16_384;
 
+fn no_places() -> Error {
+    Error::new(
+        Kind::NoSpace,
+        "the store has no room left but for the volume's own map; make room where it lies, or discard something, and writes go on",
+    )
+}
+
 impl Core {
     /// Blocks that a thin volume has the store give ahead for nodes; none for another, whose store has given everything.
     pub(crate) fn node_room(&self) -> u64 {
@@ -96,7 +103,7 @@ impl Core {
     /// # Errors
     /// `NoSpace` when no checkpoint can help, and the store has none to give.
     pub(crate) async fn keep_node_places(&self, blocks: u64) -> Result<()> {
-        let mut asked = None;
+        let (mut asked, waits) = (None, self.counters.waits_for_store.get());
         while !self.leaves_node_places(blocks) {
             let progress = self.progress.listen();
             // Behind the listener: what has come in between tells nobody again.
@@ -112,14 +119,12 @@ impl Core {
                     *asked.get_or_insert_with(|| self.node_places_wanted.fetch_add(1, Ordering::SeqCst) + 1);
                 self.work.notify(usize::MAX);
                 if self.node_places_sought.load(Ordering::SeqCst) >= number {
-                    if self.leaves_node_places(blocks) {
-                        break;
-                    }
-                    return Err(Error::new(
-                        Kind::NoSpace,
-                        "the store has no room left but for the volume's own map; make room where it lies, or discard something, and writes go on",
-                    ));
+                    return if self.leaves_node_places(blocks) { Ok(()) } else { Err(no_places()) };
                 }
+            }
+            // The checkpoint itself has found no room.
+            if self.counters.waits_for_store.get() > waits {
+                return Err(no_places());
             }
             progress.await;
         }
