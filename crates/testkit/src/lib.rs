@@ -18,3 +18,15 @@ mod scripted;
 pub use clock::ManualClock;
 pub use intercept::{InterceptingStore, Interceptor, Verdict};
 pub use scripted::{Outcome, ScriptedAnchor};
+
+/// Blocks in rising order, as runs.
+pub fn runs(blocks: impl Iterator<Item = u64>) -> Vec<std::ops::Range<u64>> {
+    let mut runs: Vec<std::ops::Range<u64>> = Vec::new();
+    for block in blocks {
+        match runs.last_mut() {
+            Some(last) if last.end == block => last.end += 1,
+            _ => runs.push(block..block + 1),
+        }
+    }
+    runs
+}

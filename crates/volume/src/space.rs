@@ -19,7 +19,8 @@
 //!    had begun by then have ended. No run of it that a queue still holds is written to after that (`Core::run_age`).
 //! 8. A discard is a write: only blocks of a unit that is reserved for it, taken before it begins and given back when it has ended.
 //!
-//! Nodes of the map and data go to units of their own, as far as there is room (decision 31). No promise rests on that.
+//! Nodes of the map and data go to units of their own, as far as there is room (decision 31). Of a thin volume, data leaves those of nodes alone
+//! while others can be reserved for it: on a full store, the places that it has given there are what the next checkpoint goes on with (decision 40).
 
 mod bits;
 mod discard;
@@ -174,9 +175,14 @@ impl Space {
         self.progress.notify(usize::MAX);
     }
 
-    /// Gives back the place of a node that was not written there, after all.
-    pub(crate) fn give_node_place_back(&self, place: u64) {
-        self.lock().release(&self.geometry, place);
+    /// Gives back places of nodes that were not written there, after all.
+    pub(crate) fn give_node_places_back(&self, places: &[u64]) {
+        if places.is_empty() {
+            return;
+        }
+        let mut inner = self.lock();
+        places.iter().for_each(|place| inner.release(&self.geometry, *place));
+        drop(inner);
         self.progress.notify(usize::MAX);
     }
 

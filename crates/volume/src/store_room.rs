@@ -211,6 +211,8 @@ impl Core {
         }
         self.check_alive()?;
         self.counters.waits_for_store.add(1);
+        // Writers that wait for a checkpoint wait no longer for one that waits itself.
+        self.progress.notify(usize::MAX);
         ticked.await;
         Ok(())
     }
@@ -244,18 +246,25 @@ impl Core {
             // Behind so many that were refused, its word is worth nothing.
             let given = given.as_deref().filter(|_| refused.len() < MOST_TRIES);
             let next = match given {
+                // The store is not asked again: a full XFS refuses to reserve what it has given.
                 Some(given) => self.space.take_given_place(given),
-                None => self.take_node_place(),
+                None => self.take_place_with_room(refused),
             };
-            if let Some(next) = next {
-                match self.environment.store.allocate_range(next..next + 1) {
-                    Err(error) if error.kind == store::ErrorKind::NoSpace => refused.push(next),
-                    _ => return Ok(Some(next)),
-                }
-            } else if !self.reserve_for_node(io, given).await? {
-                return Ok(None);
+            if next.is_some() || !self.reserve_for_node(io, given).await? {
+                return Ok(next);
             }
         }
+    }
+
+    /// A free place that may be written to, and that the store gives now; those that it refuses are in `refused`.
+    fn take_place_with_room(&self, refused: &mut Vec<u64>) -> Option<u64> {
+        while let Some(next) = self.take_node_place() {
+            match self.environment.store.allocate_range(next..next + 1) {
+                Err(error) if error.kind == store::ErrorKind::NoSpace => refused.push(next),
+                _ => return Some(next),
+            }
+        }
+        None
     }
 
     /// Reserves more units for nodes. Says whether there were any.
@@ -291,7 +300,8 @@ impl Core {
                 Ok(Some(next)) => refused.push(std::mem::replace(&mut place, next)),
                 Ok(None) => {
                     // Others need these, and one of them may have room next time.
-                    refused.drain(..).for_each(|place| self.space.give_node_place_back(place));
+                    self.space.give_node_places_back(&refused);
+                    refused.clear();
                     if let Err(error) = self.wait_for_store(error).await {
                         break Err(error);
                     }
@@ -300,7 +310,7 @@ impl Core {
             }
             ended = io.try_write(place, buffer).await;
         };
-        refused.into_iter().for_each(|place| self.space.give_node_place_back(place));
+        self.space.give_node_places_back(&refused);
         result.map(|()| place)
     }
 }

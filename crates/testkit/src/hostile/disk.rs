@@ -105,9 +105,7 @@ impl Disk {
 
     /// The blocks of these that have room, if it says so.
     pub(super) fn given(&self, blocks: Range<u64>) -> Option<Vec<Range<u64>>> {
-        let given: Vec<u64> = self.given.range(blocks).copied().collect();
-        let runs = given.chunk_by(|one, next| one + 1 == *next);
-        self.tells.then(|| runs.map(|run| run[0]..run[0] + run.len() as u64).collect())
+        self.tells.then(|| crate::runs(self.given.range(blocks).copied()))
     }
 
     /// What it has given, and what is left, if it says so.

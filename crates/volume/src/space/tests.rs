@@ -92,7 +92,7 @@ fn what_was_given_comes_first_and_nothing_else_is_taken() {
     assert_eq!((places.len() as u64, before - space.free()), (8, 8));
     assert!(places.iter().all(|place| given.iter().any(|run| run.contains(place))));
     assert!(!places.contains(&(units[6].start + 5)) && space.given_to_nodes(&given) == 0);
-    space.give_node_place_back(units[6].start + 4);
+    space.give_node_places_back(&[units[6].start + 4]);
     assert_eq!(space.take_given_place(&given), Some(units[6].start + 4));
 }
 

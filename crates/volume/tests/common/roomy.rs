@@ -23,12 +23,15 @@ pub struct Roomy {
     pub tells: Arc<AtomicBool>,
     /// What it says of the blocks that it has given.
     pub says: Arc<Mutex<Says>>,
+    /// Whether it refuses to be written to, wherever that is.
+    pub refuses: Arc<AtomicBool>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Says {
     #[default]
     Nothing,
+    /// Which ones they are. As XFS it refuses all the same to reserve one of them when it is full.
     Truth,
     /// That it has given all of them.
     TooMuch,
@@ -50,6 +53,7 @@ impl Roomy {
             discards: Arc::default(),
             tells: Arc::default(),
             says: Arc::default(),
+            refuses: Arc::default(),
         }
     }
 
@@ -62,14 +66,22 @@ impl Roomy {
         self.room.store(blocks, Ordering::SeqCst);
     }
 
+    fn is_full(&self) -> bool {
+        self.taken() >= self.room.load(Ordering::SeqCst)
+    }
+
     fn take(&self, blocks: Range<u64>) -> Result<(), Error> {
+        let refused = |block| Err(Error::from_errno(28, "write", "roomy").at(block));
+        if self.refuses.load(Ordering::SeqCst) {
+            return refused(blocks.start);
+        }
         let mut taken = self.taken.lock().expect("a lock");
         for block in blocks {
             if taken.contains(&block) {
                 continue;
             }
             if taken.len() as u64 >= self.room.load(Ordering::SeqCst) {
-                return Err(Error::from_errno(28, "write", "roomy").at(block));
+                return refused(block);
             }
             taken.insert(block);
         }
@@ -92,17 +104,20 @@ impl Store for Roomy {
     }
 
     fn allocate_range(&self, blocks: Range<u64>) -> Result<(), Error> {
-        let taken = self.take(blocks);
+        let grudges = *self.says.lock().expect("a lock") == Says::Truth && self.is_full();
+        let taken = match grudges {
+            true => Err(Error::from_errno(28, "allocate", "roomy").at(blocks.start)),
+            false => self.take(blocks),
+        };
         self.refusals.fetch_add(u64::from(taken.is_err()), Ordering::SeqCst);
         taken
     }
 
     fn given(&self, blocks: Range<u64>) -> Option<Vec<Range<u64>>> {
-        let taken: Vec<u64> = self.taken.lock().expect("a lock").range(blocks.clone()).copied().collect();
-        let runs = taken.chunk_by(|one, next| one + 1 == *next);
+        let taken = self.taken.lock().expect("a lock");
         match *self.says.lock().expect("a lock") {
             Says::Nothing => None,
-            Says::Truth => Some(runs.map(|run| run[0]..run[0] + run.len() as u64).collect()),
+            Says::Truth => Some(testkit::runs(taken.range(blocks).copied())),
             Says::TooMuch => Some(vec![blocks]),
         }
     }

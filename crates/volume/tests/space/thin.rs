@@ -393,6 +393,47 @@ fn on_a_full_host_a_checkpoint_needs_no_more_places_than_are_kept_for_it() {
     session.detach().expect("detached");
 }
 
+/// A checkpoint that finds no room for its nodes may wait for ever, and must not take writes along that wait for it.
+#[test]
+fn a_write_does_not_wait_for_a_checkpoint_that_waits_for_room() {
+    /// 3 GiB.
+    const LARGE: u64 = 786_432;
+    let write = |session: &mut Session, at: u64| session.write(at * 128, 1, pattern(at * 128, 1));
+    let case = || {
+        let options = CreateOptions { provision: Provision::Thin, ..options(LARGE, Shape::STANDARD) };
+        let case = Case::of(LARGE, options, None);
+        case.store.tells.store(true, Ordering::SeqCst);
+        *case.store.says.lock().expect("a lock") = Says::Truth;
+        case.store.set_room(case.store.taken() + 8000);
+        let session = case.attach();
+        (case, session)
+    };
+    // The first write that has to wait for a checkpoint.
+    let (_case, mut session) = case();
+    let waits = (0..LARGE / 128).find(|at| {
+        write(&mut session, *at).expect("there is room");
+        session.volume.status().waits_for_checkpoint > 0
+    });
+    let waits = waits.expect("one waits");
+    assert!(waits > 100, "{waits}");
+    session.detach().expect("detached");
+
+    let (case, mut session) = case();
+    (0..waits).for_each(|at| write(&mut session, at).expect("there is room"));
+    assert_eq!(session.volume.status().waits_for_checkpoint, 0);
+    session.flush().expect("flushed");
+    case.store.refuses.store(true, Ordering::SeqCst);
+    assert_eq!(write(&mut session, waits).expect_err("no room").kind(), Kind::NoSpace);
+    assert!(session.volume.status().waits_for_store > 0, "{:#?}", session.volume.status());
+    // There is room again, and all goes on.
+    case.store.refuses.store(false, Ordering::SeqCst);
+    session.volume.tick();
+    session.settle();
+    write(&mut session, waits).expect("there is room");
+    session.check_each([0], 1);
+    session.detach().expect("detached");
+}
+
 /// A write that had completed waits for room, and is there when there is some.
 #[test]
 fn a_write_that_had_completed_is_not_lost_for_want_of_room() {
