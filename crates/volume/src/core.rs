@@ -30,6 +30,7 @@ use crate::overlay::Overlay;
 use crate::pace::Pace;
 use crate::readers::Readers;
 use crate::space::Space;
+use crate::store_room::StoreRoom;
 
 /// Where time comes from. Only differences matter; it may jump.
 pub trait Clock: Send + Sync {
@@ -190,13 +191,7 @@ pub(crate) struct Core {
     pub(crate) spilled: AtomicBool,
     /// Whether the session has begun: before that nobody lets time pass for it.
     pub(crate) begun: AtomicBool,
-    /// Whether the store has little room left, or none.
-    pub(crate) store_is_short: AtomicBool,
-    /// Free places of nodes that the store has given, while it has little left; `u64::MAX` where that is no matter, or nobody can tell.
-    pub(crate) node_places: AtomicU64,
-    /// How often writers have asked the maintenance job for more of them, and up to which it has looked.
-    pub(crate) node_places_wanted: AtomicU64,
-    pub(crate) node_places_sought: AtomicU64,
+    pub(crate) room: StoreRoom,
     /// Raised by each freeze and each superblock: runs taken before must be given back.
     pub(crate) run_age: AtomicU64,
     pub(crate) stopping: AtomicBool,

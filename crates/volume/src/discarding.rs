@@ -15,7 +15,7 @@ use event_listener::Event;
 use futures::future::join_all;
 
 use crate::core::Core;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::io::Io;
 use crate::mutation::{Mutation, mutated};
 use crate::reservation::DATA_UNITS;
@@ -28,7 +28,7 @@ const BATCH: (u64, usize) = (65_536, 512);
 const UNITS_AT_ONCE: usize = 32;
 /// So many blocks that were overwritten or discarded since the last checkpoint are worth another one: 16 MiB. Until then they are not free.
 const WORTH_A_CHECKPOINT: u64 = 4096;
-/// Time between two such checkpoints.
+/// Time between two such checkpoints, and before a store that had no room for a discard is asked again because it has more.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// What a store may have in free blocks before a session that begins looks for it, beside an eighth of what is in use: 16 MiB.
 const SPARE_BLOCKS: u64 = 4096;
@@ -38,9 +38,11 @@ const SPARE_BLOCKS: u64 = 4096;
 pub(crate) struct Discards {
     /// Whether it does.
     on: bool,
-    /// The store cannot, or has failed to.
+    /// The store cannot, or has failed to; for want of room only until it has more, or the next checkpoint.
     refused: AtomicBool,
     why: Mutex<Option<Error>>,
+    /// Bytes that the store had left then.
+    left_then: AtomicU64,
     /// When the last batch ended, in milliseconds.
     last: AtomicU64,
     /// When the last checkpoint began, in milliseconds, and how many blocks users had discarded by then.
@@ -72,6 +74,28 @@ impl Discards {
     fn goes_on(&self) -> bool {
         self.on && !self.refused.load(Ordering::SeqCst)
     }
+
+    fn refuse(&self, error: Error, left: u64) {
+        *self.why.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+        self.left_then.store(left, Ordering::SeqCst);
+        self.refused.store(true, Ordering::SeqCst);
+    }
+
+    /// The store has so many bytes left.
+    pub(crate) fn note_left(&self, left: u64, now: Duration) {
+        let is_patient = millis(now).saturating_sub(self.last.load(Ordering::SeqCst)) < millis(PATIENCE);
+        if left > self.left_then.load(Ordering::SeqCst) && !is_patient {
+            self.try_again();
+        }
+    }
+
+    /// A full XFS refuses to make a hole, since it may need a block to note that. Room comes and goes; other reasons stay.
+    fn try_again(&self) {
+        let why = self.why.lock().unwrap_or_else(PoisonError::into_inner);
+        if why.as_ref().is_some_and(|error| error.kind() == Kind::NoSpace) {
+            self.refused.store(false, Ordering::SeqCst);
+        }
+    }
 }
 
 fn millis(time: Duration) -> u64 {
@@ -98,12 +122,13 @@ impl Core {
         // In this order: what is discarded from now on may be part of it, and counts again, which does no harm.
         self.discards.discarded_by_then.store(self.counters.discarded_blocks.get(), Ordering::SeqCst);
         self.discards.tidied.store(millis(self.environment.clock.now()), Ordering::SeqCst);
+        self.discards.try_again();
     }
 
-    /// Whether there is so much that only a checkpoint makes free that one is worth it. Others come when users go on writing; after a large
-    /// discard (`fstrim`) there may be nothing else for a long time.
+    /// Whether there is so much that only a checkpoint makes free that one is worth it: the store gets it back, and on one that has little left
+    /// users do. Others come when users go on writing; after a large discard (`fstrim`) there may be nothing else for a long time.
     pub(crate) fn freeing_is_due(&self) -> bool {
-        if !self.discards.goes_on() {
+        if !self.discards.goes_on() && !self.is_store_short() {
             return false;
         }
         let (now, last) = (millis(self.environment.clock.now()), self.discards.tidied.load(Ordering::SeqCst));
@@ -215,8 +240,8 @@ impl Core {
             self.progress.notify(usize::MAX);
             if let Some(error) = failed {
                 // What it did is unknown, and does not matter.
-                self.discards.why.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-                self.discards.refused.store(true, Ordering::SeqCst);
+                let left = self.environment.store.usage().map_or(u64::MAX, |usage| usage.left);
+                self.discards.refuse(error, left);
                 return true;
             }
             match runs.last() {

@@ -146,10 +146,14 @@ impl std::error::Error for Error {
 
 impl From<store::Error> for Error {
     fn from(error: store::Error) -> Self {
-        let new = if error.kind == store::ErrorKind::NoSpace && error.operation == "write" {
-            Self::new(Kind::NoSpace, format!("{error}; make room where it lies, and writes go on"))
-        } else {
-            Self::new(Kind::Io, error.to_string())
+        let new = match (error.kind, error.operation) {
+            (store::ErrorKind::NoSpace, "write") => {
+                Self::new(Kind::NoSpace, format!("{error}; make room where it lies, and writes go on"))
+            }
+            (store::ErrorKind::NoSpace, "discard") => {
+                Self::new(Kind::NoSpace, format!("{error}; it is asked again when it has more room"))
+            }
+            _ => Self::new(Kind::Io, error.to_string()),
         };
         Self { cause: Some(Cause::Store(Box::new(error))), ..new }
     }

@@ -34,6 +34,7 @@ mod merge;
 mod mutation;
 #[cfg(feature = "mutations")]
 pub mod mutation;
+mod node_room;
 mod old_key;
 mod open_header;
 mod overlay;

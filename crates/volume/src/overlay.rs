@@ -349,6 +349,11 @@ impl Overlay {
         self.active.load(Ordering::Relaxed)
     }
 
+    /// Leaves of the map that these change at most. A stretch that was discarded leaves a part of two.
+    pub(crate) fn touched(&self) -> u64 {
+        self.active() + self.ranges.load(Ordering::SeqCst)
+    }
+
     /// Changes that no cut has taken yet.
     pub(crate) fn pending(&self) -> u64 {
         self.pending.load(Ordering::Relaxed)

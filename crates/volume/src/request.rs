@@ -25,6 +25,7 @@ use crate::io::{Io, Transfer};
 use crate::keys::Use;
 use crate::landing::Change;
 use crate::mutation::{Mutation, mutated};
+use crate::node_room::Changes;
 use crate::overlay::items_of_discard;
 use crate::queue::{Request, Runs};
 use crate::read::Via;
@@ -92,8 +93,9 @@ impl Core {
         }
         let blocks = (data.len() / BLOCK_SIZE) as u64;
         self.check_range(block, blocks)?;
-        self.keep_node_places(blocks).await?;
+        let claim = self.keep_node_places(blocks, Changes::Writes).await?;
         let promise = self.admit(io, blocks).await?;
+        drop(claim);
         let (places, placing) = self.allocate(io, runs, block, blocks).await?;
         let give_up = |error| {
             runs.borrow_mut().put_back(self, places.clone());
@@ -234,7 +236,9 @@ impl Core {
         if blocks == 0 {
             return Ok(());
         }
+        let claim = self.keep_node_places(items_of_discard(blocks) + 1, Changes::Discard).await?;
         let promise = self.admit(io, items_of_discard(blocks)).await?;
+        drop(claim);
         // Elsewhere a checkpoint gets its blocks back; a transaction keeps all of them to its end.
         if self.header.freshness == Freshness::Transaction && self.space.free() < self.node_reserve() {
             return Err(Error::new(

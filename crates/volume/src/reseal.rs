@@ -23,6 +23,7 @@ use crate::error::{Error, Kind, Result};
 use crate::format::entry::Entry;
 use crate::io::Io;
 use crate::mutation::{Mutation, mutated};
+use crate::node_room::Changes;
 use crate::queue::Runs;
 use crate::read::Via;
 use crate::tour::{Buffers, Lent, Sharing, Tour, Visitor};
@@ -159,8 +160,9 @@ impl<'a> Walk<'a> {
     /// they have changed.
     async fn stretch(&self, first: u64, blocks: usize) -> Result<bool> {
         let core = self.core;
-        core.keep_node_places(blocks as u64).await?;
+        let claim = core.keep_node_places(blocks as u64, Changes::Writes).await?;
         let _promise = core.admit(self.io, blocks as u64).await?;
+        drop(claim);
         let (mut places, placing) = core.allocate(self.io, &self.runs, first, blocks as u64).await?;
         let read = self.read(first, blocks).await;
         let OldBlocks { thaws, old, mut plaintext, bad } = match read {

@@ -160,7 +160,7 @@ impl Core {
     /// Has the checkpoint's commit reserve units for the nodes that it will make: so they need no commit of their own.
     pub(crate) async fn begin_reservation_for_nodes(&self, io: &Io) -> Result<Vec<u32>> {
         let nodes = self.geometry.most_nodes_of(self.overlay.active());
-        let units = self.space.choose_for_nodes(nodes, self.space.room(MAX_UNITS));
+        let units = self.choose_for_nodes(nodes, self.space.room(MAX_UNITS));
         self.begin_reservation(io, &units).await?;
         Ok(units)
     }

@@ -37,6 +37,7 @@ use crate::geometry::Geometry;
 use crate::mutation::{Mutation, mutated};
 use crate::readers::{Readers, Reading};
 use bits::Bits;
+use given::take_given;
 use inner::{Inner, State, Unit};
 
 /// What blocks are taken for. Nodes are replaced together, data one by one: apart from data, nodes leave long runs behind, in which the next
@@ -133,10 +134,18 @@ impl Space {
             if purpose == Purpose::Data && self.near && inner.data_can_have_more() {
                 break;
             }
+            if purpose == Purpose::Data && inner.queue.is_empty() {
+                inner.preferred = None;
+            }
             let Some(unit) = inner.first(purpose) else { break };
             let range = self.geometry.unit_range(unit);
-            let Some(bits) = inner.resident.get_mut(&unit) else { break };
-            match bits.take(left, range.end - range.start) {
+            let Inner { resident, preferred, .. } = &mut *inner;
+            let Some(bits) = resident.get_mut(&unit) else { break };
+            let run = match preferred {
+                Some(given) if purpose == Purpose::Data => take_given(bits, &range, given, left),
+                _ => bits.take(left, range.end - range.start),
+            };
+            match run {
                 Some(run) => {
                     let length = run.end - run.start;
                     left -= length;

@@ -33,7 +33,7 @@ use crate::pace::Pace;
 use crate::readers::Readers;
 use crate::replay::Replayed;
 use crate::space::Space;
-use crate::store_room::allocate_fixed;
+use crate::store_room::{StoreRoom, allocate_fixed};
 
 impl Attaching {
     #[expect(clippy::too_many_arguments, reason = "each is one finding of the attach, used once, here")]
@@ -108,10 +108,7 @@ impl Attaching {
             closing: AtomicBool::new(false),
             spilled: AtomicBool::new(false),
             begun: AtomicBool::new(false),
-            store_is_short: AtomicBool::new(false),
-            node_places: AtomicU64::new(u64::MAX),
-            node_places_wanted: AtomicU64::new(0),
-            node_places_sought: AtomicU64::new(0),
+            room: StoreRoom::default(),
             ticked: Event::new(),
             run_age: AtomicU64::new(1),
             stopping: AtomicBool::new(false),
@@ -161,7 +158,7 @@ impl Attaching {
         let want = core.limits.reserve_target.max(nodes);
         let for_data = core.choose_for_data(want, crate::format::superblock::MAX_UNITS / 2);
         core.begin_with(&self.io, &for_data).await?;
-        let for_nodes = core.space.choose_for_nodes(core.node_room(), NODE_UNITS);
+        let for_nodes = core.choose_for_nodes(core.node_room(), NODE_UNITS);
         core.begin_with(&self.io, &for_nodes).await?;
         core.publish(&self.io, &core.commit.end(&core.geometry), closed).await?;
         // Somebody who claimed the volume before our reservations were there may have chosen the same units.
@@ -173,6 +170,7 @@ impl Attaching {
         if crowded {
             // Before anybody is served: sessions that end soon after they began, one after the other, must not use up the journal.
             core.tidy(&self.io).await?;
+            core.ask_node_room();
         }
         core.begun.store(true, std::sync::atomic::Ordering::SeqCst);
         Ok(Arc::new(core))

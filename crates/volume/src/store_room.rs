@@ -4,13 +4,12 @@
 //! 1. A write of a user that finds no room fails as `NoSpace`, and the session goes on. While the store has little left, no write completes
 //!    before the store has it; one that had completed before waits for room.
 //! 2. Journal, bitmap and superblocks have fixed places, which the store was asked for when the volume was made, and again at each attach.
-//! 3. For the nodes of the next checkpoint the store is asked before there is a need, up to 16 MiB: what is discarded comes back by a
-//!    checkpoint only. A node that finds no room goes to another place, which the store has given before, wherever it lies. When there is
-//!    none, it waits.
-//! 4. Where the store can tell what it has given, no write leaves the next checkpoint with fewer such places than it needs.
+//! 3. A node that finds no room goes to another place, which the store has given before, wherever it lies. When there is none, it waits.
+//! 4. Data goes to places that the store has given, as long as there are some (`space/given.rs`). What nodes need, `node_room.rs` keeps.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use store::Buffer;
 
@@ -41,162 +40,103 @@ pub(crate) fn allocate_fixed(
     Ok(())
 }
 
-/// Most blocks that the store is asked for ahead for nodes, and most runs of them.
-const NODE_ROOM: u64 = 4096;
-const NODE_RUNS: usize = 256;
 /// Most places that are tried for one node of those that the store says it has given. A file system that never overwrites in place says so of
 /// each.
 const MOST_TRIES: usize = 256;
 /// Most blocks of fixed places that the store is asked for: 64 MiB. A volume of a terabyte that holds nothing must not take a part of it.
 const FIXED_ROOM: u64 = 16_384;
 
-fn no_places() -> Error {
-    Error::new(
-        Kind::NoSpace,
-        "the store has no room left but for the volume's own map; make room where it lies, or discard something, and writes go on",
-    )
+/// What is known of the store's room.
+pub(crate) struct StoreRoom {
+    /// Whether the store has little left, or none.
+    pub(crate) is_short: AtomicBool,
+    /// Blocks that it had left at the last look; what follows matters only while it has little.
+    pub(crate) left: AtomicU64,
+    /// Which places it has given, as of the last look.
+    pub(crate) given: Mutex<Option<Arc<Vec<Range<u64>>>>>,
+    /// Free places of nodes that it has given; `u64::MAX` where it cannot tell.
+    pub(crate) node_places: AtomicU64,
+    /// Whether it was asked for places since it has little.
+    pub(crate) is_asked: AtomicBool,
+    /// Changes that have places for their nodes, and are not promised yet.
+    pub(crate) claims: AtomicU64,
+    /// How often writers have asked the maintenance job for more places, and up to which it has looked.
+    pub(crate) wanted: AtomicU64,
+    pub(crate) sought: AtomicU64,
+    /// How often a checkpoint has waited for room.
+    pub(crate) waits: AtomicU64,
+}
+
+impl Default for StoreRoom {
+    fn default() -> Self {
+        Self {
+            is_short: AtomicBool::default(),
+            left: AtomicU64::default(),
+            given: Mutex::default(),
+            node_places: AtomicU64::new(u64::MAX),
+            is_asked: AtomicBool::default(),
+            claims: AtomicU64::default(),
+            wanted: AtomicU64::default(),
+            sought: AtomicU64::default(),
+            waits: AtomicU64::default(),
+        }
+    }
 }
 
 impl Core {
-    /// Blocks that a thin volume has the store give ahead for nodes; none for another, whose store has given everything.
-    pub(crate) fn node_room(&self) -> u64 {
-        match self.header.provision {
-            Provision::Thin => self.geometry.most_nodes_of(self.limits.overlay).min(NODE_ROOM),
-            Provision::Full => 0,
-        }
-    }
-
     /// Chooses units for data until they have `want` free blocks, `most` at most. On a store that has little left, first those in which it has
-    /// given places already.
+    /// given places already; none while data has such places left in the units that it has.
     pub(crate) fn choose_for_data(&self, want: u64, most: usize) -> Vec<u32> {
         let given = if self.is_store_short() { self.given_places() } else { None };
-        let units = given.map(|given| self.space.choose_given(Purpose::Data, &given, want, most));
-        units.filter(|units| !units.is_empty()).unwrap_or_else(|| self.space.choose(want, most))
-    }
-
-    /// Free places of nodes that the store has given, as far as that is a matter.
-    fn node_places(&self) -> u64 {
-        if self.is_store_short() && !self.is_transactional() {
-            self.node_places.load(Ordering::SeqCst)
-        } else {
-            u64::MAX
+        let prefers = self.space.prefer(given.as_deref().map(Vec::as_slice));
+        match given.filter(|_| prefers) {
+            Some(given) => self.space.choose_given(Purpose::Data, &given, want, most),
+            None => self.space.choose(want, most),
         }
-    }
-
-    /// A checkpoint begins to use them. What it replaces comes back when it has ended.
-    pub(crate) fn spend_node_places(&self) {
-        let nodes = self.geometry.most_nodes_of(self.overlay.active());
-        let spend = |places: u64| (places < u64::MAX).then(|| places.saturating_sub(nodes));
-        // Nothing to spend is no failure.
-        let _ = self.node_places.fetch_update(Ordering::SeqCst, Ordering::SeqCst, spend);
-    }
-
-    /// Whether a checkpoint of what is in memory and so many changes more leaves a quarter of the places of its nodes alone.
-    fn leaves_node_places(&self, changes: u64) -> bool {
-        let nodes = self.geometry.most_nodes_of(self.overlay.active() + changes);
-        nodes.saturating_add(self.node_room() / 4) <= self.node_places()
-    }
-
-    /// Waits until a write of so many blocks leaves the places alone that a checkpoint will need for its nodes, where the store may give no
-    /// others.
-    ///
-    /// # Errors
-    /// `NoSpace` when no checkpoint can help, and the store has none to give.
-    pub(crate) async fn keep_node_places(&self, blocks: u64) -> Result<()> {
-        let (mut asked, waits) = (None, self.counters.waits_for_store.get());
-        while !self.leaves_node_places(blocks) {
-            let progress = self.progress.listen();
-            // Behind the listener: what has come in between tells nobody again.
-            if self.leaves_node_places(blocks) {
-                break;
-            }
-            self.check_alive()?;
-            self.counters.waits_for_checkpoint.add(1);
-            if self.overlay.active() > 0 {
-                self.want_checkpoint();
-            } else if !self.checkpointing.load(Ordering::SeqCst) {
-                let number =
-                    *asked.get_or_insert_with(|| self.node_places_wanted.fetch_add(1, Ordering::SeqCst) + 1);
-                self.work.notify(usize::MAX);
-                if self.node_places_sought.load(Ordering::SeqCst) >= number {
-                    return if self.leaves_node_places(blocks) { Ok(()) } else { Err(no_places()) };
-                }
-            }
-            // The checkpoint itself has found no room.
-            if self.counters.waits_for_store.get() > waits {
-                return Err(no_places());
-            }
-            progress.await;
-        }
-        Ok(())
-    }
-
-    /// Looks for more places for nodes, if a writer has asked for some. For the maintenance job.
-    pub(crate) async fn seek_node_places(&self, io: &Io) -> Result<()> {
-        let wanted = self.node_places_wanted.load(Ordering::SeqCst);
-        if self.node_places_sought.load(Ordering::SeqCst) == wanted {
-            return Ok(());
-        }
-        self.ask_node_room();
-        if self.node_places() < self.node_room()
-            && let Some(given) = self.given_places()
-            && self.reserve_for_node(io, Some(&given)).await?
-        {
-            self.ask_node_room();
-        }
-        self.node_places_sought.store(wanted, Ordering::SeqCst);
-        self.progress.notify(usize::MAX);
-        Ok(())
-    }
-
-    /// Asks the store for the places of the next nodes, as far as it can give them.
-    pub(crate) fn ask_node_room(&self) {
-        let most = self.node_room();
-        if most == 0 {
-            return;
-        }
-        for run in self.space.free_for_nodes(most, NODE_RUNS) {
-            // What it cannot give now may be there when it is needed.
-            if self.environment.store.allocate_range(run).is_err() {
-                break;
-            }
-        }
-        let given = if self.is_store_short() { self.given_places() } else { None };
-        let places = given.map_or(u64::MAX, |given| self.space.given_to_nodes(&given));
-        self.node_places.store(places, Ordering::SeqCst);
     }
 
     /// Looks how much the store has left.
     pub(crate) fn look_at_store(&self) {
-        if self.header.provision == Provision::Thin
-            && !self.read_only
-            && let Some(usage) = self.environment.store.usage()
+        let matters = self.header.provision == Provision::Thin || self.is_store_short();
+        if self.read_only || !matters {
+            return;
+        }
+        self.forget_given();
+        let Some(usage) = self.environment.store.usage() else { return };
+        self.room.left.store(usage.left / store::BLOCK_SIZE as u64, Ordering::SeqCst);
+        self.discards.note_left(usage.left, self.environment.clock.now());
+        let short = usage.left < LITTLE;
+        if short && self.header.provision == Provision::Thin {
+            self.room.is_short.store(true, Ordering::SeqCst);
+        } else if !short {
+            self.room.is_short.store(false, Ordering::SeqCst);
+            self.room.is_asked.store(false, Ordering::SeqCst);
+        }
+        if self.is_store_short()
+            && self.begun.load(Ordering::SeqCst)
+            && !self.room.is_asked.load(Ordering::SeqCst)
         {
-            let short = usage.left < LITTLE;
-            let was = self.store_is_short.swap(short, Ordering::SeqCst);
-            if short && !was && self.begun.load(Ordering::SeqCst) {
-                self.ask_node_room();
-            }
+            self.ask_node_room();
         }
     }
 
     /// Whether a write could find no room.
     pub(crate) fn is_store_short(&self) -> bool {
-        self.store_is_short.load(Ordering::SeqCst)
+        self.room.is_short.load(Ordering::SeqCst)
     }
 
     /// A write has found room, or none.
     pub(crate) fn note_room(&self, result: &Result<()>) {
         match result {
             Err(error) if error.kind() == Kind::NoSpace => {
-                self.store_is_short.store(true, Ordering::SeqCst);
+                self.room.is_short.store(true, Ordering::SeqCst);
                 // What was discarded comes back by a checkpoint only.
                 if self.freed_by_a_checkpoint() > 0 {
                     self.want_checkpoint();
                 }
             }
             Ok(()) if self.is_store_short() && self.environment.store.usage().is_none() => {
-                self.store_is_short.store(false, Ordering::SeqCst);
+                self.room.is_short.store(false, Ordering::SeqCst);
             }
             _ => {}
         }
@@ -211,10 +151,15 @@ impl Core {
         }
         self.check_alive()?;
         self.counters.waits_for_store.add(1);
-        // Writers that wait for a checkpoint wait no longer for one that waits itself.
-        self.progress.notify(usize::MAX);
         ticked.await;
         Ok(())
+    }
+
+    /// A checkpoint waits for room: none that waits for it waits any longer.
+    async fn wait_for_node_room(&self, error: Error) -> Result<()> {
+        self.room.waits.fetch_add(1, Ordering::SeqCst);
+        self.progress.notify(usize::MAX);
+        self.wait_for_store(error).await
     }
 
     /// Writes what can go nowhere else: waits while the store has no room.
@@ -224,7 +169,7 @@ impl Core {
             self.note_room(&ended.1);
             match ended {
                 (Some(buffer), Err(error)) if error.kind() == Kind::NoSpace => {
-                    self.wait_for_store(error).await?;
+                    self.wait_for_node_room(error).await?;
                     ended = io.try_write(place, buffer).await;
                 }
                 (_, result) => return result,
@@ -232,10 +177,20 @@ impl Core {
         }
     }
 
-    /// The places of data and nodes that the store has given already, if it can tell.
-    fn given_places(&self) -> Option<Vec<Range<u64>>> {
+    /// The places of data and nodes that the store has given already, if it can tell: as of the last look at it, or now.
+    pub(crate) fn given_places(&self) -> Option<Arc<Vec<Range<u64>>>> {
+        let known = || self.room.given.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(given) = &*known() {
+            return Some(Arc::clone(given));
+        }
         let parts = self.geometry.data().map(|data| self.environment.store.given(data));
-        parts.collect::<Option<Vec<_>>>().map(|parts| parts.concat())
+        let given = Arc::new(parts.collect::<Option<Vec<_>>>()?.concat());
+        *known() = Some(Arc::clone(&given));
+        Some(given)
+    }
+
+    pub(crate) fn forget_given(&self) {
+        *self.room.given.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// A free place that the store has given before, or gives now; the others that were tried are in `refused`, and taken. Where the store can
@@ -244,13 +199,13 @@ impl Core {
         let given = self.given_places();
         loop {
             // Behind so many that were refused, its word is worth nothing.
-            let given = given.as_deref().filter(|_| refused.len() < MOST_TRIES);
+            let given = given.as_deref().filter(|_| refused.len() < MOST_TRIES).map(Vec::as_slice);
             let next = match given {
                 // The store is not asked again: a full XFS refuses to reserve what it has given.
                 Some(given) => self.space.take_given_place(given),
                 None => self.take_place_with_room(refused),
             };
-            if next.is_some() || !self.reserve_for_node(io, given).await? {
+            if next.is_some() || !self.reserve_for_node(io, given, MOST_TRIES as u64).await? {
                 return Ok(next);
             }
         }
@@ -267,8 +222,13 @@ impl Core {
         None
     }
 
-    /// Reserves more units for nodes. Says whether there were any.
-    async fn reserve_for_node(&self, io: &Io, given: Option<&[Range<u64>]>) -> Result<bool> {
+    /// Reserves more units for nodes, of those that were given until these have `want` free places. Says whether there were any.
+    pub(crate) async fn reserve_for_node(
+        &self,
+        io: &Io,
+        given: Option<&[Range<u64>]>,
+        want: u64,
+    ) -> Result<bool> {
         let _reserving = self.reserving.lock().await;
         // Those of a predecessor as well, which the store was asked for: without this checkpoint nothing comes back.
         self.space.take_over();
@@ -276,8 +236,7 @@ impl Core {
             return Ok(false);
         }
         let Some(given) = given else { return self.reserve(io, MAX_UNITS).await };
-        let units =
-            self.space.choose_given(Purpose::Nodes, given, MOST_TRIES as u64, self.space.room(MAX_UNITS));
+        let units = self.space.choose_given(Purpose::Nodes, given, want, self.space.room(MAX_UNITS));
         if units.is_empty() {
             return Ok(false);
         }
@@ -302,7 +261,7 @@ impl Core {
                     // Others need these, and one of them may have room next time.
                     self.space.give_node_places_back(&refused);
                     refused.clear();
-                    if let Err(error) = self.wait_for_store(error).await {
+                    if let Err(error) = self.wait_for_node_room(error).await {
                         break Err(error);
                     }
                 }

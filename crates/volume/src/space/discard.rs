@@ -50,6 +50,11 @@ impl Space {
             inner.units[*unit as usize].state = State::Discarding;
             inner.discarding.insert(*unit);
         }
+        // The store will not have given anything there.
+        let is_there = |run: &Range<u64>| units.contains(&self.geometry.unit_of(run.start));
+        if let Some(preferred) = &mut inner.preferred {
+            preferred.retain(|run| !is_there(run));
+        }
     }
 
     /// A unit in which something is to be discarded.

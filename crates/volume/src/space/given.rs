@@ -1,10 +1,14 @@
 //! Places that the store has given already: they come first when it has little left.
 //!
 //! What was given is the host's word. It decides only which of the free places is tried.
+//!
+//! Invariant: while some are preferred, data takes only these. A unit that has none of them left counts as empty. The preference ends when
+//! data has no unit left and can have no other one that has some.
 
 use std::ops::Range;
 
-use super::inner::State;
+use super::bits::Bits;
+use super::inner::{State, Unit};
 use super::{Purpose, Space};
 
 /// The parts of `range` that are in `given`, which is in order.
@@ -14,7 +18,43 @@ fn within(given: &[Range<u64>], range: Range<u64>) -> impl Iterator<Item = Range
     clipped.take_while(|run| run.start < run.end)
 }
 
+/// Takes the first free run of at most `want` blocks of a unit, `unit`, that is in `given`.
+pub(super) fn take_given(
+    bits: &mut Bits,
+    unit: &Range<u64>,
+    given: &[Range<u64>],
+    want: u64,
+) -> Option<Range<u64>> {
+    let mut runs = within(given, unit.clone());
+    runs.find_map(|run| bits.take_from(run.start - unit.start, want, run.end - unit.start))
+}
+
+impl Unit {
+    /// Free blocks of those that the store has given; `range` is the unit's.
+    fn given_and_free(&self, range: Range<u64>, given: &[Range<u64>]) -> u64 {
+        let blocks: u64 = within(given, range).map(|run| run.end - run.start).sum();
+        // What is in use was given as well, so the rest of what was given is free.
+        blocks.saturating_sub(u64::from(self.blocks.saturating_sub(self.free)))
+    }
+}
+
 impl Space {
+    /// Has data take places that the store has given, as long as there are some; `None`: no longer. Says whether there are any.
+    pub(crate) fn prefer(&self, given: Option<&[Range<u64>]>) -> bool {
+        let mut inner = self.lock();
+        let kept = given.map(|given| {
+            let for_data = (0u32..).zip(&inner.units).filter(|(number, unit)| {
+                let can_be_had = matches!(unit.state, State::Open | State::Pending);
+                unit.purpose == Purpose::Data && (can_be_had || inner.queued.contains(number))
+            });
+            let ranges = for_data.map(|(number, unit)| (unit, self.geometry.unit_range(number)));
+            let some = ranges.filter(|(unit, range)| unit.given_and_free(range.clone(), given) > 0);
+            some.flat_map(|(_, range)| within(given, range)).collect::<Vec<_>>()
+        });
+        inner.preferred = kept.filter(|kept| !kept.is_empty());
+        inner.preferred.is_some()
+    }
+
     /// Chooses units, those with the most free blocks that the store has given first, until these are `want`; at most `most` units. They are
     /// `Pending` then. What is kept for nodes is not for data.
     pub(crate) fn choose_given(
@@ -30,12 +70,7 @@ impl Space {
             unit.state == State::Open && unit.free > 0 && fits
         });
         let mut best: Vec<(u64, u32)> = open
-            .map(|(number, unit)| {
-                let blocks: u64 =
-                    within(given, self.geometry.unit_range(number)).map(|run| run.end - run.start).sum();
-                // What is in use was given as well, so the rest of what was given is free.
-                (blocks.saturating_sub(u64::from(unit.blocks.saturating_sub(unit.free))), number)
-            })
+            .map(|(number, unit)| (unit.given_and_free(self.geometry.unit_range(number), given), number))
             .filter(|(free, _)| *free > 0)
             .collect();
         best.sort_unstable_by_key(|(free, number)| (std::cmp::Reverse(*free), *number));
@@ -61,11 +96,9 @@ impl Space {
         let (unit, place) = units.into_iter().find_map(|unit| {
             let range = self.geometry.unit_range(unit);
             let bits = inner.resident.get_mut(&unit)?;
-            within(given, range.clone()).find_map(|run| {
-                let found = bits.take_from(run.start - range.start, 1, run.end - range.start)?;
-                bits.out += 1;
-                Some((unit, range.start + found.start))
-            })
+            let found = take_given(bits, &range, given, 1)?;
+            bits.out += 1;
+            Some((unit, range.start + found.start))
         })?;
         inner.free = inner.free.saturating_sub(1);
         let entry = &mut inner.units[unit as usize];

@@ -58,6 +58,8 @@ pub(super) struct Inner {
     pub(super) pinned_blocks: u64,
     pub(super) let_go: Vec<Pin>,
     pub(super) draining: Option<(u64, Vec<Pin>)>,
+    /// Places that data takes first, in order: see `given.rs`.
+    pub(super) preferred: Option<Vec<Range<u64>>>,
     /// Units that were the predecessor's and are not left alone any more.
     pub(super) taken: u64,
 }
@@ -118,7 +120,9 @@ impl Inner {
                 && unit.purpose == Purpose::Data
                 && matches!(unit.state, State::Open | State::Pending | State::Discarding)
         };
-        self.queue.is_empty() && self.listed() < DATA_UNITS && self.units.iter().any(fits)
+        // Those that ran empty make room in a superblock's list: at once, or with the next one.
+        let can_list = self.listed() < DATA_UNITS || !self.emptied.is_empty();
+        self.queue.is_empty() && can_list && self.units.iter().any(fits)
     }
 
     /// The unit to take from. Where there is none for this purpose, one of the others is for it from now on: for nodes the emptiest, for data

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use super::{Purpose, Space};
 use crate::geometry::{Geometry, Shape};
 use crate::readers::{Readers, Reading};
+use crate::reservation::DATA_UNITS;
 
 fn space() -> (Geometry, Space, Arc<Readers>) {
     space_that(false)
@@ -96,8 +97,40 @@ fn what_was_given_comes_first_and_nothing_else_is_taken() {
     assert_eq!(space.take_given_place(&given), Some(units[6].start + 4));
 }
 
+#[test]
+fn data_takes_what_was_given_before_anything_else() {
+    let (geometry, space, _readers) = space();
+    let units: Vec<Range<u64>> = (0..4).map(|unit| geometry.unit_range(unit)).collect();
+    let take = |want| -> Vec<u64> { space.take(Purpose::Data, want, 0).into_iter().flatten().collect() };
+    make_usable(&geometry, &space, &[0, 1, 2], &BTreeSet::new());
+    assert_eq!(space.reserved(9), [0, 1, 2]);
+    // Every other block of the second unit, two of the third, and one of a unit that data does not have.
+    let second = units[1].clone().step_by(2).map(|block| block..block + 1);
+    let others = [units[2].start + 5..units[2].start + 7, units[3].start..units[3].start + 1];
+    let given: Vec<Range<u64>> = second.chain(others).collect();
+    assert!(space.prefer(Some(&given)));
+    let all: Vec<u64> = given.iter().cloned().flatten().collect();
+    let (first, rest) = (take(3), take(all.len() as u64 - 4));
+    assert_eq!([first, rest].concat(), all[..all.len() - 1]);
+    // The units that had none are given up, and listed until they are forgotten. Data takes whatever there is when none is left.
+    assert_eq!(
+        (space.usable_for(Purpose::Data), space.reserved(9).len()),
+        (u64::from(geometry.unit_blocks) - 2, 3)
+    );
+    assert!(take(1).is_empty());
+    assert_eq!(space.usable(), 0);
+    assert!(space.prefer(Some(&given)), "the fourth unit has one");
+    make_usable(&geometry, &space, &space.choose_given(Purpose::Data, &given, 1, 9), &BTreeSet::new());
+    assert_eq!(take(2), [units[3].start]);
+    assert!(!space.prefer(Some(&given)) && !space.prefer(None));
+    reserve(&geometry, &space, 8);
+    assert_eq!(take(8).len(), 8);
+}
+
 #[derive(Debug, Clone)]
 enum Step {
+    /// See [`prefer_one_of`].
+    Prefer(usize),
     Reserve(u64),
     Take(Purpose, u64),
     ReserveForNodes(u64),
@@ -120,6 +153,7 @@ fn purpose() -> impl Strategy<Value = Purpose> {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
+        (0..5usize).prop_map(Step::Prefer),
         (1..200u64).prop_map(Step::Reserve),
         (purpose(), 1..60u64).prop_map(|(purpose, want)| Step::Take(purpose, want)),
         (1..200u64).prop_map(Step::ReserveForNodes),
@@ -156,6 +190,13 @@ fn first(blocks: &mut BTreeSet<u64>, count: usize) -> Vec<u64> {
     first
 }
 
+/// The store says that it has given one of so many blocks; 0: it has room again.
+fn prefer_one_of(geometry: &Geometry, space: &Space, one_of: usize) {
+    let blocks = geometry.data().flatten().step_by(one_of.max(1));
+    let given: Vec<Range<u64>> = blocks.map(|block| block..block + 1).collect();
+    space.prefer((one_of > 0).then_some(&given));
+}
+
 proptest! {
     /// No block is handed out twice, none is lost, and the counts are the sets' sizes; also when views leave memory and come back.
     #[test]
@@ -165,6 +206,7 @@ proptest! {
         let mut model = Model::default();
         for step in steps {
             match step {
+                Step::Prefer(one_of) => prefer_one_of(&geometry, &space, one_of),
                 Step::Reserve(want) => reserve_from(&geometry, &space, want, &model.bitmap),
                 Step::ReserveForNodes(want) => {
                     let units = space.choose_for_nodes(want, 1000);
@@ -173,12 +215,12 @@ proptest! {
                     prop_assert!(space.usable_for(Purpose::Nodes) >= want || rest == 0, "{} are left", rest);
                 }
                 Step::Take(purpose, want) => {
-                    let usable = space.usable();
+                    let (usable, preferred) = (space.usable(), space.lock().preferred.is_some());
                     let runs = space.take(purpose, want, 0);
-                    prop_assert_eq!(runs.iter().map(|run| run.end - run.start).sum::<u64>(), want.min(usable));
+                    let taken = runs.iter().map(|run| run.end - run.start).sum::<u64>();
+                    prop_assert!(taken == want.min(usable) || preferred && space.usable() == 0, "{taken} of {want}");
                     for block in runs.into_iter().flatten() {
-                        prop_assert!(geometry.holds(block));
-                        prop_assert!(!model.named.contains(&block), "{} is in use", block);
+                        prop_assert!(geometry.holds(block) && !model.named.contains(&block), "{} is in use", block);
                         prop_assert!(model.out.insert(block), "{} was handed out twice", block);
                     }
                 }
@@ -362,6 +404,26 @@ fn a_list_of_units_is_spent_only_when_a_superblock_could_list_fewer() {
     space.after_merge();
     space.published(&space.reserved(3));
     assert!(!space.list_is_spent(3, ENOUGH));
+}
+
+#[test]
+fn data_of_a_thin_volume_waits_for_the_list_and_takes_no_unit_of_nodes() {
+    let (geometry, space, _readers) = space_that(true);
+    let most = u32::try_from(DATA_UNITS).expect("few");
+    assert!(geometry.units() > most);
+    make_usable(&geometry, &space, &space.choose_for_nodes(1, 1), &BTreeSet::new());
+    while space.room(DATA_UNITS) > 0 {
+        make_usable(&geometry, &space, &space.choose(1, 1), &BTreeSet::new());
+    }
+    let runs = space.take(Purpose::Data, space.usable_for(Purpose::Data), 0);
+    let nodes = space.usable_for(Purpose::Nodes);
+    assert!(nodes > 0 && space.take(Purpose::Data, 1, 0).is_empty());
+    assert_eq!(space.usable_for(Purpose::Nodes), nodes);
+    // What was taken is named by entries: these units need not be listed any more.
+    space.placed(runs);
+    make_usable(&geometry, &space, &space.choose(1, space.room(DATA_UNITS)), &BTreeSet::new());
+    assert_eq!(space.take(Purpose::Data, 1, 0).len(), 1);
+    assert_eq!(space.usable_for(Purpose::Nodes), nodes);
 }
 
 #[test]

@@ -21,10 +21,13 @@ pub struct Roomy {
     pub discards: Arc<AtomicU64>,
     /// Whether it says what it has left.
     pub tells: Arc<AtomicBool>,
-    /// What it says of the blocks that it has given.
+    /// What it says of the blocks that it has given, and how often it was asked.
     pub says: Arc<Mutex<Says>>,
+    pub asked: Arc<AtomicU64>,
     /// Whether it refuses to be written to, wherever that is.
     pub refuses: Arc<AtomicBool>,
+    /// Whether it has no room to forget anything.
+    pub refuses_discards: Arc<AtomicBool>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +38,8 @@ pub enum Says {
     Truth,
     /// That it has given all of them.
     TooMuch,
+    /// That it has given none: each write takes room, as on a file system that never overwrites in place.
+    None,
 }
 
 struct RoomyQueue {
@@ -53,12 +58,19 @@ impl Roomy {
             discards: Arc::default(),
             tells: Arc::default(),
             says: Arc::default(),
+            asked: Arc::default(),
             refuses: Arc::default(),
+            refuses_discards: Arc::default(),
         }
     }
 
     pub fn taken(&self) -> u64 {
         self.taken.lock().expect("a lock").len() as u64
+    }
+
+    /// Takes blocks back of which the predicate says so. They keep what is in them.
+    pub fn take_back(&self, which: impl Fn(u64) -> bool) {
+        self.taken.lock().expect("a lock").retain(|block| !which(*block));
     }
 
     /// Has room for so many blocks in all from now on.
@@ -114,11 +126,13 @@ impl Store for Roomy {
     }
 
     fn given(&self, blocks: Range<u64>) -> Option<Vec<Range<u64>>> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
         let taken = self.taken.lock().expect("a lock");
         match *self.says.lock().expect("a lock") {
             Says::Nothing => None,
             Says::Truth => Some(testkit::runs(taken.range(blocks).copied())),
             Says::TooMuch => Some(vec![blocks]),
+            Says::None => Some(Vec::new()),
         }
     }
 
@@ -144,6 +158,11 @@ impl Queue for RoomyQueue {
                     return;
                 }
                 Operation::Write { block, buffer }
+            }
+            Operation::Discard { block, .. } if self.store.refuses_discards.load(Ordering::SeqCst) => {
+                let refused = Err(Error::from_errno(28, "discard", "roomy").at(block));
+                self.refused.push(Completion { token, buffer: None, result: refused });
+                return;
             }
             Operation::Discard { block, blocks } => {
                 self.store.discards.fetch_add(1, Ordering::SeqCst);

@@ -5,5 +5,6 @@ mod common;
 
 mod aged;
 mod allocation;
+mod full_host;
 mod model;
 mod thin;

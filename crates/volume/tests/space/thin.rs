@@ -17,16 +17,16 @@ use volume::{CreateOptions, Kind, Request};
 /// 512 MiB.
 const BLOCKS: u64 = 131_072;
 
-struct Case {
-    bench: Bench,
-    store: Roomy,
-    clock: Arc<ManualClock>,
+pub struct Case {
+    pub bench: Bench,
+    pub store: Roomy,
+    pub clock: Arc<ManualClock>,
     policy: Policy,
-    geometry: Geometry,
+    pub geometry: Geometry,
 }
 
 impl Case {
-    fn new(discard: Option<bool>) -> Self {
+    pub fn new(discard: Option<bool>) -> Self {
         let options = CreateOptions { provision: Provision::Thin, ..options(BLOCKS, Shape::STANDARD) };
         Self::with(options, discard)
     }
@@ -35,7 +35,7 @@ impl Case {
         Self::of(BLOCKS, options, discard)
     }
 
-    fn of(blocks: u64, options: CreateOptions, discard: Option<bool>) -> Self {
+    pub fn of(blocks: u64, options: CreateOptions, discard: Option<bool>) -> Self {
         let geometry = options.geometry(blocks + blocks / 6).expect("sizes");
         let mut bench = Bench::new(options, 1);
         let (store, clock) = (Roomy::new(geometry.physical_blocks), Arc::new(ManualClock::default()));
@@ -47,12 +47,12 @@ impl Case {
         Self { bench, store, clock, policy, geometry }
     }
 
-    fn attach(&self) -> Session {
+    pub fn attach(&self) -> Session {
         self.bench.attach(&self.policy).expect("attached")
     }
 
     /// Gives time to what happens in the background.
-    fn pass_time(&self, session: &mut Session, rounds: u32) {
+    pub fn pass_time(&self, session: &mut Session, rounds: u32) {
         for _ in 0..rounds {
             self.clock.advance(Duration::from_millis(300));
             session.volume.tick();
@@ -68,7 +68,7 @@ impl Case {
     }
 }
 
-fn write_all(session: &mut Session, blocks: u64, round: u64) {
+pub fn write_all(session: &mut Session, blocks: u64, round: u64) {
     for block in (0..blocks).step_by(64) {
         session.write(block, 64, pattern(block, round)).expect("written");
     }
@@ -210,6 +210,43 @@ fn what_a_session_that_was_killed_left_goes_back_with_the_next() {
     session.detach().expect("detached");
 }
 
+/// A full XFS has no room to make a hole. What was discarded is free all the same, and goes back when it has room.
+#[test]
+fn a_store_that_has_no_room_to_forget_something_is_asked_again() {
+    for tells in [false, true] {
+        let case = Case::new(None);
+        case.store.tells.store(tells, Ordering::SeqCst);
+        let mut session = case.attach();
+        write_all(&mut session, 40_960, 1);
+        session.checkpoint();
+        case.pass_time(&mut session, 20);
+        let full = case.store.taken();
+        case.store.set_room(full);
+        case.store.refuses_discards.store(true, Ordering::SeqCst);
+        session.discard(64, 20_480 - 64).expect("discarded");
+        session.flush().expect("flushed");
+        case.pass_time(&mut session, 100);
+        let status = session.volume.status();
+        assert!(status.discard == "refused" && status.discard_refused.is_some(), "{status:#?}");
+        assert_eq!((status.mapped_blocks, case.store.taken()), (20_544, full));
+        // Where it tells that it is full, there is a checkpoint for what is discarded although nothing goes back.
+        session.discard(20_480, 20_480).expect("discarded");
+        session.flush().expect("flushed");
+        case.pass_time(&mut session, 100);
+        assert_eq!(session.volume.status().mapped_blocks, if tells { 64 } else { 20_544 });
+        // There is room. Where it does not tell, the next checkpoint tries.
+        case.store.set_room(u64::MAX);
+        case.store.refuses_discards.store(false, Ordering::SeqCst);
+        if !tells {
+            session.checkpoint();
+        }
+        case.pass_time(&mut session, 100);
+        assert_eq!(session.volume.status().discard, "on");
+        assert!(case.store.taken() < full / 2, "{} of {full}", case.store.taken());
+        session.detach().expect("detached");
+    }
+}
+
 #[test]
 fn a_fully_provisioned_volume_keeps_its_space() {
     let case = Case::with(options(BLOCKS, Shape::STANDARD), None);
@@ -244,285 +281,11 @@ fn a_fully_provisioned_volume_whose_store_had_no_room_goes_on_when_there_is_some
     session.checkpoint();
     write_all(&mut session, 8192, 2);
     session.check_each([0, 64, 8128], 2);
-    session.detach().expect("detached");
-}
-
-#[test]
-fn on_a_full_host_it_is_attached_read_and_discarded_in_and_goes_on_when_there_is_room() {
-    for tells in [false, true] {
-        let case = Case::new(None);
-        case.store.tells.store(tells, Ordering::SeqCst);
-        let mut session = case.attach();
-        write_all(&mut session, 7680, 1);
-        session.checkpoint();
-        case.pass_time(&mut session, 20);
-        // The host is full.
-        let full = case.store.taken();
-        case.store.set_room(full);
-        session.volume.tick();
-        let refused = (0..400).find_map(|at| session.write(20_000 + at * 64, 64, 9).err());
-        if tells {
-            assert_eq!(refused.expect("there is no room").kind(), Kind::NoSpace);
-        }
-        assert!(session.volume.failure().is_none(), "{:?}", session.volume.failure());
-        if session.queue.pending() > 0 {
-            // Writes that had completed wait for room, and with them what comes behind.
-            case.store.set_room(full + 4096);
-            for _ in 0..20 {
-                session.volume.tick();
-                session.land();
-            }
-            case.store.set_room(case.store.taken());
-        }
-        session.check_each([0, 64, 7616], 1);
-        session.flush().expect("flushed");
-        session.detach().expect("detached");
-
-        let mut session = case.attach();
-        case.store.set_room(case.store.taken());
-        session.check_each([0, 64, 7616], 1);
-        session.discard(64, 7680 - 64).expect("discarded");
-        session.discard(20_000, 400 * 64).expect("discarded");
-        session.flush().expect("flushed");
-        session.checkpoint();
-        case.pass_time(&mut session, 200);
-        assert!(
-            case.store.taken() < full,
-            "{} of {full}: {:#?}",
-            case.store.taken(),
-            session.volume.status()
-        );
-        // There is room again, and it goes on.
-        write_all(&mut session, 1024, 2);
-        session.check_each([0, 64], 2);
-        session.detach().expect("detached");
-    }
-}
-
-/// Whatever a former session has left, and although users have written to every place that the store had given for it: what they discard comes
-/// back, by a checkpoint that needs places for its nodes, and the session can be detached.
-#[test]
-fn on_a_full_host_what_is_discarded_comes_back_in_the_next_session() {
-    let cases = [
-        (true, Says::Truth, None),
-        (true, Says::Truth, Some(false)),
-        (false, Says::Truth, None),
-        (true, Says::Nothing, None),
-        (true, Says::TooMuch, None),
-    ];
-    for (tells, says, discard) in cases {
-        let case = Case::new(discard);
-        case.store.tells.store(tells, Ordering::SeqCst);
-        *case.store.says.lock().expect("a lock") = says;
-        let mut session = case.attach();
-        // Much, and most of it goes again: a session that began in between has its nodes far behind what is there then, behind more units than
-        // a superblock can list.
-        write_all(&mut session, 130_048, 1);
-        session.detach().expect("detached");
-        let mut session = case.attach();
-        session.discard(8192, 130_048 - 8192).expect("discarded");
-        session.commit().expect("committed");
-        session.checkpoint();
-        case.pass_time(&mut session, 100);
-        session.detach().expect("detached");
-
-        let full = case.store.taken();
-        case.store.set_room(full);
-        let mut session = case.attach();
-        // Where it cannot tell that it is full, what has completed already would wait for room.
-        let mut written = 0;
-        for block in 0..if tells { 20_000 } else { 0 } {
-            match session.write(20_000 + block, 1, 9) {
-                Ok(()) => written += 1,
-                Err(error) => assert_eq!(error.kind(), Kind::NoSpace, "{error}"),
-            }
-        }
-        // Whatever is given is written to, but for what is kept for the map.
-        assert!(!tells || says != Says::Truth || written > 2000, "{written}");
-        session.volume.tick();
-        session.discard(64, 120_000).expect("discarded");
-        session.flush().expect("flushed");
-        let refusals = case.store.refusals.load(Ordering::SeqCst);
-        session.checkpoint();
-        // One call for each free block would be thousands.
-        let refusals = case.store.refusals.load(Ordering::SeqCst) - refusals;
-        assert!(says != Says::Truth || refusals < 100, "{refusals}");
-        case.pass_time(&mut session, 200);
-        session.check_each([0], 1);
-        // Without discards the host stays full. Where it says nothing, all that can be reserved is tried, and what is reserved is not discarded
-        // by this session.
-        if says == Says::Truth && discard.is_none() {
-            assert!(case.store.taken() < full / 2, "{} of {full}", case.store.taken());
-            write_all(&mut session, 512, 3);
-            session.check_each([0, 448], 3);
-        }
-        session.detach().expect("detached");
-    }
-}
-
-/// Each write is a leaf of the map of its own: a checkpoint of all that memory has room for would need many times what is kept for nodes.
-#[test]
-fn on_a_full_host_a_checkpoint_needs_no_more_places_than_are_kept_for_it() {
-    /// 3 GiB.
-    const LARGE: u64 = 786_432;
-    let options = CreateOptions { provision: Provision::Thin, ..options(LARGE, Shape::STANDARD) };
-    let case = Case::of(LARGE, options, None);
-    case.store.tells.store(true, Ordering::SeqCst);
-    *case.store.says.lock().expect("a lock") = Says::Truth;
-    let mut session = case.attach();
+    // It is not asked for ever what it has given.
     session.volume.tick();
-    case.store.set_room(case.store.taken() + 6000);
-    session.volume.tick();
-    // Users try again and again, everywhere.
-    let written = (0..LARGE / 128).filter(|at| match session.write(at * 128, 1, pattern(at * 128, 1)) {
-        Ok(()) => true,
-        Err(error) => {
-            assert_eq!(error.kind(), Kind::NoSpace, "{error}");
-            false
-        }
-    });
-    let written = written.count();
-    assert!((1000..6000).contains(&written), "{written}");
-    session.discard(128, LARGE - 128).expect("discarded");
-    session.flush().expect("flushed");
+    let asked = case.store.asked.load(Ordering::SeqCst);
+    write_all(&mut session, 8192, 3);
     session.checkpoint();
-    case.pass_time(&mut session, 200);
-    session.check_each([0], 1);
-    session.check_zeros([128, 256]);
-    write_all(&mut session, 1024, 3);
+    assert_eq!(case.store.asked.load(Ordering::SeqCst), asked);
     session.detach().expect("detached");
-}
-
-/// A checkpoint that finds no room for its nodes may wait for ever, and must not take writes along that wait for it.
-#[test]
-fn a_write_does_not_wait_for_a_checkpoint_that_waits_for_room() {
-    /// 3 GiB.
-    const LARGE: u64 = 786_432;
-    let write = |session: &mut Session, at: u64| session.write(at * 128, 1, pattern(at * 128, 1));
-    let case = || {
-        let options = CreateOptions { provision: Provision::Thin, ..options(LARGE, Shape::STANDARD) };
-        let case = Case::of(LARGE, options, None);
-        case.store.tells.store(true, Ordering::SeqCst);
-        *case.store.says.lock().expect("a lock") = Says::Truth;
-        case.store.set_room(case.store.taken() + 8000);
-        let session = case.attach();
-        (case, session)
-    };
-    // The first write that has to wait for a checkpoint.
-    let (_case, mut session) = case();
-    let waits = (0..LARGE / 128).find(|at| {
-        write(&mut session, *at).expect("there is room");
-        session.volume.status().waits_for_checkpoint > 0
-    });
-    let waits = waits.expect("one waits");
-    assert!(waits > 100, "{waits}");
-    session.detach().expect("detached");
-
-    let (case, mut session) = case();
-    (0..waits).for_each(|at| write(&mut session, at).expect("there is room"));
-    assert_eq!(session.volume.status().waits_for_checkpoint, 0);
-    session.flush().expect("flushed");
-    case.store.refuses.store(true, Ordering::SeqCst);
-    assert_eq!(write(&mut session, waits).expect_err("no room").kind(), Kind::NoSpace);
-    assert!(session.volume.status().waits_for_store > 0, "{:#?}", session.volume.status());
-    // There is room again, and all goes on.
-    case.store.refuses.store(false, Ordering::SeqCst);
-    session.volume.tick();
-    session.settle();
-    write(&mut session, waits).expect("there is room");
-    session.check_each([0], 1);
-    session.detach().expect("detached");
-}
-
-/// A write that had completed waits for room, and is there when there is some.
-#[test]
-fn a_write_that_had_completed_is_not_lost_for_want_of_room() {
-    let case = Case::new(None);
-    let mut session = case.attach();
-    write_all(&mut session, 64, 1);
-    case.store.set_room(case.store.taken());
-    let mut ended = Vec::new();
-    for block in 0..2 {
-        let data = filled(64, pattern(block * 64, 5));
-        session.queue.submit(block, Request::Write { block: block * 64, data, fua: false });
-    }
-    for _ in 0..50 {
-        session.queue.poll(&mut ended);
-    }
-    let completed: Vec<u64> = ended
-        .iter()
-        .filter(|completion| completion.result.is_ok())
-        .map(|completion| completion.token)
-        .collect();
-    assert!(!completed.is_empty(), "it completed before the store had it");
-    assert!(session.queue.pending() > 0 && session.volume.failure().is_none());
-    case.store.set_room(u64::MAX);
-    session.volume.tick();
-    session.flush().expect("flushed");
-    for block in completed {
-        session.check_each([block * 64], 5);
-    }
-    assert!(session.volume.status().waits_for_store > 0);
-    session.detach().expect("detached");
-}
-
-/// Sessions of all kinds, and one on a host that is full by then, whose users write wherever they can, and then discard everything: a checkpoint
-/// ends, and what they discarded is free.
-#[test]
-fn whatever_was_before_a_checkpoint_ends_on_a_full_host() {
-    for seed in 0..12 {
-        live_and_fill(&mut fastrand::Rng::with_seed(seed))
-            .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-    }
-}
-
-fn live_and_fill(random: &mut fastrand::Rng) -> Result<(), volume::Error> {
-    const SMALL: u64 = 16_384;
-    let options = CreateOptions { provision: Provision::Thin, ..options(SMALL, Shape::STANDARD) };
-    let case = Case::of(SMALL, options, random.bool().then_some(false));
-    case.store.tells.store(true, Ordering::SeqCst);
-    *case.store.says.lock().expect("a lock") = Says::Truth;
-    for _ in 0..random.u32(1..4) {
-        let mut session = case.attach();
-        for _ in 0..random.u32(1..8) {
-            write_somewhere(&mut session, random, 600)?;
-            let (base, length) = (random.u64(..SMALL - 8192), 64 << random.u32(..8));
-            session.discard(base, length)?;
-            if random.bool() {
-                session.checkpoint();
-                case.pass_time(&mut session, 20);
-            }
-        }
-        // Others are killed.
-        if random.bool() {
-            session.detach()?;
-        }
-    }
-    case.store.set_room(case.store.taken());
-    let mut session = case.attach();
-    for _ in 0..3 {
-        write_somewhere(&mut session, random, 3000)?;
-    }
-    session.discard(0, SMALL)?;
-    session.flush()?;
-    session.checkpoint();
-    assert_eq!(session.volume.status().mapped_blocks, 0);
-    session.detach()
-}
-
-/// Tries so many writes in a part of the volume. There may be no room for them.
-fn write_somewhere(
-    session: &mut Session,
-    random: &mut fastrand::Rng,
-    writes: u32,
-) -> Result<(), volume::Error> {
-    let (base, length) = (random.u64(..8192), 64 << random.u32(..8));
-    let size = *random.choice(&[1, 8, 64]).expect("one of three");
-    for _ in 0..random.u32(..writes) {
-        match session.write(base + random.u64(..length), size, 7) {
-            Err(error) if error.kind() != Kind::NoSpace => return Err(error),
-            _ => {}
-        }
-    }
-    Ok(())
 }
