@@ -51,6 +51,9 @@ pub fn of_block_device(device: &Path) -> Vec<String> {
             names(&block.join("holders"))
                 .map(|holder| format!("{} lies on {}", holder.display(), device.display())),
         );
+        // Not among those: the kernel has it open as any file.
+        let loops = export::loopdev::holders(device).unwrap_or_default();
+        users.extend(loops.iter().map(|user| format!("{} lies on {}", user.display(), device.display())));
     }
     users.extend(swaps_in(&fs::read_to_string("/proc/swaps").unwrap_or_default(), &devices));
     users.extend(mounts_anywhere(&devices));
@@ -245,6 +248,10 @@ mod tests {
         drop(elsewhere.stdin.take());
         elsewhere.wait().unwrap();
         assert_eq!(mounted, [format!("{partition} is mounted on {}", place.path().display())]);
+        let above = run("losetup", &["-f", "--show", &partition]).expect("a loop device over it");
+        let under = of_block_device(&disk.device);
+        run("losetup", &["-d", &above]);
+        assert_eq!(under, [format!("{above} lies on {partition}")]);
     }
 
     #[test]

@@ -242,7 +242,8 @@ fn watch_signals(events: Sender<Event>) -> Result<(), Failure> {
     let ends = [SIGTERM, SIGINT, SIGHUP, SIGXCPU, SIGQUIT];
     let mut signals = signal_hook::iterator::Signals::new(ends).map_err(fail)?;
     // Nor should those end it that mean nothing to it.
-    for ignored in [SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF] {
+    let unknown = [SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, libc::SIGIO, libc::SIGPWR, libc::SIGSTKFLT];
+    for ignored in unknown.into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX()) {
         signal_hook::flag::register(ignored, Arc::default()).map_err(fail)?;
     }
     let watch = move || signals.forever().take_while(|_| events.send(Event::Signal).is_ok()).for_each(drop);

@@ -8,7 +8,7 @@
 use crate::{BLOCK_SIZE, Error};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use rustix::ioctl::{self, Ioctl, IoctlOutput, NoArg, Opcode, Setter};
+use rustix::ioctl::{self, Getter, Ioctl, IoctlOutput, NoArg, Opcode, Setter};
 use std::ffi::{OsStr, OsString, c_void};
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,11 +17,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const CLEAR: Opcode = 0x4c01;
+const SET_STATUS: Opcode = 0x4c04;
+const GET_STATUS: Opcode = 0x4c05;
 const SET_CAPACITY: Opcode = 0x4c07;
 const CONFIGURE: Opcode = 0x4c0a;
 const GET_FREE: Opcode = 0x4c82;
 
 const READ_ONLY: u32 = 1;
+const AUTOCLEAR: u32 = 4;
 const DIRECT_IO: u32 = 16;
 
 /// How often another process may take the free device before we do.
@@ -107,7 +110,8 @@ pub fn attach(file: &Path, read_only: bool) -> Result<PathBuf, Error> {
     Err(Error::Busy("other processes take every free loop device before we do: try again".into()))
 }
 
-/// Detaches the loop device at `path`. What the page cache holds of it is written first.
+/// Detaches the loop device at `path`. What the page cache holds of it is written first. One that stays in use stays attached, also when its
+/// last user has gone.
 ///
 /// # Errors
 /// [`Error::Busy`] if it is mounted or otherwise in use, [`Error::Usage`] if nothing is attached to it.
@@ -132,12 +136,29 @@ pub fn detach(path: &Path) -> Result<(), Error> {
     let mut waited = Duration::ZERO;
     while is_attached(number) {
         if waited >= PATIENCE {
-            return Err(in_use(path));
+            return if keep(path, number)? { Err(in_use(path)) } else { Ok(()) };
         }
         std::thread::sleep(GLANCE);
         waited += GLANCE;
     }
     Ok(())
+}
+
+/// Takes back that a device is to be detached when its last user closes it: its number would be free then, and may soon be that of another one,
+/// while it is still named as ours. Says whether it was attached.
+fn keep(path: &Path, number: u32) -> Result<bool, Error> {
+    // While this is open, ours is not the last close.
+    let device = open_device(path, number, OFlags::RDONLY)?;
+    // SAFETY: GET_STATUS writes a `struct loop_info64`, and `Info` has its layout and is valid with any bytes.
+    let mut info = match unsafe { ioctl::ioctl(&device, Getter::<GET_STATUS, Info>::new()) } {
+        Err(Errno::NXIO) => return Ok(false),
+        other => other.map_err(|errno| Error::at("looking at", path, errno))?,
+    };
+    info.flags &= !AUTOCLEAR;
+    // SAFETY: SET_STATUS reads a `struct loop_info64`, and `Info` has its layout and is initialised in full.
+    unsafe { ioctl::ioctl(&device, Setter::<SET_STATUS, Info>::new(info)) }
+        .map_err(|errno| Error::at("keeping", path, errno))?;
+    Ok(true)
 }
 
 /// Has the loop device at `path` take the size that its file has now, also while it is in use.

@@ -457,9 +457,11 @@ fn a_block_device_is_read_by_many_and_written_by_nobody_meanwhile() {
     // As a mount has it: alone, and without a lock.
     let mounted = rustix::fs::open(
         device.path(),
-        rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::EXCL,
+        // Or programs that other tests start have it, too, until they end.
+        rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::EXCL | rustix::fs::OFlags::CLOEXEC,
         rustix::fs::Mode::empty(),
-    );
+    )
+    .unwrap();
     assert_eq!(kind(device.path(), read_only), ErrorKind::InUse);
     drop(mounted);
     drop(FileStore::open(device.path(), read_only).unwrap());

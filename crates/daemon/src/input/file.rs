@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::fs::{AtFlags, CWD, Statx, StatxAttributes, StatxFlags};
 use tempfile::NamedTempFile;
 
 use crate::failure::Failure;
@@ -34,12 +34,13 @@ pub fn check_new_file(path: &Path, replace: bool) -> io::Result<()> {
     if !replace && path.symlink_metadata().is_ok() {
         return Err(io::ErrorKind::AlreadyExists.into());
     }
-    let (path, unnamed) = begin_file(path, 0o600, replace)?;
+    // First: where nothing may be taken away, what is made to find out would stay.
+    check_replaceable(&fs::canonicalize(path).unwrap_or_else(|_| path.into()))?;
+    let (_, unnamed) = begin_file(path, 0o600, replace)?;
     // Room for its content, too.
     unnamed.as_file().set_len(0)?;
     (&mut unnamed.as_file()).write_all(&[b' '; 4096])?;
-    unnamed.as_file().sync_all()?;
-    check_no_mount(&path)
+    unnamed.as_file().sync_all()
 }
 
 /// The name that the file is to get, and the file without it.
@@ -63,19 +64,26 @@ fn begin_file(path: &Path, mode: u32, replace: bool) -> io::Result<(PathBuf, Nam
     Ok((path, unnamed))
 }
 
-/// A file that is a mount of its own, as a container's bind mount, cannot be replaced.
-fn check_no_mount(path: &Path) -> io::Result<()> {
-    let mount = |path: &Path| {
-        let status = rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID).ok()?;
-        (status.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(status.stx_mnt_id)
-    };
-    match (mount(path), mount(directory(path))) {
-        (Some(file), Some(directory)) if file != directory => {
-            let message = "it is a mount of its own, so that it cannot be replaced; name the file that is mounted there, where it lies";
-            Err(io::Error::new(io::ErrorKind::ResourceBusy, message))
-        }
-        _ => Ok(()),
+/// A file that is a mount of its own, as a container's bind mount, cannot be replaced; nor can one that is marked as immutable, or to be appended
+/// to only, or that lies in a directory that is marked so (chattr(1)).
+fn check_replaceable(path: &Path) -> io::Result<()> {
+    let look = |path: &Path| rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::MNT_ID);
+    let Ok(around) = look(directory(path)) else { return Ok(()) };
+    // There may be none yet.
+    let file = look(path).ok();
+    let mount =
+        |status: &Statx| (status.stx_mask & StatxFlags::MNT_ID.bits() != 0).then_some(status.stx_mnt_id);
+    if file.as_ref().and_then(mount).zip(mount(&around)).is_some_and(|(own, around)| own != around) {
+        let message = "it is a mount of its own, so that it cannot be replaced; name the file that is mounted there, where it lies";
+        return Err(io::Error::new(io::ErrorKind::ResourceBusy, message));
     }
+    let fixed = StatxAttributes::IMMUTABLE | StatxAttributes::APPEND;
+    if file.iter().chain([&around]).any(|status| status.stx_attributes.intersects(fixed)) {
+        let message =
+            "it or its directory is marked so that it cannot be replaced; take that back (chattr -ia)";
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
+    }
+    Ok(())
 }
 
 /// Whether there is a directory for a new file. The system would name a file in it that nobody has heard of.
@@ -154,5 +162,32 @@ mod tests {
         assert!(check_new_file(&directory.path().join("none/policy"), true).is_err());
         assert!(check_new_file(Path::new("/proc/version"), true).is_err());
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_is_marked_as_immutable_is_found_out_before() {
+        use rustix::fs::{IFlags, ioctl_setflags};
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("policy");
+        fs::write(&path, b"old").unwrap();
+        let (file, around) = (File::open(&path).unwrap(), File::open(&directory).unwrap());
+        if ioctl_setflags(&file, IFlags::IMMUTABLE).is_err() {
+            println!(
+                "SKIPPED what_is_marked_as_immutable_is_found_out_before: no such marks here, or not for this user"
+            );
+            return;
+        }
+        let immutable = check_new_file(&path, true);
+        ioctl_setflags(&file, IFlags::APPEND).unwrap();
+        let append = check_new_file(&path, true);
+        ioctl_setflags(&file, IFlags::empty()).unwrap();
+        ioctl_setflags(&around, IFlags::APPEND).unwrap();
+        let outside = check_new_file(&path, true);
+        ioctl_setflags(&around, IFlags::empty()).unwrap();
+        for refused in [immutable, append, outside] {
+            assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        }
+        check_new_file(&path, true).unwrap();
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1, "nothing is left");
     }
 }

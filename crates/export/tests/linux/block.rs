@@ -49,6 +49,23 @@ fn a_file_system_survives_a_whole_life() {
     rig.finish();
 }
 
+/// The kernel would detach it when the last user closes it, behind the back of everybody who was told that it stays.
+#[test]
+fn a_loop_device_that_is_in_use_stays_when_it_is_closed() {
+    let Some(_turn) = turn(true) else { return };
+    let mut rig = Rig::new(SIZE, &Options::default());
+    let device = rig.attach();
+    let user = File::open(&device).unwrap();
+    assert!(matches!(loopdev::detach(&device), Err(Error::Busy(_))), "it is open");
+    drop(user);
+    assert_eq!(loopdev::holders(&rig.file()), Ok(vec![device.clone()]));
+    let mut first = [0; 512];
+    File::open(&device).unwrap().read_exact_at(&mut first, 0).unwrap();
+    rig.detach();
+    assert_eq!(loopdev::holders(&rig.file()), Ok(Vec::new()));
+    rig.finish();
+}
+
 #[test]
 fn a_loop_device_is_attached_named_and_detached() {
     let Some(_turn) = turn(true) else { return };
