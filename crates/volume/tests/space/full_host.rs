@@ -2,13 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
-use volume::format::protections::Provision;
-use volume::geometry::Shape;
-use volume::{CreateOptions, Kind, Request};
+use volume::{Kind, Request};
 
 use crate::common::roomy::Says;
-use crate::common::{Session, filled, options, pattern};
-use crate::thin::{Case, write_all};
+use crate::common::{Session, filled, pattern};
+use crate::thin::{BLOCKS, Case, write_all};
 
 #[test]
 fn on_a_full_host_it_is_attached_read_and_discarded_in_and_goes_on_when_there_is_room() {
@@ -127,9 +125,7 @@ fn on_a_full_host_what_is_discarded_comes_back_in_the_next_session() {
 #[test]
 fn on_a_full_host_data_goes_wherever_there_is_room() {
     for size in [1, 8, 64] {
-        let case = Case::new(Some(false));
-        case.store.tells.store(true, Ordering::SeqCst);
-        *case.store.says.lock().expect("a lock") = Says::Truth;
+        let case = Case::telling(BLOCKS, Some(false));
         let mut session = case.attach();
         write_all(&mut session, 40_960, 1);
         session.discard(64, 40_960 - 64).expect("discarded");
@@ -159,10 +155,7 @@ fn on_a_full_host_data_goes_wherever_there_is_room() {
 fn on_a_full_host_a_checkpoint_needs_no_more_places_than_are_kept_for_it() {
     /// 3 GiB.
     const LARGE: u64 = 786_432;
-    let options = CreateOptions { provision: Provision::Thin, ..options(LARGE, Shape::STANDARD) };
-    let case = Case::of(LARGE, options, None);
-    case.store.tells.store(true, Ordering::SeqCst);
-    *case.store.says.lock().expect("a lock") = Says::Truth;
+    let case = Case::telling(LARGE, None);
     let mut session = case.attach();
     session.volume.tick();
     case.store.set_room(case.store.taken() + 6000);
@@ -193,10 +186,7 @@ fn on_a_full_host_a_checkpoint_needs_no_more_places_than_are_kept_for_it() {
 fn on_a_full_host_a_little_is_discarded_everywhere() {
     /// 3 GiB, of which two blocks are written in each leaf.
     const LARGE: u64 = 786_432;
-    let options = CreateOptions { provision: Provision::Thin, ..options(LARGE, Shape::STANDARD) };
-    let case = Case::of(LARGE, options, None);
-    case.store.tells.store(true, Ordering::SeqCst);
-    *case.store.says.lock().expect("a lock") = Says::Truth;
+    let case = Case::telling(LARGE, None);
     let leaves = || (0..LARGE).step_by(128);
     let mut session = case.attach();
     leaves().for_each(|at| session.write(at, 2, pattern(at, 1)).expect("written"));
@@ -225,10 +215,7 @@ fn on_a_full_host_a_little_is_discarded_everywhere() {
 fn on_a_full_host_writes_at_once_count_together() {
     /// 3 GiB, of 6144 leaves.
     const LARGE: u64 = 786_432;
-    let options = CreateOptions { provision: Provision::Thin, ..options(LARGE, Shape::STANDARD) };
-    let case = Case::of(LARGE, options, None);
-    case.store.tells.store(true, Ordering::SeqCst);
-    *case.store.says.lock().expect("a lock") = Says::Truth;
+    let case = Case::telling(LARGE, None);
     let mut session = case.attach();
     session.queue = session.volume.queue(8192).expect("a queue");
     // 4096 are kept for nodes.
@@ -251,9 +238,7 @@ fn on_a_full_host_writes_at_once_count_together() {
 /// No tick tells that the host is full: a write does.
 #[test]
 fn a_host_that_is_full_all_of_a_sudden_leaves_places_for_nodes() {
-    let case = Case::new(None);
-    case.store.tells.store(true, Ordering::SeqCst);
-    *case.store.says.lock().expect("a lock") = Says::Truth;
+    let case = Case::telling(BLOCKS, None);
     let mut session = case.attach();
     write_all(&mut session, 40_960, 1);
     session.discard(64, 40_960 - 64).expect("discarded");
@@ -299,10 +284,7 @@ fn a_write_does_not_wait_for_a_checkpoint_that_waits_for_room() {
     const LARGE: u64 = 786_432;
     let write = |session: &mut Session, at: u64| session.write(at * 128, 1, pattern(at * 128, 1));
     let case = || {
-        let options = CreateOptions { provision: Provision::Thin, ..options(LARGE, Shape::STANDARD) };
-        let case = Case::of(LARGE, options, None);
-        case.store.tells.store(true, Ordering::SeqCst);
-        *case.store.says.lock().expect("a lock") = Says::Truth;
+        let case = Case::telling(LARGE, None);
         case.store.set_room(case.store.taken() + 8000);
         let session = case.attach();
         (case, session)
@@ -377,10 +359,7 @@ fn whatever_was_before_a_checkpoint_ends_on_a_full_host() {
 
 fn live_and_fill(random: &mut fastrand::Rng) -> Result<(), volume::Error> {
     const SMALL: u64 = 16_384;
-    let options = CreateOptions { provision: Provision::Thin, ..options(SMALL, Shape::STANDARD) };
-    let case = Case::of(SMALL, options, random.bool().then_some(false));
-    case.store.tells.store(true, Ordering::SeqCst);
-    *case.store.says.lock().expect("a lock") = Says::Truth;
+    let case = Case::telling(SMALL, random.bool().then_some(false));
     for _ in 0..random.u32(1..4) {
         let mut session = case.attach();
         for _ in 0..random.u32(1..8) {

@@ -15,7 +15,7 @@ use volume::policy::Policy;
 use volume::{CreateOptions, Kind, Request};
 
 /// 512 MiB.
-const BLOCKS: u64 = 131_072;
+pub const BLOCKS: u64 = 131_072;
 
 pub struct Case {
     pub bench: Bench,
@@ -35,7 +35,7 @@ impl Case {
         Self::of(BLOCKS, options, discard)
     }
 
-    pub fn of(blocks: u64, options: CreateOptions, discard: Option<bool>) -> Self {
+    fn of(blocks: u64, options: CreateOptions, discard: Option<bool>) -> Self {
         let geometry = options.geometry(blocks + blocks / 6).expect("sizes");
         let mut bench = Bench::new(options, 1);
         let (store, clock) = (Roomy::new(geometry.physical_blocks), Arc::new(ManualClock::default()));
@@ -45,6 +45,15 @@ impl Case {
         bench.attach.memory = 64 << 20;
         let policy = bench.create();
         Self { bench, store, clock, policy, geometry }
+    }
+
+    /// A thin volume of so many blocks on a host that says what it has left, and what it has given.
+    pub fn telling(blocks: u64, discard: Option<bool>) -> Self {
+        let options = CreateOptions { provision: Provision::Thin, ..options(blocks, Shape::STANDARD) };
+        let case = Self::of(blocks, options, discard);
+        case.store.tells.store(true, Ordering::SeqCst);
+        *case.store.says.lock().expect("a lock") = Says::Truth;
+        case
     }
 
     pub fn attach(&self) -> Session {
