@@ -349,7 +349,7 @@ impl Overlay {
         self.active.load(Ordering::Relaxed)
     }
 
-    /// Leaves of the map that these change at most. A stretch that was discarded leaves a part of two.
+    /// Leaves of the map that the changes of the active generation touch at most. A stretch that was discarded leaves a part of two.
     pub(crate) fn touched(&self) -> u64 {
         self.active() + self.ranges.load(Ordering::SeqCst)
     }

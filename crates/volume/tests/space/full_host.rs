@@ -210,6 +210,15 @@ fn on_a_full_host_a_little_is_discarded_everywhere() {
     session.detach().expect("detached");
 }
 
+/// Whatever users have done: what they discard becomes free by a checkpoint, which ends.
+fn all_comes_back(mut session: Session, blocks: u64) {
+    session.discard(0, blocks).expect("discarded");
+    session.flush().expect("flushed");
+    session.checkpoint();
+    assert_eq!(session.volume.status().mapped_blocks, 0);
+    session.detach().expect("detached");
+}
+
 /// Each of these writes alone would leave enough places for nodes; all together would not.
 #[test]
 fn on_a_full_host_writes_at_once_count_together() {
@@ -228,11 +237,7 @@ fn on_a_full_host_writes_at_once_count_together() {
         |result: &Result<(), volume::Error>| result.as_ref().is_err_and(|e| e.kind() == Kind::NoSpace);
     assert!(ended.iter().all(|completion| completion.result.is_ok() || refused(&completion.result)));
     session.volume.tick();
-    session.discard(0, LARGE).expect("discarded");
-    session.flush().expect("flushed");
-    session.checkpoint();
-    assert_eq!(session.volume.status().mapped_blocks, 0);
-    session.detach().expect("detached");
+    all_comes_back(session, LARGE);
 }
 
 /// No tick tells that the host is full: a write does.
@@ -245,7 +250,7 @@ fn a_host_that_is_full_all_of_a_sudden_leaves_places_for_nodes() {
     session.checkpoint();
     session.volume.tick();
     case.store.set_room(case.store.taken());
-    let everywhere = (0..131_072).step_by(128);
+    let everywhere = (0..BLOCKS).step_by(128);
     let refused = everywhere.filter(|at| {
         let write = Request::Write { block: *at, data: filled(64, 7), fua: true };
         let ended = session.run(vec![write]).remove(0).result;
@@ -253,11 +258,7 @@ fn a_host_that_is_full_all_of_a_sudden_leaves_places_for_nodes() {
         ended.is_err_and(|error| error.kind() == Kind::NoSpace)
     });
     assert!(refused.count() > 100);
-    session.discard(0, 131_072).expect("discarded");
-    session.flush().expect("flushed");
-    session.checkpoint();
-    assert_eq!(session.volume.status().mapped_blocks, 0);
-    session.detach().expect("detached");
+    all_comes_back(session, BLOCKS);
 }
 
 /// Where each write takes room, what the store has left is for nodes, too.
