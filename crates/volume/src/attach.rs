@@ -169,6 +169,12 @@ pub(crate) struct Attaching {
     pub(crate) io: Io,
 }
 
+/// Whether the session that wrote last has ended, as it says itself: nothing of it is on its way to where it had reserved. A stamp that an owner
+/// put in its place says nothing of that.
+fn has_released(stamp: &Stamp, replayed: &Replayed) -> bool {
+    stamp.state == State::Released && stamp.session == replayed.superblock.session
+}
+
 impl Attaching {
     async fn run(self, credential: &Credential) -> Result<Volume> {
         let mut attempts = 1;
@@ -197,7 +203,7 @@ impl Attaching {
         let Opened { header, key, stamp, stamp_key, pair: in_force, .. } = opened;
         let keys = keyring(&header, key)?;
         let superblocks = self.superblocks(&header, &keys).await?;
-        let replayed = match self.find(&header, &keys, stamp.as_ref(), superblocks.clone()).await {
+        let mut replayed = match self.find(&header, &keys, stamp.as_ref(), superblocks.clone()).await {
             // A writer went on between our looks at the anchor and at the store. It is not overtaken for that: this may be the wrong store.
             Err(_) if attempts < CLAIM_ATTEMPTS && self.has_moved(stamp.as_ref()).await? => {
                 return Err(anchor::Error::Conflict(None).into());
@@ -215,6 +221,9 @@ impl Attaching {
         // Everything that was accepted becomes durable before anything vouches for it.
         if !mutated(Mutation::AcceptedNotFlushed) {
             self.io.flush().await?;
+        }
+        if stamp.as_ref().is_some_and(|stamp| has_released(stamp, &replayed)) {
+            replayed.foreign_units.clear();
         }
         let claims = stamp.as_ref().map_or(replayed.superblock.claims, |stamp| stamp.claims) + 1;
         let claimed = self.claim(&replayed, stamp.clone(), session, claims, &stamp_key).await;

@@ -356,6 +356,7 @@ impl Core {
     /// The clean end: a checkpoint, and a stamp that says that nobody has the volume.
     async fn release(&self, io: &Io) -> Result<()> {
         self.last_landed().await?;
+        self.end_writes().await?;
         self.discards_ended().await;
         // What was not committed of a transaction is not the owner's will; it is left to be forgotten.
         let data = !self.is_transactional();

@@ -174,6 +174,8 @@ pub(crate) struct Core {
     pub(crate) promised: AtomicU64,
     /// Writes that take places, or have them, and are not in the overlay yet.
     pub(crate) placing: AtomicU64,
+    /// The session ends by releasing the volume: nothing takes places any more.
+    pub(crate) releasing: AtomicBool,
     /// Held by whoever reserves units for nodes.
     pub(crate) reserving: tokio::sync::Mutex<()>,
     /// Whose turn it is to wait for room, first come, first served: see [`admit`](Self::admit).

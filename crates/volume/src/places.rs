@@ -5,12 +5,14 @@
 //! 2. Requests that find less than they need, with all that is free together, stand in line, first come, first served. The first waits for
 //!    space, and nobody who comes later gets any before. None in line holds anything: what it held goes back.
 //! 3. None is refused for want of space while something is under way that may free some.
+//! 4. A session that has released the volume has no write on its way, and begins none: its successor need not leave its places alone.
 
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use futures::FutureExt;
+use futures::future::select;
 
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
@@ -30,7 +32,7 @@ impl Core {
         blocks: u64,
     ) -> Result<(Vec<Range<u64>>, Placing<'_>)> {
         let keep = self.keep_free(io, block, blocks).await?;
-        let mut placing = Placing::begin(self);
+        let mut placing = Placing::begin(self)?;
         if !self.checkpoint_goes_first()
             && self.short_of_space.available_permits() > 0
             && let Some(places) = placing.take(runs, blocks, keep)
@@ -53,6 +55,7 @@ impl Core {
         loop {
             let progress = self.progress.listen();
             self.check_alive()?;
+            self.check_not_releasing()?;
             if self.checkpoint_goes_first() {
                 self.counters.waits_for_checkpoint.add(1);
                 progress.await;
@@ -63,7 +66,7 @@ impl Core {
             self.space.collect();
             let first = turn.is_some() || self.short_of_space.available_permits() > 0;
             if first && !runs.borrow().falls_short(self, blocks, keep) {
-                let mut holder = placing.take().unwrap_or_else(|| Placing::begin(self));
+                let mut holder = placing.take().map_or_else(|| Placing::begin(self), Ok)?;
                 if let Some(places) = holder.take(runs, blocks, keep) {
                     return Ok((places, holder));
                 }
@@ -87,6 +90,25 @@ impl Core {
                 self.counters.waits_for_space.add(1);
             }
             progress.await;
+        }
+    }
+
+    fn check_not_releasing(&self) -> Result<()> {
+        if self.releasing.load(Ordering::SeqCst) { Err(Self::stopped()) } else { Ok(()) }
+    }
+
+    /// Lets no more writes take places, and waits for those that have some.
+    pub(crate) async fn end_writes(&self) -> Result<()> {
+        self.releasing.store(true, Ordering::SeqCst);
+        self.progress.notify(usize::MAX);
+        loop {
+            // Not each write that ends tells somebody.
+            let (progress, ticked) = (self.progress.listen(), self.ticked.listen());
+            self.check_alive()?;
+            if self.placing.load(Ordering::SeqCst) == 0 {
+                return Ok(());
+            }
+            select(progress, ticked).await;
         }
     }
 
@@ -181,9 +203,12 @@ pub(crate) struct Placing<'a> {
 }
 
 impl<'a> Placing<'a> {
-    fn begin(core: &'a Core) -> Self {
+    fn begin(core: &'a Core) -> Result<Self> {
         core.placing.fetch_add(1, Ordering::SeqCst);
-        Self { core, writing: None }
+        let placing = Self { core, writing: None };
+        // In this order: who releases the volume says so first, and then waits for those that are counted.
+        core.check_not_releasing()?;
+        Ok(placing)
     }
 
     fn take(&mut self, runs: &RefCell<Runs>, blocks: u64, keep: u64) -> Option<Vec<Range<u64>>> {

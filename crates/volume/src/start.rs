@@ -99,6 +99,7 @@ impl Attaching {
             pace: Pace::default(),
             promised: AtomicU64::new(0),
             placing: AtomicU64::new(0),
+            releasing: AtomicBool::new(false),
             reserving: tokio::sync::Mutex::new(()),
             admitting: tokio::sync::Semaphore::new(1),
             short_of_space: tokio::sync::Semaphore::new(1),

@@ -428,3 +428,40 @@ fn checkpoints_while_somebody_attaches_are_no_rollback() {
         volume::Kind::Fenced
     );
 }
+
+#[test]
+fn who_detached_has_no_write_on_its_way_and_leaves_nothing_to_be_spared() {
+    let bench = Bench::new(options(65_536, Shape::STANDARD), 80_000);
+    let policy = bench.create();
+    let mut first = bench.attach(&policy).expect("attached");
+    first.write(0, 64, 1).expect("written");
+    first.queue.submit(7, Request::Write { block: 100, data: filled(8, 2), fua: true });
+    let mut ended = Vec::new();
+    first.queue.poll(&mut ended);
+    assert!(ended.is_empty(), "the store has not been asked whether it has it");
+    first.volume.stop();
+    let step = |session: &mut Session| {
+        session.volume.tick();
+        session.step();
+    };
+    for _ in 0..5000 {
+        step(&mut first);
+    }
+    assert!(first.is_maintained(), "the volume was released while a write was on its way");
+    first.queue.submit(8, Request::Write { block: 200, data: filled(8, 3), fua: false });
+    for _ in 0..5000 {
+        first.queue.poll(&mut ended);
+        step(&mut first);
+    }
+    assert!(!first.is_maintained(), "it waits for nothing any more: {:#?}", first.volume.status());
+    let result =
+        |token| ended.iter().find(|completion| completion.token == token).map(|ended| ended.result.is_ok());
+    assert_eq!((result(7), result(8)), (Some(true), Some(false)));
+
+    let mut second = bench.attach(&policy).expect("attached");
+    assert_eq!(second.volume.status().foreign_units, 0, "nobody else can write there");
+    assert_eq!(second.read(107, 1).expect("readable")[0], 2);
+    drop(second);
+    let third = bench.attach(&policy).expect("taken over");
+    assert!(third.volume.status().foreign_units > 0, "the second one may be alive");
+}

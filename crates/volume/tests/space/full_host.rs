@@ -79,7 +79,9 @@ fn on_a_full_host_what_is_discarded_comes_back_in_the_next_session() {
         // Much, and most of it goes again: a session that began in between has its nodes far behind what is there then, behind more units than
         // a superblock can list.
         write_all(&mut session, 130_048, 1);
-        session.detach().expect("detached");
+        session.flush().expect("flushed");
+        // It does not detach, so the next one leaves its units alone, and what they have been given.
+        drop(session);
         let mut session = case.attach();
         session.discard(8192, 130_048 - 8192).expect("discarded");
         session.commit().expect("committed");
@@ -119,6 +121,28 @@ fn on_a_full_host_what_is_discarded_comes_back_in_the_next_session() {
         }
         session.detach().expect("detached");
     }
+}
+
+/// Also where the host does not say what it has given, as in memory: a session that detached leaves nothing that its successor must spare.
+#[test]
+fn on_a_full_host_what_a_session_had_reserved_is_its_successors() {
+    let case = Case::new(None);
+    *case.store.says.lock().expect("a lock") = Says::Nothing;
+    let mut session = case.attach();
+    write_all(&mut session, 32_768, 1);
+    session.detach().expect("detached");
+    let full = case.store.taken();
+    case.store.set_room(full);
+    let mut session = case.attach();
+    assert_eq!(session.volume.status().foreign_units, 0);
+    session.discard(64, 32_768 - 64).expect("discarded");
+    session.flush().expect("flushed");
+    session.checkpoint();
+    case.pass_time(&mut session, 200);
+    assert!(case.store.taken() < full / 2, "{} of {full}", case.store.taken());
+    write_all(&mut session, 4096, 2);
+    session.check_each([0, 64, 4032], 2);
+    session.detach().expect("detached");
 }
 
 /// Of each two free places the host has given one. Users can write to nearly all of these, whatever the size of their writes.
