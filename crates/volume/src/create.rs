@@ -24,8 +24,8 @@ use crate::journal::genesis;
 use crate::mutation::{Mutation, mutated};
 use crate::open_header::suite_of;
 use crate::policy::Policy;
-use crate::store_room::allocate_fixed;
 use crate::superblock_io::seal_superblock;
+use crate::untold::take_fixed_places;
 
 pub use first_use::create_by_policy;
 
@@ -157,13 +157,8 @@ impl Creating {
             // After all that can be refused, since it changes the store, and before anything that would stay if it fails.
             let taken = self.environment.store.allocate();
             taken.map_err(|error| Error::new(Kind::Usage, error.to_string()).or(Remedy::ThinVolume))?;
-        } else if let Err(error) = allocate_fixed(self.environment.store.as_ref(), &header.geometry)
-            && error.kind == store::ErrorKind::NoSpace
-        {
-            return Err(Error::new(
-                Kind::Usage,
-                format!("{error}: there is no room even for journal and free-space map"),
-            ));
+        } else {
+            take_fixed_places(self.environment.store.as_ref(), &self.io, &header.geometry).await?;
         }
         let key = VolumeKey::generate(random);
         let mut slots = KeySlots::new();

@@ -189,7 +189,7 @@ impl Core {
     ) -> (Option<Behind<'_>>, Option<Result<()>>) {
         // One that never fits must not take the notice that there is room from one that does.
         let fits = blocks.end - blocks.start <= self.landing.limit;
-        if fua || self.header.freshness == Freshness::Write || !fits || self.is_store_short() {
+        if fua || self.header.freshness == Freshness::Write || !fits || self.must_wait_for_store() {
             return (None, None);
         }
         // Nearly always there is room, and nobody to be told of it.

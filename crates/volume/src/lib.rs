@@ -59,6 +59,7 @@ mod survey;
 mod tour;
 mod tree;
 mod unanchored;
+mod untold;
 mod volume;
 
 pub use crate::core::{Clock, Environment};

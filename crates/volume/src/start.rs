@@ -109,7 +109,7 @@ impl Attaching {
             closing: AtomicBool::new(false),
             spilled: AtomicBool::new(false),
             begun: AtomicBool::new(false),
-            room: StoreRoom::default(),
+            room: StoreRoom::new(thin && self.environment.store.usage().is_none()),
             ticked: Event::new(),
             run_age: AtomicU64::new(1),
             stopping: AtomicBool::new(false),
@@ -165,6 +165,7 @@ impl Attaching {
         // Somebody who claimed the volume before our reservations were there may have chosen the same units.
         core.confirm_claim().await?;
         core.ask_node_room();
+        core.write_node_places(&self.io).await;
         if !mutated(Mutation::CopiesLeftApart) {
             core.mend_copies(&self.io).await?;
         }

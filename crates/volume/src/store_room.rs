@@ -1,8 +1,8 @@
 //! A store that gives space as it is written to, and has none left: what has to wait for it, and what need not.
 //!
 //! Invariants:
-//! 1. A write of a user that finds no room fails as `NoSpace`, and the session goes on. While the store has little left, no write completes
-//!    before the store has it; one that had completed before waits for room.
+//! 1. A write of a user that finds no room fails as `NoSpace`, and the session goes on. While the store has little left, or cannot say what it
+//!    has left (`untold.rs`), no write completes before the store has it; one that had completed before waits for room.
 //! 2. Journal, bitmap and superblocks have fixed places, which the store was asked for when the volume was made, and again at each attach.
 //! 3. A node that finds no room goes to another place, which the store has given before, wherever it lies. When there is none, it waits.
 //! 4. Data goes to places that the store has given, as long as there are some (`space/given.rs`). What nodes need, `node_room.rs` keeps.
@@ -29,15 +29,16 @@ pub(crate) fn allocate_fixed(
     store: &dyn store::Store,
     geometry: &Geometry,
 ) -> std::result::Result<(), store::Error> {
+    fixed_places(geometry).into_iter().try_for_each(|run| store.allocate_range(run))
+}
+
+/// The places of a volume that never move; none where they are more than a store is asked for ahead.
+pub(crate) fn fixed_places(geometry: &Geometry) -> Vec<Range<u64>> {
     if geometry.physical_blocks - geometry.data_blocks() > FIXED_ROOM {
-        return Ok(());
+        return Vec::new();
     }
-    let mut from = 0;
-    for data in geometry.data() {
-        store.allocate_range(from..data.start)?;
-        from = data.end;
-    }
-    Ok(())
+    let from = std::iter::once(0).chain(geometry.data().map(|data| data.end));
+    from.zip(geometry.data()).map(|(from, data)| from..data.start).collect()
 }
 
 /// Most places that are tried for one node of those that the store says it has given. A file system that never overwrites in place says so of
@@ -48,6 +49,8 @@ const FIXED_ROOM: u64 = 16_384;
 
 /// What is known of the store's room.
 pub(crate) struct StoreRoom {
+    /// It is a thin volume's, and cannot say what it has left: see `untold.rs`.
+    pub(crate) untold: bool,
     /// Whether the store has little left, or none.
     pub(crate) is_short: AtomicBool,
     /// Blocks that it had left at the last look; what follows matters only while it has little.
@@ -67,9 +70,10 @@ pub(crate) struct StoreRoom {
     pub(crate) waits: AtomicU64,
 }
 
-impl Default for StoreRoom {
-    fn default() -> Self {
+impl StoreRoom {
+    pub(crate) fn new(untold: bool) -> Self {
         Self {
+            untold,
             is_short: AtomicBool::default(),
             left: AtomicU64::default(),
             given: Mutex::default(),
@@ -123,6 +127,11 @@ impl Core {
     /// Whether a write could find no room.
     pub(crate) fn is_store_short(&self) -> bool {
         self.room.is_short.load(Ordering::SeqCst)
+    }
+
+    /// Whether a write may complete only when the store has it: what it had no room for could not be kept.
+    pub(crate) fn must_wait_for_store(&self) -> bool {
+        self.room.untold || self.is_store_short()
     }
 
     /// A write has found room, or none.

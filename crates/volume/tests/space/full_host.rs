@@ -343,9 +343,11 @@ fn a_write_does_not_wait_for_a_checkpoint_that_waits_for_room() {
 /// A write that had completed waits for room, and is there when there is some.
 #[test]
 fn a_write_that_had_completed_is_not_lost_for_want_of_room() {
-    let case = Case::new(None);
+    let case = Case::telling(BLOCKS, None);
     let mut session = case.attach();
+    session.volume.tick();
     write_all(&mut session, 64, 1);
+    // Full all of a sudden: at the last look there was room.
     case.store.set_room(case.store.taken());
     let mut ended = Vec::new();
     for block in 0..2 {

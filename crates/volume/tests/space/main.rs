@@ -5,6 +5,7 @@ mod common;
 
 mod aged;
 mod allocation;
+mod full_device;
 mod full_host;
 mod model;
 mod thin;

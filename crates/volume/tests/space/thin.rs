@@ -56,6 +56,14 @@ impl Case {
         case
     }
 
+    /// The same on a device, which says nothing at all.
+    pub fn on_a_device(blocks: u64, discard: Option<bool>) -> Self {
+        let case = Self::telling(blocks, discard);
+        case.store.tells.store(false, Ordering::SeqCst);
+        *case.store.says.lock().expect("a lock") = Says::Device;
+        case
+    }
+
     pub fn attach(&self) -> Session {
         self.bench.attach(&self.policy).expect("attached")
     }
