@@ -171,6 +171,7 @@ pub fn run(
     warnings.extend(order.show.warning());
     watch_signals(sender.clone())?;
     let tamper = Arc::new(Tamper::new(&order.tamper, &order.name, &order.store.to_string_lossy())?);
+    claim.rehearse()?;
     let (volume, environment) = attach(order, credential).inspect_err(|failure| {
         events::failed("the volume cannot be attached", failure);
         tamper.refused(failure);

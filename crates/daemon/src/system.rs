@@ -75,13 +75,8 @@ pub fn open_anchor_read_only(policy: &volume::policy::Policy) -> Result<Option<A
 /// Makes a file longer. For a volume with full provisioning its space is taken at once, as when it was created.
 pub fn enlarge(store: FileStore) -> volume::Enlarge {
     Box::new(move |blocks, provision| {
-        store.extend(blocks)?;
-        match provision {
-            Provision::Full => {
-                store.allocate().map_err(|error| volume::Error::new(Kind::Usage, error.to_string()))
-            }
-            Provision::Thin => Ok(()),
-        }
+        let refused = |error: store::Error| volume::Error::new(Kind::Usage, error.to_string());
+        store.extend(blocks, provision == Provision::Full).map_err(refused)
     })
 }
 

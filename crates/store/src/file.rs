@@ -97,21 +97,34 @@ impl FileStore {
         attempt
     }
 
-    /// Makes a file so many blocks long, sparsely and durably, if it is shorter. A device has the size that it has.
+    /// Makes a file so many blocks long, durably, if it is shorter: sparsely, or with the space of all its blocks where it is `whole`. A device has
+    /// the size that it has.
     ///
     /// # Errors
-    /// What the file system says.
-    pub fn extend(&self, blocks: u64) -> Result<(), Error> {
+    /// What the file system says; the file has the length that it had then.
+    pub fn extend(&self, blocks: u64, whole: bool) -> Result<(), Error> {
         let file = &self.inner.file;
         let failed = |error: Errno| Error::from_errno(error.raw_os_error(), "extend", self.name());
         let stat = rustix::fs::fstat(file).map_err(failed)?;
-        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        if !is_file || self.blocks() >= blocks {
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Ok(());
         }
-        let size = blocks.checked_mul(BLOCK).ok_or(Errno::FBIG).map_err(failed)?;
-        rustix::fs::ftruncate(file, size).map_err(failed)?;
-        rustix::fs::fsync(file).map_err(failed)
+        let is_short = self.blocks() < blocks;
+        if is_short {
+            let size = blocks.checked_mul(BLOCK).ok_or(Errno::FBIG).map_err(failed)?;
+            rustix::fs::ftruncate(file, size).map_err(failed)?;
+        }
+        let ended = match whole {
+            true => self.allocate(),
+            false if is_short => rustix::fs::fsync(file).map_err(failed),
+            false => Ok(()),
+        };
+        if ended.is_err() && is_short {
+            // Nothing has been written there. If this fails as well, the rest of the file belongs to nothing.
+            let _ = rustix::fs::ftruncate(file, u64::try_from(stat.st_size).unwrap_or(0));
+            self.blocks();
+        }
+        ended
     }
 
     fn attempt(path: &Path, options: Options, name: &str) -> Result<Self, Error> {

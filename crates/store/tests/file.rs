@@ -97,13 +97,13 @@ fn a_file_is_made_longer_sparsely_and_never_shorter() {
     let store = image(&directory, 4);
     let path = directory.path().join("image");
     let length = || fs::metadata(&path).unwrap().len() / 4096;
-    store.extend(3).unwrap();
+    store.extend(3, false).unwrap();
     assert_eq!((store.blocks(), length()), (4, 4));
     let mut buffer = store.queue(1).unwrap().buffer(1);
     buffer.copy_from(0, &[7; BLOCK_SIZE]);
     let mut queue = store.queue(2).unwrap();
     run(&mut *queue, vec![Operation::Write { block: 3, buffer }]).remove(0).result.unwrap();
-    store.extend(4096).unwrap();
+    store.extend(4096, false).unwrap();
     assert_eq!((store.blocks(), length()), (4096, 4096));
     assert!(fs::metadata(&path).unwrap().blocks() * 512 < 1 << 20, "sparse");
     let buffers = [3, 4095].map(|block| Operation::Read { block, buffer: queue.buffer(1) });
@@ -114,8 +114,13 @@ fn a_file_is_made_longer_sparsely_and_never_shorter() {
         bytes[0]
     };
     assert_eq!(read.iter().map(first).collect::<Vec<_>>(), [7, 0], "also by a queue that was there before");
-    assert!(store.extend(u64::MAX).is_err());
-    assert_eq!(length(), 4096);
+    assert!(store.extend(u64::MAX, false).is_err());
+    assert_eq!((store.blocks(), length()), (4096, 4096));
+    // More than any file system here has, and less than a file may be long.
+    store.extend(1 << 31, true).unwrap_err();
+    assert_eq!((store.blocks(), length()), (4096, 4096), "as long as it was");
+    store.extend(8192, true).unwrap();
+    assert!(fs::metadata(&path).unwrap().blocks() * 512 >= 8192 * 4096, "its space is taken");
 }
 
 #[test]

@@ -199,7 +199,11 @@ impl Growing {
                 change(has, logical, has.physical_blocks)?;
                 // As much as full provisioning would have, where that can be had for asking. A thin volume does with less.
                 let ideal = has.physical_to_grow(logical).unwrap_or(0);
-                if store.blocks() < ideal && change(has, logical, ideal).is_ok() {
+                if store.blocks() < ideal
+                    && let Ok(most) = change(has, logical, ideal)
+                {
+                    // What is refused even so is refused before the store is longer.
+                    self.check_promise(most, has)?;
                     enlarge(ideal, Provision::Thin)?;
                 }
                 self.check_promise(change(has, logical, whole())?, has)

@@ -52,6 +52,38 @@ fn a_file_becomes_longer_and_the_policy_follows() {
     desk.done("volume reanchor disk.img --key-file key");
 }
 
+/// On a file system that has no room for it.
+#[test]
+fn a_growth_that_is_refused_leaves_the_file_as_long_as_it_was() {
+    crate::skip_without_devices!();
+    for provision in ["full", "thin"] {
+        let desk = Desk::new();
+        let host = desk.path("host");
+        fs::create_dir(&host).unwrap();
+        sh(&format!("mount -t tmpfs -o size=40M none {}", host.display()));
+        let create = format!(
+            "volume create host/v.img --size 16M --provision {provision} --buffered --key-file key --policy policy --anchor file:{}",
+            desk.path("anchor").display()
+        );
+        let made = desk.run(&create);
+        let before = ["host/v.img", "anchor", "policy"].map(|name| desk.read(name));
+        // More than there is room for, and more than any volume may grow.
+        let refused = ["64M", "900T"].map(|size| {
+            desk.run(&format!(
+                "volume grow host/v.img --size {size} --buffered --key-file key --policy policy"
+            ))
+        });
+        let after = ["host/v.img", "anchor", "policy"].map(|name| desk.read(name));
+        sh(&format!("umount {}", host.display()));
+        assert_eq!(made.code, 0, "{made:?}");
+        assert_eq!(refused[1].code, 2, "{refused:?}");
+        if provision == "full" {
+            assert!(refused[0].code == 2 && refused[0].error.contains("lacks"), "{refused:?}");
+            assert!(before == after, "{} and {} bytes", before[0].len(), after[0].len());
+        }
+    }
+}
+
 /// By whom, does not matter: the header says how much of it is the volume's.
 #[test]
 fn a_file_that_was_made_longer_holds_the_same_volume() {

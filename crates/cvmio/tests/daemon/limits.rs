@@ -283,7 +283,7 @@ fn without_the_fuse_device_a_container_is_told_what_it_lacks() {
     assert!(desk.read("anchor") == before);
 }
 
-/// Whatever step cannot be done for want of room, there is no device, no mount and no daemon afterwards.
+/// Whatever step cannot be done for want of room, there is no device, no mount and no daemon afterwards, and the volume was not claimed.
 #[test]
 fn a_full_runtime_directory_leaves_no_device_behind() {
     skip_without_devices!();
@@ -292,13 +292,17 @@ fn a_full_runtime_directory_leaves_no_device_behind() {
     let _clean = Clean(Rc::clone(&desk));
     let run = desk.path("run");
     fs::create_dir(&run).unwrap();
-    let (mut worked, mut refused) = (0, 0);
+    let (mut worked, mut refused, mut before) = (0, 0, desk.read("anchor"));
     // Of files, and of pages.
-    let limits = (1..12).map(|files| format!("nr_inodes={files}"));
+    let limits = (1..14).map(|files| format!("nr_inodes={files}"));
     for limit in limits.chain((1..7).map(|pages| format!("size={}", pages * 4096))) {
         sh(&format!("mount -t tmpfs -o {limit} none {}", run.display()));
         let said = desk.run(&format!("{ATTACH} --loop"));
+        if said.code != 0 {
+            assert_eq!((said.code, desk.read("anchor") == before), (2, true), "{limit}: {said:?}");
+        }
         let detached = if said.code == 0 { desk.run("volume detach disk").code } else { 0 };
+        before = desk.read("anchor");
         let left = loop_devices(&run);
         let unmounted = quietly(&format!("umount {}", run.display()));
         assert!(left.is_empty(), "{limit}: {left:?} is left, behind {said:?}");

@@ -13,6 +13,9 @@ use crate::failure::Failure;
 
 /// How often others who just end may take the directory away while it is claimed.
 const TRIES: u32 = 100;
+/// Files that a session may make beside its log, and bytes of each: the loop device, sockets, what a ublk device needs.
+const NOTES: usize = 3;
+const NOTE: usize = 4096;
 
 impl Place {
     /// Makes the directory, for its owner only.
@@ -104,6 +107,29 @@ impl Claim {
         &self.place
     }
 
+    /// Makes as much in the directory as a session may come to need there, and takes it away again: that it is full must not be found out when
+    /// the volume is claimed.
+    ///
+    /// # Errors
+    /// When there is no room; nothing was changed then.
+    pub fn rehearse(&self) -> Result<(), Failure> {
+        let made = self.place.0.join("room");
+        let _ = fs::remove_dir_all(&made);
+        let make = || {
+            fs::create_dir(&made)?;
+            std::os::unix::fs::symlink(&made, made.join("disk"))?;
+            (0..NOTES).try_for_each(|number| fs::write(made.join(number.to_string()), [1; NOTE]))
+        };
+        let ended = make();
+        let _ = fs::remove_dir_all(&made);
+        ended.map_err(|error| {
+            Failure::usage(format!(
+                "the directory {} has no room for what a session notes there: {error}. Nothing was changed; make room there, or choose another with --runtime-dir",
+                self.place.0.display()
+            ))
+        })
+    }
+
     /// Notes which loop device was made (its [`export::loopdev::identity`]), for who comes after a daemon that is killed.
     pub fn note_loop(&self, identity: &str) -> Result<(), Failure> {
         let path = self.place.noted_loop();
@@ -128,14 +154,14 @@ impl Claim {
         let path = self.place.log();
         let log = File::options().create(true).append(true).open(&path);
         log.and_then(|log| Ok(rustix::stdio::dup2_stderr(log)?))
-            .map_err(|error| Failure::io(format!("the log {} cannot be made: {error}", path.display())))
+            .map_err(|error| Failure::usage(format!("the log {} cannot be made: {error}", path.display())))
     }
 
     /// Makes the control socket.
     pub fn listen(&self) -> Result<UnixListener, Failure> {
         let path = self.place.control();
         let fail = |error: std::io::Error| {
-            Failure::io(format!("the socket {} cannot be made: {error}", path.display()))
+            Failure::usage(format!("the socket {} cannot be made: {error}", path.display()))
         };
         let listener = UnixListener::bind(&path).map_err(fail)?;
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).map_err(fail)?;
