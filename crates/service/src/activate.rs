@@ -375,7 +375,7 @@ fn show(target: &Target, policy: &Policy, shown: &Shown, turn: &Turn) -> Result<
     if let (Some(device), Some(fs), Some(mountpoint)) = (&places.device, target.fs, &target.mountpoint) {
         let options = target.mount_options();
         let may_make = policy.format_if_blank && !target.read_only;
-        filesystem::bring_up(device, fs, mountpoint, options.as_deref(), may_make, turn)?;
+        filesystem::bring_up(device, policy.volume, fs, mountpoint, options.as_deref(), may_make, turn)?;
     }
     Ok(Active {
         name: target.name.clone(),
