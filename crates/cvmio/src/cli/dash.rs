@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
-use clap::{Arg, Command, ValueHint};
+use clap::{Arg, Command};
 
 /// What takes it, beside secrets: the command's word, and the argument's id.
 const TAKEN: [(&str, &str); 5] =
@@ -19,10 +19,7 @@ pub fn refused(command: Command) -> Command {
 fn refused_by(command: &str, argument: Arg) -> Arg {
     let id = argument.get_id().as_str();
     let is_secret = id.ends_with("key_file") || id.ends_with("passphrase_file");
-    let is_path = matches!(
-        argument.get_value_hint(),
-        ValueHint::AnyPath | ValueHint::FilePath | ValueHint::DirPath | ValueHint::ExecutablePath
-    );
+    let is_path = argument.get_value_parser().type_id() == clap::value_parser!(PathBuf).type_id();
     match is_path && !is_secret && !TAKEN.contains(&(command, id)) {
         true => argument.value_parser(PathBufValueParser::new().try_map(no_dash)),
         false => argument,
@@ -42,16 +39,14 @@ mod tests {
     use crate::cli::Cli;
     use clap::CommandFactory;
 
-    /// Each argument that takes a value by the name of one, with its command.
+    /// Each argument whose value is called one, with its command.
     fn paths(command: &Command) -> Vec<(String, String)> {
         let name = command.get_name();
         let own = command.get_arguments().filter(|argument| argument.get_action().takes_values());
         let own = own.filter(|argument| {
-            let says = argument.get_help().map(ToString::to_string).unwrap_or_default();
-            let named = argument.get_value_names().and_then(|names| names.first()).map_or("", |name| name);
-            ["FILE", "PATH", "STORE", "DIR", "DIRECTORY", "PROGRAM", "CONFIG", "POLICY", "TAB"]
-                .contains(&named)
-                || says.contains("directory")
+            let named = argument.get_value_names().and_then(|names| names.first());
+            let named = named.map_or(argument.get_id().as_str().to_uppercase(), ToString::to_string);
+            ["FILE", "PATH", "STORE", "DIR", "PROGRAM", "POLICY"].contains(&named.as_str())
         });
         let own = own.map(|argument| (name.to_string(), argument.get_id().to_string()));
         own.chain(command.get_subcommands().filter(|one| !one.is_hide_set()).flat_map(paths)).collect()
