@@ -3,6 +3,7 @@
 pub mod anchor;
 #[cfg(test)]
 mod answer;
+pub mod dash;
 #[cfg(test)]
 mod documents;
 pub mod grow;

@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     if let Some((other, arguments)) = others::asked(&words) {
         return programs::end(Err(other.start(&arguments)), answer::seems_json(&words));
     }
-    programs::run(|| others::listed(Cli::command()), &words, |cli: Cli| run(cli.command))
+    programs::run(|| cli::dash::refused(others::listed(Cli::command())), &words, |cli: Cli| run(cli.command))
 }
 
 fn run(command: Command) -> Result<(), Failure> {

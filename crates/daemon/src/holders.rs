@@ -226,8 +226,7 @@ mod tests {
     #[test]
     fn who_has_a_partition_is_named_also_in_another_mount_namespace() {
         let Some(disk) = Partitioned::new() else {
-            println!("SKIPPED: no loop device with a partition and ext4 to be had");
-            return;
+            return crate::testing::tell_skipped("no loop device with a partition and ext4 to be had");
         };
         assert_eq!(of_block_device(&disk.device), Vec::<String>::new());
         let partition = disk.partition();

@@ -3,11 +3,13 @@
 mod credential;
 mod distinct;
 mod file;
+mod once;
 mod policy;
 
-pub use credential::{Origin, Source, copy, from_pipe, load, take_stdin, to_pipe};
+pub use credential::{Origin, Source, copy, from_pipe, load, to_pipe};
 pub use distinct::{Named, VolumeFiles, anchor_files, named, refuse_same};
 pub use file::{check_directory, new_file, sync_directory, unwritten};
+pub use once::take;
 pub use policy::{
     already_there, check_new_policy, check_policy_can_follow, default_policy, read_policy, save_policy,
     save_when_grown, unfinished,
@@ -18,6 +20,11 @@ use std::time::Duration;
 use store::BLOCK_SIZE;
 
 use crate::failure::Failure;
+
+/// A text without the mark of the order of its bytes, with which some editors begin it (UTF-8: RFC 3629, section 6).
+pub fn without_mark(text: &[u8]) -> &[u8] {
+    text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
+}
 
 /// Options of an anchor: `KEY=VALUE` and `KEY=@FILE`.
 ///

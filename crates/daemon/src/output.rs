@@ -1,6 +1,7 @@
 //! Words for people, JSON for programs.
 
 use std::io::{ErrorKind, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,25 +15,50 @@ pub fn error(failure: &Failure) {
     let _ = writeln!(std::io::stderr(), "cvmio: error: {failure}");
 }
 
-/// Says what the user should know though it is no failure.
+/// What [`warning`] has said.
+static WARNED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Says what the user should know though it is no failure; once, however often it is found.
 pub fn warning(message: &str) {
-    let _ = writeln!(std::io::stderr(), "cvmio: warning: {message}");
+    let mut warned = WARNED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !warned.iter().any(|said| said == message) {
+        warned.push(message.into());
+        let _ = writeln!(std::io::stderr(), "cvmio: warning: {message}");
+    }
+}
+
+/// All warnings so far, for an answer in JSON.
+pub fn warned() -> Vec<String> {
+    WARNED.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
 /// Why a result could not be printed.
 static UNPRINTED: Mutex<Option<String>> = Mutex::new(None);
+/// Whether nobody reads standard output any more.
+static UNHEARD: AtomicBool = AtomicBool::new(false);
 
 /// Prints a result. That nobody reads it is no failure; that it cannot be written is one, see [`unprinted`].
 pub fn print(text: &str) {
-    let mut out = std::io::stdout().lock();
+    print_by(|| writeln!(std::io::stdout(), "{}", text.trim_end()));
+}
+
+/// The same for what another one writes to standard output.
+pub fn print_by(write: impl FnOnce() -> std::io::Result<()>) {
     let closed = || std::io::Error::other("it is closed");
     let open = if stdout_is_closed() { Err(closed()) } else { Ok(()) };
-    let written = open.and_then(|()| writeln!(out, "{}", text.trim_end())).and_then(|()| out.flush());
-    if let Err(error) = written
-        && error.kind() != ErrorKind::BrokenPipe
-    {
-        UNPRINTED.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error.to_string());
+    match open.and_then(|()| write()).and_then(|()| std::io::stdout().flush()) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => UNHEARD.store(true, Ordering::Relaxed),
+        Err(error) => {
+            let mut why = UNPRINTED.lock().unwrap_or_else(PoisonError::into_inner);
+            why.get_or_insert(error.to_string());
+        }
     }
+}
+
+/// Whether it makes sense to print more: someone reads, and what was printed arrived. What goes on without an end asks for it.
+pub fn can_print() -> bool {
+    !UNHEARD.load(Ordering::Relaxed) && unprinted().is_none()
 }
 
 /// Whether this process was started with its standard output closed. Rust's runtime opens `/dev/null` for reading and writing in its place; a

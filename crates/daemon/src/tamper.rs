@@ -7,6 +7,8 @@
 //! 2. What the device does only becomes less.
 //! 3. One program runs at a time. Notes that come while one runs, or soon after, become one; a program that does not end is ended.
 
+mod program;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -63,7 +65,7 @@ impl Orders {
     /// The hook by its whole path, that it can be found when it is needed.
     ///
     /// # Errors
-    /// When there is no such file.
+    /// When there is no such file, or the kernel would not run it.
     pub fn new(on: OnTamper, hook: Option<&Path>) -> Result<Self, Failure> {
         let whole = |path: &Path| {
             path.canonicalize().ok().filter(|path| path.is_file()).ok_or_else(|| {
@@ -74,10 +76,10 @@ impl Orders {
         let hook = hook.map(whole).transpose()?;
         // Found out now, and not by an alarm that does not come.
         if let Some(path) = &hook
-            && let Err(errno) = rustix::fs::access(path, rustix::fs::Access::EXEC_OK)
+            && let Err(why) = program::check(path)
         {
             return Err(Failure::usage(format!(
-                "the tamper hook {} cannot be run: {errno}; make it executable (chmod +x), or name another program",
+                "the tamper hook {} cannot be run: {why}. Mend it, or name another program",
                 path.display()
             )));
         }

@@ -46,15 +46,16 @@ pub fn parse<C: FromArgMatches>(grammar: clap::Command, words: &[OsString]) -> R
 fn wants_json(matches: &ArgMatches) -> bool {
     match matches.subcommand() {
         Some((name, _)) if ALWAYS.contains(&name) => true,
-        // Standard output has the stream, and takes nothing else.
-        Some(("export", export))
-            if export.get_one::<PathBuf>("to").is_some_and(|to| to == Path::new("-")) =>
-        {
-            false
-        }
+        // Standard output has the stream, or the backup, and takes nothing else.
+        Some(("export", export)) if is_output(export, "to") => false,
+        Some(("backup", backup)) if is_output(backup, "file") => false,
         Some((_, below)) => wants_json(below),
         None => matches.try_get_one::<bool>("json").ok().flatten().is_some_and(|json| *json),
     }
+}
+
+fn is_output(matches: &ArgMatches, id: &str) -> bool {
+    matches.try_get_one::<PathBuf>(id).ok().flatten().is_some_and(|path| path == Path::new("-"))
 }
 
 /// Whether a program seems to ask. Of what is no command one can only guess.

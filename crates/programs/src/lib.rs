@@ -29,6 +29,11 @@ pub fn run<C: FromArgMatches>(
     }
     match answer::parse(grammar(), words) {
         Ok(Asked { command, json }) => end(run(command), json),
+        // What was asked for, such as the help.
+        Err(Unclear { error, .. }) if !error.use_stderr() => {
+            output::print_by(|| error.print());
+            end(Ok(()), false)
+        }
         Err(Unclear { error, json }) => {
             // That nobody reads it is no failure of its own.
             let _ = error.print();

@@ -1,6 +1,5 @@
 //! Completions and manual pages: made from the same grammar as the help.
 
-use std::io::Write;
 use std::path::Path;
 
 use clap::Command;
@@ -9,11 +8,11 @@ use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
 use daemon::failure::Failure;
+use daemon::output;
 
 /// Prints the completions of a shell for a program.
 pub fn completions(grammar: Command, shell: Shell) {
-    // That nobody reads it is no failure.
-    let _ = std::io::stdout().write_all(completed(grammar, shell).as_bytes());
+    output::print(&completed(grammar, shell));
 }
 
 /// The completions of a shell for a program.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anchor::Anchor;
-use seal::slot::Argon2Params;
+use seal::slot::{Argon2Params, Credential};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use volume::Reading;
@@ -198,24 +198,24 @@ fn clear(turn: &Turn, place: &Place) -> Result<(), Failure> {
     launch::clear_left(place).map(drop)
 }
 
-/// Starts the daemon. One that an activation began which was killed may have taken the name meanwhile: it finds that nobody waits for it,
-/// and leaves.
+/// Starts the daemon; the secret is read once, however often that is tried. One that an activation began which was killed may have taken the
+/// name meanwhile: it finds that nobody waits for it, and leaves.
 fn start_or_again(target: &Target, policy: &Policy, place: &Place, runtime: &Path) -> Result<(), Failure> {
-    match start(target, policy, runtime) {
+    system::protect()?;
+    let credential = input::load(target.credential(), Origin::Known)?;
+    match start(target, policy, runtime, &credential) {
         Err(failure) if failure.is_usage() => {
             let begun = Instant::now();
             while place.is_taken() && begun.elapsed() < PATIENCE {
                 std::thread::sleep(GLANCE);
             }
-            start(target, policy, runtime)
+            start(target, policy, runtime, &credential)
         }
         ended => ended,
     }
 }
 
-fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure> {
-    system::protect()?;
-    let credential = input::load(target.credential(), Origin::Known)?;
+fn start(target: &Target, policy: &Policy, runtime: &Path, credential: &Credential) -> Result<(), Failure> {
     let (show, why_loop) = target.show(policy.volume);
     show.check(&Place::new(runtime, &target.name))?;
     if let (Some(fs), Some(mountpoint)) = (target.fs, &target.mountpoint) {
@@ -223,7 +223,7 @@ fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure
     }
     warn_of_loop(why_loop.as_ref());
     let tamper = target.tamper()?;
-    first_use(target, policy).inspect_err(|failure| tell_of(failure, &tamper, target, policy))?;
+    first_use(target, policy, credential).inspect_err(|failure| tell_of(failure, &tamper, target, policy))?;
     let order = Order {
         name: target.name.clone(),
         runtime: runtime.into(),
@@ -243,7 +243,7 @@ fn start(target: &Target, policy: &Policy, runtime: &Path) -> Result<(), Failure
         metrics: target.metrics.clone(),
         for_root: false,
     };
-    let ready = launch::start(&order, &credential)?;
+    let ready = launch::start(&order, credential)?;
     ready.warnings.iter().for_each(|warning| output::warning(warning));
     Ok(())
 }
@@ -258,7 +258,7 @@ fn tell_of(failure: &Failure, orders: &Orders, target: &Target, policy: &Policy)
 }
 
 /// Makes the volume if there is none and never was one.
-fn first_use(target: &Target, policy: &Policy) -> Result<(), Failure> {
+fn first_use(target: &Target, policy: &Policy, credential: &Credential) -> Result<(), Failure> {
     let claimed = match system::open_anchor(policy)? {
         Some(anchor) => is_claimed(anchor.as_ref())?,
         None => true,
@@ -280,10 +280,10 @@ fn first_use(target: &Target, policy: &Policy) -> Result<(), Failure> {
         }
         Probe::Blank | Probe::Volume => {}
     }
-    let credential = input::load(target.credential(), Origin::Known)?;
     let store = system::open_store(&target.store, target.buffered)?;
     let environment = system::environment(store, system::open_anchor(policy)?);
     let argon2 = Argon2Params::default();
+    let credential = input::copy(credential);
     let job = volume::create_by_policy(environment, policy.clone(), target.provision, credential, argon2)?;
     Ok(job.block()?)
 }
@@ -375,7 +375,7 @@ fn show(target: &Target, policy: &Policy, shown: &Shown, turn: &Turn) -> Result<
     if let (Some(device), Some(fs), Some(mountpoint)) = (&places.device, target.fs, &target.mountpoint) {
         let options = target.mount_options();
         let may_make = policy.format_if_blank && !target.read_only;
-        filesystem::bring_up(device, fs, mountpoint, options.as_deref(), may_make, turn)?;
+        filesystem::bring_up(device, policy.volume, fs, mountpoint, options.as_deref(), may_make, turn)?;
     }
     Ok(Active {
         name: target.name.clone(),

@@ -10,6 +10,7 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 use volume::format::probe::{Kind, PROBE_SIZE, Probe};
 
+use super::fresh;
 use super::making::{self, Image};
 use super::record::Turn;
 use daemon::failure::Failure;
@@ -23,6 +24,8 @@ pub enum FileSystem {
 }
 
 impl FileSystem {
+    const ALL: [Self; 2] = [Self::Ext4, Self::Xfs];
+
     /// As `mount -t` has it.
     pub fn name(self) -> &'static str {
         match self {
@@ -41,9 +44,10 @@ impl FileSystem {
         }
     }
 
-    /// Makes it on a device on which there is nothing, or what was not made to its end.
-    fn make(self, device: &Path, again: bool, turn: &Turn) -> Result<(), Failure> {
+    /// Makes it on the device of a volume on which there is nothing, or what was never mounted.
+    fn make(self, device: &Path, volume: [u8; 16], again: bool, turn: &Turn) -> Result<(), Failure> {
         let program = format!("mkfs.{self}");
+        let uuid = fresh::spelled(fresh::uuid(volume));
         match self {
             Self::Ext4 => {
                 let fail = |error: std::io::Error| {
@@ -51,13 +55,18 @@ impl FileSystem {
                 };
                 let image = Image::new(turn.beside("image"), device).map_err(fail)?;
                 // A file does not say that the device has sectors of 4 KiB. It is blank, so there is no need to write zeros.
-                let arguments = ["-q", "-F", "-b", "4096", "-E", "lazy_itable_init=1,lazy_journal_init=1"];
+                let lazy = "lazy_itable_init=1,lazy_journal_init=1";
+                let arguments = ["-q", "-F", "-b", "4096", "-E", lazy, "-U", &uuid];
                 let arguments = arguments.map(OsStr::new);
                 run(&program, &[&arguments[..], &[image.path().as_os_str()]].concat(), turn)?;
                 image.copy_to(device).map_err(fail)
             }
-            Self::Xfs if again => run(&program, &["-q".as_ref(), "-f".as_ref(), device.as_os_str()], turn),
-            Self::Xfs => run(&program, &["-q".as_ref(), device.as_os_str()], turn),
+            Self::Xfs => {
+                let uuid = format!("uuid={uuid}");
+                let force = again.then_some("-f");
+                let arguments = ["-q", "-m", &uuid].into_iter().chain(force).map(OsStr::new);
+                run(&program, &arguments.chain([device.as_os_str()]).collect::<Vec<_>>(), turn)
+            }
         }
     }
 
@@ -73,7 +82,7 @@ impl std::str::FromStr for FileSystem {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = [Self::Ext4, Self::Xfs].into_iter().find(|fs| fs.name() == text);
+        let known = Self::ALL.into_iter().find(|fs| fs.name() == text);
         known.ok_or_else(|| format!("`{text}` is no file system that is made here; there are ext4 and xfs"))
     }
 }
@@ -95,12 +104,22 @@ pub fn start_of(path: &Path) -> Result<Vec<u8>, Failure> {
     Ok(start)
 }
 
-/// Mounts the file system on `device`. On a blank device it is made first, if `may_make`: what a verified volume says is blank is blank.
+/// Whether what is on the device of a volume was never mounted. Then nobody's data is in it, whatever has become of it since.
+fn was_never_mounted(device: &Path, kind: Kind, start: &[u8], volume: [u8; 16]) -> bool {
+    let made = FileSystem::ALL.into_iter().find(|fs| fs.kind() == kind);
+    let fresh =
+        |fs: FileSystem| fs.is_unfinished(start) || fresh::was_never_mounted(fs, device, start, volume);
+    making::is_marked(start) || made.is_some_and(fresh)
+}
+
+/// Mounts the file system on `device`, which shows `volume`. Where there is none yet, or one that was never mounted, it is made first, if
+/// `may_make`: what a verified volume says is blank is blank.
 ///
 /// # Errors
 /// When something else is on the device or mounted there, or a program fails.
 pub fn bring_up(
     device: &Path,
+    volume: [u8; 16],
     fs: FileSystem,
     mountpoint: &Path,
     options: Option<&str>,
@@ -120,11 +139,12 @@ pub fn bring_up(
     }
     let start = start_of(device)?;
     match Probe::of(&start) {
-        Probe::Foreign(kind) if kind == fs.kind() && !fs.is_unfinished(&start) => {}
-        Probe::Foreign(kind) if may_make && (kind == fs.kind() || making::is_marked(&start)) => {
-            fs.make(device, true, turn)?;
+        // To mount it first would not tell more: what a failed mount writes makes it look used.
+        Probe::Foreign(kind) if may_make && was_never_mounted(device, kind, &start, volume) => {
+            fs.make(device, volume, true, turn)?;
         }
-        Probe::Blank if may_make => fs.make(device, false, turn)?,
+        Probe::Foreign(kind) if kind == fs.kind() && !fs.is_unfinished(&start) => {}
+        Probe::Blank if may_make => fs.make(device, volume, false, turn)?,
         Probe::Blank => {
             return Err(Failure::usage(format!(
                 "the volume is empty, and its policy does not allow to make a file system (format-if-blank); make it by hand: mkfs.{fs} {}",

@@ -2,6 +2,7 @@
 
 mod activate;
 mod filesystem;
+mod fresh;
 mod making;
 mod record;
 pub mod tab;

@@ -25,6 +25,29 @@ pub fn is_marked(start: &[u8]) -> bool {
     start.starts_with(MARK)
 }
 
+/// What the image is brought to: a test has one that loses its power.
+trait Device {
+    /// So many bytes from the beginning on may become zeros.
+    fn forget(&self, size: u64);
+    fn write(&self, bytes: &[u8], at: u64) -> io::Result<()>;
+    /// What was written before this is durable behind it.
+    fn sync(&self) -> io::Result<()>;
+}
+
+impl Device for File {
+    fn forget(&self, size: u64) {
+        let _ = fallocate(self, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, size);
+    }
+
+    fn write(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        self.write_all_at(bytes, at)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sync_all()
+    }
+}
+
 /// A file as large as a device, for a program to make a file system in. It takes room for what is written only, and is gone with this value.
 pub struct Image {
     path: PathBuf,
@@ -47,26 +70,29 @@ impl Image {
         &self.path
     }
 
-    /// Brings it to the device, which is blank or marked.
+    /// Brings it to the device, which is blank or marked, or has a file system that was never mounted.
     pub fn copy_to(&self, device: &Path) -> io::Result<()> {
-        let device = File::options().write(true).open(device)?;
+        self.copy(&File::options().write(true).open(device)?)
+    }
+
+    fn copy(&self, device: &impl Device) -> io::Result<()> {
         // What an attempt before has left lies where this one writes, too, as long as the program is the same. A device that cannot forget
         // keeps it.
-        let _ = fallocate(&device, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, self.size);
+        device.forget(self.size);
         let first = BLOCK.min(self.size);
         let mut block = vec![0; usize::try_from(first).map_err(io::Error::other)?];
         block[..MARK.len()].copy_from_slice(MARK);
-        device.write_all_at(&block, 0)?;
-        device.sync_all()?;
-        self.copy_data(&device, first)?;
-        device.sync_all()?;
+        device.write(&block, 0)?;
+        device.sync()?;
+        self.copy_data(device, first)?;
+        device.sync()?;
         self.file.read_exact_at(&mut block, 0)?;
-        device.write_all_at(&block, 0)?;
-        device.sync_all()
+        device.write(&block, 0)?;
+        device.sync()
     }
 
     /// What was written into it from there on.
-    fn copy_data(&self, device: &File, from: u64) -> io::Result<()> {
+    fn copy_data(&self, device: &impl Device, from: u64) -> io::Result<()> {
         let mut at = from;
         let mut piece = Vec::new();
         loop {
@@ -80,7 +106,7 @@ impl Image {
             while at < end {
                 piece.resize(usize::try_from((end - at).min(PIECE)).map_err(io::Error::other)?, 0);
                 self.file.read_exact_at(&mut piece, at)?;
-                device.write_all_at(&piece, at)?;
+                device.write(&piece, at)?;
                 at += piece.len() as u64;
             }
         }
@@ -96,6 +122,7 @@ impl Drop for Image {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::{Cell, RefCell};
 
     #[test]
     fn what_is_in_the_image_is_on_the_device_and_the_image_is_gone() {
@@ -114,27 +141,87 @@ mod tests {
         assert!(!place.exists());
     }
 
-    /// A device that fails when so much was written leaves the mark, not half a file system.
+    /// A device that loses its power behind so many calls: of the writes since the last flush it keeps those that `keeps` says.
+    struct Cut<'a> {
+        durable: RefCell<Vec<u8>>,
+        since: RefCell<Vec<(u64, Vec<u8>)>>,
+        calls: Cell<usize>,
+        keeps: &'a dyn Fn(usize) -> bool,
+    }
+
+    impl<'a> Cut<'a> {
+        fn new(bytes: Vec<u8>, calls: usize, keeps: &'a dyn Fn(usize) -> bool) -> Self {
+            Self { durable: bytes.into(), since: RefCell::default(), calls: calls.into(), keeps }
+        }
+
+        fn call(&self) -> io::Result<()> {
+            let left = self.calls.get().checked_sub(1).ok_or(io::ErrorKind::BrokenPipe)?;
+            self.calls.set(left);
+            Ok(())
+        }
+
+        fn settle(&self, keeps: &dyn Fn(usize) -> bool) {
+            for (nth, (at, bytes)) in self.since.take().into_iter().enumerate() {
+                if keeps(nth) {
+                    let at = usize::try_from(at).unwrap();
+                    self.durable.borrow_mut()[at..at + bytes.len()].copy_from_slice(&bytes);
+                }
+            }
+        }
+
+        /// What is there when it has power again.
+        fn left(self) -> Vec<u8> {
+            self.settle(self.keeps);
+            self.durable.into_inner()
+        }
+    }
+
+    impl Device for Cut<'_> {
+        fn forget(&self, _size: u64) {}
+
+        fn write(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+            self.call()?;
+            self.since.borrow_mut().push((at, bytes.to_vec()));
+            Ok(())
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            self.call()?;
+            self.settle(&|_| true);
+            Ok(())
+        }
+    }
+
+    /// Wherever the device is cut off, and whatever it then keeps of the last writes: nothing was begun, or it is marked, or all is there. And the
+    /// next attempt goes over it.
     #[test]
     fn what_is_cut_short_is_marked() {
         let directory = tempfile::tempdir().unwrap();
         let device = directory.path().join("device");
-        File::create(&device).unwrap().set_len(8 << 20).unwrap();
+        let blank = vec![0; 8 << 20];
+        fs::write(&device, &blank).unwrap();
         let image = Image::new(directory.path().join("image"), &device).unwrap();
         image.file.write_all_at(b"superblock", 1024).unwrap();
         image.file.write_all_at(b"table", 5 << 20).unwrap();
-        // As long as only the first two steps were done.
-        let to = File::options().write(true).open(&device).unwrap();
-        assert!(!is_marked(&fs::read(&device).unwrap()));
-        let mut block = vec![0; 4096];
-        block[..MARK.len()].copy_from_slice(MARK);
-        to.write_all_at(&block, 0).unwrap();
-        image.copy_data(&to, BLOCK).unwrap();
-        let found = fs::read(&device).unwrap();
-        assert!(is_marked(&found) && &found[5 << 20..(5 << 20) + 5] == b"table");
-        // The next one goes over it.
-        image.copy_to(&device).unwrap();
-        let found = fs::read(&device).unwrap();
-        assert!(!is_marked(&found) && &found[1024..1034] == b"superblock" && found[0] == 0);
+        image.file.write_all_at(&[7; 3 << 19], 6 << 20).unwrap();
+        let whole = fs::read(image.path()).unwrap();
+        let keepers: [&dyn Fn(usize) -> bool; 4] =
+            [&|_| true, &|_| false, &|nth| nth % 2 == 0, &|nth| nth % 2 == 1];
+        let mut cut = 0;
+        for (calls, keeps) in (0..).flat_map(|calls| keepers.map(|keeps| (calls, keeps))) {
+            let device = Cut::new(blank.clone(), calls, keeps);
+            let ended = image.copy(&device).is_ok();
+            let left = device.left();
+            if ended {
+                assert!(left == whole, "{calls} calls");
+                break;
+            }
+            cut += 1;
+            assert!(left == blank || is_marked(&left) || left == whole, "{calls} calls");
+            let device = Cut::new(left, usize::MAX, keeps);
+            image.copy(&device).unwrap();
+            assert!(device.left() == whole, "{calls} calls, and again");
+        }
+        assert!(cut > 30, "{cut} were cut");
     }
 }

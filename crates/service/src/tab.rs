@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use super::Target;
 use super::target::parse_front_end;
 use daemon::failure::Failure;
-use daemon::input::{parse_duration, parse_name, parse_size, parse_switch};
+use daemon::input::{parse_duration, parse_name, parse_size, parse_switch, without_mark};
 use daemon::tamper::OnTamper;
 
 /// Most bytes of a table.
@@ -109,9 +109,7 @@ pub fn read(path: &Path) -> Result<Vec<Line>, Failure> {
     if bytes.len() as u64 > MAX_TAB {
         return Err(Failure::usage(format!("the table {} is longer than {MAX_TAB} bytes", path.display())));
     }
-    // Some editors begin a text with a mark of the order of its bytes (UTF-8: RFC 3629, section 6).
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
-    let lines = text_of(bytes).and_then(parse);
+    let lines = text_of(without_mark(&bytes)).and_then(parse);
     lines.map_err(|error| Failure::usage(format!("{}:{error}", path.display())))
 }
 

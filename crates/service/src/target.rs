@@ -11,7 +11,7 @@ use super::filesystem::FileSystem;
 use daemon::failure::Failure;
 use daemon::front::nbd::Where;
 use daemon::front::{Show, Shown};
-use daemon::input::{Source, parse_duration, parse_name, parse_size, parse_switch};
+use daemon::input::{Source, parse_duration, parse_name, parse_size, parse_switch, without_mark};
 use daemon::metrics::Address;
 use daemon::tamper::{OnTamper, Orders};
 
@@ -173,7 +173,7 @@ impl Target {
     /// # Errors
     /// When it is no such thing, or contradicts itself.
     pub fn parse(text: &str) -> Result<Self, Failure> {
-        let target: Self = serde_json::from_str(text)
+        let target: Self = serde_json::from_slice(without_mark(text.as_bytes()))
             .map_err(|error| Failure::usage(format!("the configuration cannot be read: {error}")))?;
         target.check().map_err(|why| Failure::usage(format!("the configuration is not usable: {why}")))?;
         Ok(target)
@@ -320,6 +320,14 @@ mod tests {
             let target = Target::parse(&format!("{{ {LEAST}, \"as\": \"{name}\" }}")).unwrap();
             assert_eq!(target.front_end, front_end);
         }
+    }
+
+    #[test]
+    fn a_mark_of_the_order_of_bytes_is_no_part_of_a_configuration() {
+        assert_eq!(
+            Target::parse(&format!("\u{feff}{{ {LEAST} }}")),
+            Target::parse(&format!("{{ {LEAST} }}"))
+        );
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use anchor::Needs;
 
@@ -46,13 +46,14 @@ fn drop_in_text(line: &Line, tab: &Path) -> String {
         format!("# Made of {} by cvmio-generator.\n[Unit]\nSourcePath={}\n", tab.display(), tab.display());
     let mut add = |setting: &str, value: &str| text += &format!("{setting}={value}\n");
     // Not everything below /dev is a device.
-    let is_file = ["/dev/shm", "/dev/hugepages", "/dev/mqueue"].iter().any(|at| target.store.starts_with(at));
-    if target.store.starts_with("/dev") && !is_file {
-        let device = format!("{}.device", escape(&target.store));
+    let store = without_parents(&target.store);
+    let is_file = ["/dev/shm", "/dev/hugepages", "/dev/mqueue"].iter().any(|at| store.starts_with(at));
+    if store.starts_with("/dev") && !is_file {
+        let device = format!("{}.device", escape(&store));
         add("BindsTo", &device);
         add("After", &device);
     } else {
-        add("RequiresMountsFor", &quote(&target.store));
+        add("RequiresMountsFor", &quote(&store));
     }
     let anchor = anchor_of(&target.policy);
     let files = [Some(&target.policy), target.key_file.as_ref(), target.passphrase_file.as_ref()];
@@ -60,7 +61,7 @@ fn drop_in_text(line: &Line, tab: &Path) -> String {
         add("RequiresMountsFor", &quote(path));
     }
     for device in &anchor.devices {
-        let device = format!("{}.device", escape(device));
+        let device = format!("{}.device", escape(&without_parents(device)));
         add("Wants", &device);
         add("After", &device);
     }
@@ -69,10 +70,11 @@ fn drop_in_text(line: &Line, tab: &Path) -> String {
         add("After", "network-online.target");
     }
     if let Some(mountpoint) = &target.mountpoint {
+        let mountpoint = without_parents(mountpoint);
         if let Some(parent) = mountpoint.parent() {
             add("RequiresMountsFor", &quote(parent));
         }
-        add("Before", &format!("{}.mount", escape(mountpoint)));
+        add("Before", &format!("{}.mount", escape(&mountpoint)));
     }
     if target.may_be_ublk() {
         add("Wants", "modprobe@ublk_drv.service");
@@ -94,18 +96,33 @@ fn anchor_of(policy: &Path) -> Needs {
     needs().unwrap_or_default()
 }
 
+/// The same path without `..`, which systemd does not take, and by which another path would have the same name. Where it leads, the links in
+/// front of it say, if they are there already; they stay where nothing goes back behind them.
+fn without_parents(path: &Path) -> PathBuf {
+    path.components().fold(PathBuf::new(), |mut whole, component| {
+        if component == Component::ParentDir {
+            whole = whole.canonicalize().unwrap_or(whole);
+            whole.pop();
+        } else {
+            whole.push(component);
+        }
+        whole
+    })
+}
+
 /// A path in a list of paths; `%` would begin a specifier.
 fn quote(path: &Path) -> String {
-    let text = path.to_string_lossy().replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%");
+    let text =
+        without_parents(path).to_string_lossy().replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%");
     format!("\"{text}\"")
 }
 
-/// The name of a path's unit (systemd.unit(5), "String escaping").
+/// The name of a path's unit (systemd.unit(5), "String escaping"); the path has no `..`.
 fn escape(path: &Path) -> String {
     let parts: Vec<String> = path
         .components()
         .filter_map(|component| match component {
-            std::path::Component::Normal(part) => Some(part.to_string_lossy().into_owned()),
+            Component::Normal(part) => Some(part.to_string_lossy().into_owned()),
             _ => None,
         })
         .collect();
@@ -146,6 +163,39 @@ quick /dev/shm/q.img /etc/q.toml key-file:/k/q noauto
         ] {
             assert_eq!(escape(Path::new(path)), name);
         }
+    }
+
+    #[test]
+    fn paths_go_nowhere_and_back() {
+        for (path, plain) in [
+            ("/dev/../dev/shm/v", "/dev/shm/v"),
+            ("/dev/./shm//../vdb", "/dev/vdb"),
+            ("/../etc/p", "/etc/p"),
+            ("/none/../dev/vdb", "/dev/vdb"),
+            ("/dev/disk/by-id/x", "/dev/disk/by-id/x"),
+        ] {
+            assert_eq!(without_parents(Path::new(path)), Path::new(plain), "{path}");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().canonicalize().unwrap().join(name);
+        fs::create_dir_all(at("a/deep")).unwrap();
+        symlink("a/deep", at("link")).unwrap();
+        assert_eq!(without_parents(&at("link/../key")), at("a/key"), "as the kernel has it");
+        assert_eq!(without_parents(&at("link/key")), at("link/key"));
+        let line = |store: &str, more: &str| {
+            let text = format!("v {store} /etc/../etc/p key-file:/k/../k/v {more}");
+            drop_in_text(&parse(&text).unwrap()[0], Path::new("/etc/cvmiotab"))
+        };
+        let text = line("/dev/../dev/shm/v", "fs=ext4,mountpoint=/srv/../mnt/v");
+        assert!(!text.contains("..") && !text.contains("BindsTo"), "{text}");
+        for wanted in ["/dev/shm/v", "/etc/p", "/k/v", "/mnt"] {
+            assert!(text.contains(&format!("RequiresMountsFor=\"{wanted}\"\n")), "{wanted}: {text}");
+        }
+        assert!(text.contains("Before=mnt-v.mount\n"), "{text}");
+        let text = line("/dev/shm/../vdb", "-");
+        assert!(text.contains("BindsTo=dev-vdb.device\n"), "{text}");
+        let text = line("/srv/../dev/vdb", "-");
+        assert!(text.contains("BindsTo=dev-vdb.device\n"), "{text}");
     }
 
     #[test]

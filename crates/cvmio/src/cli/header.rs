@@ -104,7 +104,7 @@ Example:
 pub struct HeaderBackup {
     #[command(flatten)]
     pub offline: Offline,
-    /// File to be made
+    /// File to be made (none is overwritten), or `-` for standard output
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
 }
@@ -121,7 +121,7 @@ Example:
 pub struct HeaderRestore {
     #[command(flatten)]
     pub offline: Offline,
-    /// File that `header backup` made
+    /// File that `header backup` made, or `-` for standard input
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
 }

@@ -140,7 +140,8 @@ fn whole(path: &Path) -> Result<PathBuf, Failure> {
 fn report(args: &Attach, ready: &Ready) -> Result<(), Failure> {
     ready.warnings.iter().for_each(|warning| output::warning(warning));
     if args.json {
-        return output::print_json(ready);
+        // Also what was found before there was a daemon.
+        return output::print_json(&Ready { warnings: output::warned(), ..ready.clone() });
     }
     let mut text = format!("attached {} ({})", ready.name, output::bytes(ready.size));
     for (what, place) in ready.shown.places() {

@@ -1,7 +1,7 @@
 //! `cvmio volume header`: header and key slots to a file, and back.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{IsTerminal, Read, Write};
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -9,6 +9,7 @@ use volume::format::backup;
 use volume::{AttachOptions, BackedUp, HeaderInfo, Restored};
 
 use super::offline::{self, Opened};
+use super::stream;
 use crate::cli::header::{Header, HeaderBackup, HeaderRestore};
 use daemon::failure::Failure;
 use daemon::input::VolumeFiles;
@@ -22,13 +23,24 @@ pub fn run(args: &Header) -> Result<(), Failure> {
 }
 
 fn back_up(args: &HeaderBackup) -> Result<(), Failure> {
-    let refuse_same = |files: VolumeFiles<'_>| files.refuse_same(&[vec![("backup", Some(&args.file))]]);
+    let to_pipe = args.file == Path::new("-");
+    if to_pipe {
+        check_output(args)?;
+    }
+    let to = stream::place(&args.file, "/proc/self/fd/1");
+    let refuse_same = |files: VolumeFiles<'_>| files.refuse_same(&[vec![("backup", Some(to))]]);
     let Opened { environment, policy, credential } = offline::open_with(&args.offline, false, refuse_same)?;
     let spinner = output::spinner("reading the header");
     let job = volume::backup_header(environment, policy, credential, AttachOptions::default())?;
     let BackedUp { bytes, header: info } = job.block()?;
-    save(&args.file, &bytes)?;
     drop(spinner);
+    if to_pipe {
+        write_out(&bytes)?;
+        // Standard output has the backup.
+        let _ = writeln!(std::io::stderr(), "saved {} to standard output", header_text(&info));
+        return Ok(());
+    }
+    save(&args.file, &bytes)?;
     if args.offline.json {
         return output::print_json(&json!({ "file": args.file, "header": header_json(&info) }));
     }
@@ -38,7 +50,8 @@ fn back_up(args: &HeaderBackup) -> Result<(), Failure> {
 
 fn restore(args: &HeaderRestore) -> Result<(), Failure> {
     let bytes = load(&args.file)?;
-    let refuse_same = |files: VolumeFiles<'_>| files.refuse_same(&[vec![("backup", Some(&args.file))]]);
+    let from = stream::place(&args.file, "/proc/self/fd/0");
+    let refuse_same = |files: VolumeFiles<'_>| files.refuse_same(&[vec![("backup", Some(from))]]);
     let Opened { environment, policy, credential } = offline::open_with(&args.offline, true, refuse_same)?;
     let spinner = output::spinner("restoring the header");
     let options = AttachOptions::default();
@@ -73,6 +86,27 @@ fn warn(restored: &Restored) {
     }
 }
 
+/// Standard output takes nothing but the backup.
+fn check_output(args: &HeaderBackup) -> Result<(), Failure> {
+    let why = if std::io::stdout().is_terminal() {
+        "a backup is nothing for a terminal; name a file, or use a pipe"
+    } else if output::stdout_is_closed() {
+        "standard output is closed, so the backup would go nowhere; name a file, or use a pipe"
+    } else if args.offline.json {
+        "standard output takes nothing but the backup: leave --json out, or name a file"
+    } else {
+        return Ok(());
+    };
+    Err(Failure::usage(why))
+}
+
+/// That nobody reads it is a failure: there is no backup then.
+fn write_out(bytes: &[u8]) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(bytes).and_then(|()| out.flush());
+    written.map_err(|error| Failure::io(format!("the backup cannot be written to standard output: {error}")))
+}
+
 /// A new file, durable with its directory, for its owner only.
 fn save(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     let fail = |error: std::io::Error| match error.kind() {
@@ -89,10 +123,15 @@ fn load(path: &Path) -> Result<Vec<u8>, Failure> {
     let fail = |error: std::io::Error| {
         Failure::usage(format!("the backup {} cannot be read: {error}", path.display()))
     };
+    input::take(path, "backup")?;
+    let source: Box<dyn Read> = match path == Path::new("-") {
+        true => Box::new(std::io::stdin()),
+        false => Box::new(File::open(path).map_err(fail)?),
+    };
     let mut bytes = Vec::new();
     // One more than there should be, to notice a file that is longer.
     let limit = backup::SIZE as u64 + 1;
-    File::open(path).map_err(fail)?.take(limit).read_to_end(&mut bytes).map_err(fail)?;
+    source.take(limit).read_to_end(&mut bytes).map_err(fail)?;
     Ok(bytes)
 }
 

@@ -155,6 +155,7 @@ fn read_config(path: &Path) -> Result<Target, Failure> {
     let fail = |error: std::io::Error| {
         Failure::usage(format!("the configuration {} cannot be read: {error}", path.display()))
     };
+    input::take(path, "configuration")?;
     let source: Box<dyn Read> = match path == Path::new("-") {
         true => Box::new(std::io::stdin()),
         false => Box::new(File::open(path).map_err(fail)?),

@@ -30,7 +30,7 @@ fn drive<T>(mut job: Driven<Result<T>>, bar: &ProgressBar, position: impl Fn() -
 }
 
 /// Where a stream is, to be compared with other files: standard input or output may be one of them, too.
-fn place<'a>(named: &'a Path, standard: &'a str) -> &'a Path {
+pub fn place<'a>(named: &'a Path, standard: &'a str) -> &'a Path {
     if named == Path::new("-") { Path::new(standard) } else { named }
 }
 

@@ -44,6 +44,9 @@ pub fn run(args: &Top) -> Result<(), Failure> {
         } else {
             screen.show(&intervals);
         }
+        if !output::can_print() {
+            break;
+        }
         before = now;
     }
     Ok(())

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use crate::common::machine::{quietly, sh, wait_for};
+use crate::common::machine::{quietly, sh, tell_skipped, wait_for};
 use crate::common::session::Session;
 use crate::common::{Desk, Said};
 use crate::skip_without_devices;
@@ -57,8 +57,7 @@ fn a_volume_does_not_grow_when_its_policy_cannot_follow() {
     let path = desk.path("disk.img.policy.toml");
     // As the documents recommend for a container.
     if !quietly(&format!("mount --bind {0} {0}", path.display())) {
-        crate::common::machine::tell_skipped("a_volume_does_not_grow_when_its_policy_cannot_follow");
-        return;
+        return tell_skipped("nothing can be mounted here, or not by this user");
     }
     quietly(&format!("mount -o remount,bind,ro {}", path.display()));
     let refused = |said: Said| {
@@ -268,13 +267,32 @@ fn an_attached_name_is_meant_whatever_lies_in_the_directory() {
 fn what_cannot_be_printed_is_an_error() {
     let desk = Desk::new();
     desk.create("");
-    for line in ["cvmio volume list --json > /dev/full", "cvmio volume list >&-"] {
+    for line in [
+        "cvmio volume list --json > /dev/full",
+        "cvmio volume list >&-",
+        "cvmio completions bash > /dev/full",
+        "cvmio --help > /dev/full",
+        "cvmio volume attach --help >&-",
+        "cvmio --version > /dev/full",
+        "timeout 10 cvmio volume top --interval 10ms > /dev/full",
+        "timeout 10 cvmio volume top --interval 10ms >&-",
+    ] {
         let said = shell(&desk, line);
         assert!(said.code == 3 && said.error.contains("standard output"), "{line}: {said:?}");
     }
     let said = shell(&desk, "cvmio volume export disk.img --to - --key-file key --stream-key-file other >&-");
     assert!(said.code == 2 && said.error.contains("closed"), "{said:?}");
-    assert_eq!(shell(&desk, "cvmio volume list > /dev/null").code, 0);
+    // Nobody reads any more: that is quiet, and an end.
+    for line in [
+        "cvmio volume list",
+        "cvmio completions zsh",
+        "cvmio --help",
+        "timeout 10 cvmio volume top --interval 10ms",
+    ] {
+        let said = shell(&desk, &format!("{{ {line}; echo $? >&2; }} | true"));
+        assert_eq!(said.error, "0\n", "{line}");
+        assert_eq!(shell(&desk, &line.replace("10ms", "1ms --once > /dev/null")).code, 0, "{line}");
+    }
 }
 
 #[test]
@@ -290,27 +308,78 @@ fn small_mistakes_are_refused_or_forgiven() {
     fs::create_dir(desk.path("full")).unwrap();
     desk.write("full/file", b"");
     desk.write("hook", b"#!/bin/sh\n");
+    desk.write("text", b"echo alarm\n");
+    fs::set_permissions(desk.path("text"), fs::Permissions::from_mode(0o755)).unwrap();
     let attach = "volume attach disk.img --key-file key";
     for (options, what) in [
         ("--mount full", "is not empty"),
-        ("--tamper-hook hook", "cannot be run"),
+        ("--tamper-hook hook", "chmod +x"),
+        ("--tamper-hook text", "does not begin with `#!`"),
         ("--memory 1000T", "more than all memory"),
         ("--block-cache 1000T", "more than all memory"),
     ] {
         let said = desk.run(&format!("{attach} {options}"));
         assert!(said.code == 2 && said.error.contains(what), "{options}: {said:?}");
     }
-    desk.write("typed", b"open sesame\r\n");
+    desk.write("typed", b"\xef\xbb\xbfopen sesame\r\n");
     desk.write("plain", b"open sesame\n");
     desk.done("volume key add disk.img --key-file key --new-passphrase-file typed");
     desk.done("volume check disk.img --passphrase-file plain");
+    let dash = desk.run("volume create - --size 16M --key-file key --freshness off");
+    assert!(dash.code == 2 && dash.error.contains("`./-`") && !desk.path("-").exists(), "{dash:?}");
+    let marked = [b"\xef\xbb\xbf", &desk.read("disk.img.policy.toml")[..]].concat();
+    desk.write("marked", &marked);
+    desk.done("volume check disk.img --passphrase-file plain --policy marked");
+}
 
-    let said = shell(&desk, "cvmio volume key add disk.img --key-file - --new-key-file - < key");
-    assert!(said.code == 2 && said.error.contains("standard input"), "{said:?}");
+/// Who comes second would wait for ever, or get nothing.
+#[test]
+fn what_can_be_read_once_is_not_for_two_secrets() {
+    let desk = Desk::new();
+    desk.create("");
+    let add = "timeout 20 cvmio volume key add disk.img";
+    for (line, what) in [
+        (format!("{add} --key-file - --new-key-file - < key"), "standard input was read"),
+        (format!("cat key | {add} --key-file - --new-key-file /dev/stdin"), "standard input was read"),
+        (format!("cat key | {add} --key-file /dev/stdin --new-key-file -"), "standard input was read"),
+        (
+            format!("mkfifo pipe; cat key > pipe & {add} --key-file ./pipe --new-key-file pipe"),
+            "pipe was read",
+        ),
+        (
+            "cat key | cvmio volume import - --check --stream-key-file /dev/stdin".into(),
+            "standard input was read",
+        ),
+        ("cat key | cvmio volume header restore disk.img - --key-file -".into(), "standard input was read"),
+    ] {
+        let said = shell(&desk, &line);
+        assert!(said.code == 2 && said.error.contains(what), "{line}: {said:?}");
+    }
+    // One after the other they are fine.
+    desk.done("volume check disk.img --key-file key");
+    let said = shell(&desk, "cat key | cvmio volume check disk.img --key-file /dev/stdin");
+    assert_eq!(said.code, 0, "{said:?}");
+}
 
-    fs::set_permissions(desk.path("key"), fs::Permissions::from_mode(0o644)).unwrap();
-    let said = desk.run("volume check disk.img --key-file key");
-    assert!(said.code == 0 && said.error.contains("chmod"), "{said:?}");
-    fs::set_permissions(desk.path("key"), fs::Permissions::from_mode(0o600)).unwrap();
-    assert_eq!(desk.run("volume check disk.img --key-file key").error, "");
+#[test]
+fn a_secret_that_all_can_read_is_warned_of_also_in_json() {
+    let desk = Desk::new();
+    desk.create("");
+    desk.write("word", b"open sesame\n");
+    fs::set_permissions(desk.path("word"), fs::Permissions::from_mode(0o600)).unwrap();
+    desk.done("volume key add disk.img --key-file key --new-passphrase-file word");
+    for secret in ["--key-file key", "--passphrase-file word"] {
+        let path = desk.path(secret.split(' ').nth(1).unwrap());
+        assert_eq!(desk.run(&format!("volume check disk.img {secret}")).error, "");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let said = desk.run(&format!("volume check disk.img {secret}"));
+        assert!(said.code == 0 && said.error.matches("chmod").count() == 1, "{said:?}");
+        let ready = desk.done(&format!("volume attach disk.img {secret} --memory 32M --as nbd --json"));
+        let ready: Value = serde_json::from_str(&ready).unwrap();
+        desk.done("volume detach disk");
+        let warnings = ready["warnings"].as_array().unwrap();
+        let about = warnings.iter().filter(|warning| warning.as_str().unwrap().contains("chmod"));
+        assert_eq!(about.count(), 1, "{ready}");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -311,6 +312,38 @@ fn a_volume_in_use_is_not_put_away_and_a_signal_leaves_time() {
     let read = sh(&format!("qemu-io -f raw -r -c 'read -P 7 0 64k' '{}'", volume.uri));
     assert!(read.contains("read 65536/65536") && !read.contains("failed"), "what it did meanwhile: {read}");
     volume.detach();
+}
+
+/// Who has merely connected has nothing to lose; who has chosen the export has the device.
+#[test]
+fn only_who_has_chosen_the_export_holds_a_detach_up() {
+    let desk = Desk::new();
+    desk.create("");
+    let volume = Attached::new(&desk, "");
+    let connect = || {
+        let mut client = UnixStream::connect(desk.path("run/disk/nbd.sock")).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        // The greeting of the server, which now waits for what this client wants.
+        client.read_exact(&mut [0; 18]).unwrap();
+        client
+    };
+    let (silent, mut asks, mut uses) = (connect(), connect(), connect());
+    // Half of an option.
+    asks.write_all(b"\0\0\0\x03IHAVEOPT\0\0").unwrap();
+    // The whole of one: NBD_OPT_EXPORT_NAME, with no name.
+    uses.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap();
+    uses.read_exact(&mut [0; 10]).unwrap();
+    let said = desk.run("volume detach disk");
+    let who = format!("process {} (", std::process::id());
+    assert!(said.code == 2 && said.error.matches(&who).count() == 1, "{said:?}");
+    assert!(said.error.contains("is connected"), "{said:?}");
+    drop(uses);
+    let begun = Instant::now();
+    volume.detach();
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    for mut client in [silent, asks] {
+        assert_eq!(client.read(&mut [0]).unwrap_or(0), 0, "hung up on");
+    }
 }
 
 #[test]

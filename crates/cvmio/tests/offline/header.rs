@@ -1,7 +1,8 @@
 //! Header and key slots: to a file, and back.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::process::Stdio;
 
 use crate::common::Desk;
 
@@ -44,6 +45,37 @@ fn a_header_is_backed_up_and_restored() {
     assert_eq!(desk.done("volume key list disk.img"), "slot  1  key-file  second\n");
     desk.write("long.header", &[desk.read("latest.header"), vec![0]].concat());
     assert_eq!(desk.run("volume header restore disk.img long.header --key-file other").code, 4);
+}
+
+/// As with a stream, `-` is standard output and input.
+#[test]
+fn a_header_goes_through_a_pipe() {
+    let desk = Desk::new();
+    desk.create("");
+    let said = desk.run("volume header backup disk.img - --key-file key --json");
+    assert!(said.code == 2 && said.error.contains("--json") && said.out.is_empty(), "{said:?}");
+    let backup = |to: Stdio| {
+        let mut command = desk.command("volume header backup disk.img - --key-file key");
+        command.stdout(to).output().unwrap()
+    };
+    let piped = backup(Stdio::piped());
+    assert!(piped.status.success() && !desk.path("-").exists(), "{piped:?}");
+    assert!(String::from_utf8_lossy(&piped.stderr).contains("to standard output"), "{piped:?}");
+    desk.done("volume header backup disk.img first.header --key-file key");
+    assert!(piped.stdout == desk.read("first.header"));
+    let full = backup(File::create("/dev/full").unwrap().into());
+    assert_eq!(full.status.code(), Some(3), "{full:?}");
+    let before = desk.read("disk.img");
+    let store = backup(OpenOptions::new().write(true).open(desk.path("disk.img")).unwrap().into());
+    let error = String::from_utf8_lossy(&store.stderr);
+    assert!(store.status.code() == Some(2) && error.contains("store and as the backup"), "{error}");
+    assert!(desk.read("disk.img") == before);
+
+    damage(&desk);
+    let mut command = desk.command("volume header restore disk.img - --key-file key");
+    let restored = command.stdin(File::open(desk.path("first.header")).unwrap()).output().unwrap();
+    assert!(restored.status.success(), "{restored:?}");
+    desk.done("volume check disk.img --key-file key");
 }
 
 #[test]

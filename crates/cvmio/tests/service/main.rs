@@ -4,5 +4,6 @@
 mod common;
 
 mod install;
+mod making;
 mod service;
 mod units;

@@ -6,18 +6,18 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::Stdio;
 
-use crate::common::machine::{has, has_ended, quietly, sh, tell_skipped, wait_for};
+use crate::common::machine::{has_ended, quietly, sh, wait_for};
 use crate::common::session::leave_nothing;
 use crate::common::{Desk, Said};
 use serde_json::{Value, json};
 
 /// A prepared volume for a blank store, and its configuration. Whatever happens, nothing stays mounted.
-struct Service {
-    desk: Desk,
+pub struct Service {
+    pub desk: Desk,
 }
 
 impl Service {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let service = Self { desk: Desk::new() };
         let anchor = service.desk.path("anchor").display().to_string();
         service.desk.done(&format!("volume prepare policy.toml --size 32M --anchor file:{anchor}"));
@@ -51,13 +51,13 @@ impl Service {
         self.desk.write("config.json", config.to_string().as_bytes());
     }
 
-    fn change_config(&self, more: &Value) {
+    pub fn change_config(&self, more: &Value) {
         let mut config: Value = serde_json::from_slice(&self.desk.read("config.json")).unwrap();
         config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         self.desk.write("config.json", config.to_string().as_bytes());
     }
 
-    fn activate(&self) -> Said {
+    pub fn activate(&self) -> Said {
         self.desk.run("volume activate --config config.json")
     }
 
@@ -68,47 +68,12 @@ impl Service {
         (serde_json::from_str(&said.out).unwrap(), said.out)
     }
 
-    fn at(&self) -> PathBuf {
+    pub fn at(&self) -> PathBuf {
         self.desk.path("at")
     }
 
-    fn is_mounted(&self) -> bool {
+    pub fn is_mounted(&self) -> bool {
         fs::read_to_string("/proc/mounts").unwrap().contains(&format!(" {} ", self.at().display()))
-    }
-
-    /// Another volume, on a blank store that is large enough for an XFS.
-    fn prepare_anew(&self, size: &str) {
-        for file in ["policy.toml", "anchor"] {
-            fs::remove_file(self.desk.path(file)).unwrap();
-        }
-        let anchor = self.desk.path("anchor").display().to_string();
-        self.desk.done(&format!("volume prepare policy.toml --size {size} --anchor file:{anchor}"));
-        fs::File::create(self.desk.path("store")).unwrap().set_len(700 << 20).unwrap();
-    }
-
-    /// A search path on which the program that makes a file system is killed before a call of it.
-    fn killer_of(&self, kind: &str, call: &str, nth: u32) -> String {
-        let (programs, search) = (self.desk.path("bin"), std::env::var("PATH").unwrap());
-        fs::create_dir(&programs).unwrap();
-        let program = programs.join(format!("mkfs.{kind}"));
-        let script = format!(
-            "#!/bin/sh\nPATH='{search}' exec strace -f -qq -o /dev/null -e trace={call} -e inject={call}:signal=SIGKILL:when={nth} \
-             mkfs.{kind} \"$@\"\n"
-        );
-        fs::write(&program, script).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        format!("{}:{search}", programs.display())
-    }
-
-    /// The next activation has the file system there, and it keeps what is written.
-    fn check_made(&self, when: &str) {
-        let found = self.activate();
-        assert!(found.code == 0 && self.is_mounted(), "{when}: {found:?}");
-        fs::write(self.at().join("note"), "kept").unwrap();
-        self.down();
-        assert_eq!(self.activate().code, 0, "{when}");
-        assert_eq!(fs::read_to_string(self.at().join("note")).unwrap(), "kept", "{when}");
-        self.down();
     }
 
     fn process(&self) -> u32 {
@@ -116,7 +81,7 @@ impl Service {
         u32::try_from(status["process"].as_u64().unwrap()).unwrap()
     }
 
-    fn down(&self) -> String {
+    pub fn down(&self) -> String {
         self.desk.done("volume deactivate disk")
     }
 }
@@ -305,103 +270,6 @@ fn what_is_activated_many_times_at_once_is_up_once() {
         }
         service.down();
     }
-}
-
-/// A program that stands for `mkfs.xfs`: the first one is killed when it has written the first superblock, which says that it is not done.
-const KILLED: &str = r#"#!/bin/sh
-echo "$@" >> CALLS
-for device; do :; done
-[ "$(wc -l < CALLS)" -gt 1 ] && exit 7
-printf XFSB | dd of="$device" conv=notrunc status=none
-printf '\001' | dd of="$device" bs=1 seek=126 conv=notrunc status=none
-sync "$device"
-kill -9 $$
-"#;
-
-#[test]
-fn a_file_system_whose_making_was_killed_is_made_again() {
-    crate::skip_without_devices!();
-    let service = Service::new();
-    service.change_config(&json!({ "fs": "xfs" }));
-    let (programs, calls) = (service.desk.path("bin"), service.desk.path("calls"));
-    fs::create_dir(&programs).unwrap();
-    fs::write(programs.join("mkfs.xfs"), KILLED.replace("CALLS", calls.to_str().unwrap())).unwrap();
-    fs::set_permissions(programs.join("mkfs.xfs"), fs::Permissions::from_mode(0o755)).unwrap();
-    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
-    let activate = || {
-        let mut command = service.desk.command("volume activate --config config.json");
-        let output = command.env("PATH", &path).output().unwrap();
-        String::from_utf8_lossy(&output.stderr).into_owned()
-    };
-    let said = [activate(), activate()];
-    assert!(said.iter().all(|said| said.contains("mkfs.xfs failed")), "{said:?}");
-    let calls = fs::read_to_string(calls).unwrap();
-    let calls: Vec<&str> = calls.lines().collect();
-    assert!(calls.len() == 2 && !calls[0].contains("-f") && calls[1].contains("-f"), "{calls:?}");
-    assert!(!service.is_mounted());
-    service.down();
-}
-
-/// The real programs, killed before one of their calls. An XFS before its first superblock, between it and the last one, and behind all of
-/// them; an ext4, whose superblock comes last, amid what comes before it.
-#[test]
-fn a_file_system_whose_making_is_killed_at_any_call_is_made_by_the_next() {
-    crate::skip_without_devices!();
-    if let Some(missing) = ["strace", "mkfs.xfs"].into_iter().find(|program| !has(program)) {
-        return tell_skipped(missing);
-    }
-    let ext4 = [("pwrite64", 2), ("pwrite64", 4), ("pwrite64", 9), ("fsync", 1)];
-    let xfs = [("pwrite64", 2), ("pwrite64", 4), ("pwrite64", 9), ("pwrite64", 20), ("fsync", 1)];
-    let cases =
-        ext4.map(|case| ("ext4", "32M", case)).into_iter().chain(xfs.map(|case| ("xfs", "320M", case)));
-    for (kind, size, (call, nth)) in cases {
-        if !kernel_knows(kind) {
-            return tell_skipped(&format!("a kernel with {kind}"));
-        }
-        let service = Service::new();
-        service.prepare_anew(size);
-        service.change_config(&json!({ "fs": kind }));
-        let mut first = service.desk.command("volume activate --config config.json");
-        let first = first.env("PATH", service.killer_of(kind, call, nth)).output().unwrap();
-        let said = String::from_utf8_lossy(&first.stderr);
-        assert!(!first.status.success() && said.contains("SIGKILL"), "{kind} {call} number {nth}: {said}");
-        service.check_made(&format!("{kind} {call} number {nth}"));
-    }
-}
-
-/// Not the program that makes the file system is killed, but the one that brings it to the device.
-#[test]
-fn a_first_use_that_is_killed_at_any_write_is_done_by_the_next() {
-    crate::skip_without_devices!();
-    if !has("strace") {
-        return tell_skipped("strace");
-    }
-    let mut killed = 0;
-    for nth in (1..6).chain((6..).step_by(5)) {
-        let service = Service::new();
-        let cvmio = service.desk.command("volume activate --config config.json");
-        let mut first = std::process::Command::new("strace");
-        let inject = format!("inject=pwrite64:signal=SIGKILL:when={nth}");
-        first
-            .args(["-qq", "-o", "/dev/null", "-e", "trace=pwrite64", "-e", &inject])
-            .arg(cvmio.get_program());
-        first.args(cvmio.get_args()).current_dir(service.desk.path(""));
-        first.envs(cvmio.get_envs().filter_map(|(key, value)| Some((key, value?))));
-        let ended = first.output().unwrap().status.success();
-        service.check_made(&format!("write number {nth}"));
-        if ended {
-            break;
-        }
-        killed += 1;
-    }
-    assert!(killed > 4, "{killed} were killed");
-}
-
-fn kernel_knows(kind: &str) -> bool {
-    // What is a module is loaded by the first mount.
-    quietly(&format!("modprobe -q {kind}"));
-    let known = fs::read_to_string("/proc/filesystems").unwrap_or_default();
-    known.lines().any(|line| line.split_whitespace().last() == Some(kind))
 }
 
 /// Whoever is killed leaves programs that go on: nobody else has the turn before they have ended.

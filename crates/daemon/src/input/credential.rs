@@ -1,22 +1,19 @@
 //! Passphrases and key files: read into locked memory, never taken from the command line.
 
+use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, tcgetattr, tcsetattr};
+use seal::SecretBytes;
+use seal::slot::Credential;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-
-use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, tcgetattr, tcsetattr};
-use seal::SecretBytes;
-use seal::slot::Credential;
 use zeroize::Zeroize;
 
+use super::{once, without_mark};
 use crate::failure::Failure;
 
 /// Most bytes of a key file.
 const MAX_KEY_FILE: usize = 8192;
-/// What messages call it.
-const KEY_FILE: &str = "key file";
 /// Most bytes of a passphrase.
 const MAX_PASSPHRASE: usize = 1024;
 
@@ -70,7 +67,7 @@ pub fn copy(credential: &Credential) -> Credential {
 pub fn load(source: impl Into<Source>, origin: Origin) -> Result<Credential, Failure> {
     let source = source.into();
     if let Some(path) = &source.key_file {
-        return Ok(Credential::KeyFile(read_file(path, MAX_KEY_FILE, KEY_FILE)?));
+        return Ok(Credential::KeyFile(read_file(path, MAX_KEY_FILE, "key file")?));
     }
     if let Some(path) = &source.passphrase_file {
         return Ok(Credential::Passphrase(first_line(read_file(path, MAX_PASSPHRASE, "passphrase file")?)));
@@ -87,13 +84,14 @@ fn read_file(path: &Path, limit: usize, what: &'static str) -> Result<SecretByte
     let fail = |error: io::Error| {
         Failure::usage(format!("the {what} {} cannot be read: {error}; name the right one", path.display()))
     };
+    once::take(path, what)?;
     if path == Path::new("-") {
-        take_stdin(what)?;
         return SecretBytes::read_from(&mut io::stdin().lock(), limit).map_err(fail);
     }
     let mut file = File::open(path).map_err(fail)?;
-    let mode = file.metadata().map_err(fail)?.mode();
-    if mode & 0o004 != 0 && what == KEY_FILE {
+    let found = file.metadata().map_err(fail)?;
+    // A terminal is everybody's, and holds nothing.
+    if found.is_file() && found.mode() & 0o004 != 0 {
         crate::output::warning(&format!(
             "every user of this machine can read the {what} {}; take that away: chmod go= {}",
             path.display(),
@@ -103,24 +101,14 @@ fn read_file(path: &Path, limit: usize, what: &'static str) -> Result<SecretByte
     SecretBytes::read_from(&mut file, limit).map_err(fail)
 }
 
-/// Standard input can be read for one thing only; what comes second would get nothing, and nothing is a secret, too.
-///
-/// # Errors
-/// For the second.
-pub fn take_stdin(what: &'static str) -> Result<(), Failure> {
-    static TAKEN: Mutex<Option<&str>> = Mutex::new(None);
-    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
-    match taken.replace(what) {
-        None => Ok(()),
-        Some(first) => Err(Failure::usage(format!(
-            "standard input was read for the {first}, so it cannot be the {what}, too; put one of them into a file. Nothing was changed"
-        ))),
-    }
-}
-
+/// As it would be typed: what an editor adds to a line, nobody types.
 fn first_line(mut secret: SecretBytes) -> SecretBytes {
+    let text = without_mark(secret.expose());
+    if text.len() < secret.len() {
+        secret = SecretBytes::from_slice(text);
+    }
     if let Some(end) = secret.expose().iter().position(|&byte| byte == b'\n') {
-        // Some editors end a line with two characters, of which nobody types the first.
+        // Some end a line with two characters.
         let returns = end > 0 && secret.expose()[end - 1] == b'\r';
         secret.truncate(end - usize::from(returns));
     }
@@ -242,5 +230,8 @@ mod tests {
         assert_eq!(first_line(SecretBytes::from_slice(b"a b")).expose(), b"a b");
         assert_eq!(first_line(SecretBytes::from_slice(b"a b\r\nc\r\n")).expose(), b"a b");
         assert_eq!(first_line(SecretBytes::from_slice(b"\r\n")).expose(), b"");
+        assert_eq!(first_line(SecretBytes::from_slice(b"\xef\xbb\xbfa b\r\nc")).expose(), b"a b");
+        assert_eq!(first_line(SecretBytes::from_slice(b"a\xef\xbb\xbfb\n")).expose(), b"a\xef\xbb\xbfb");
+        assert_eq!(first_line(SecretBytes::from_slice(b"\xef\xbb\n")).expose(), b"\xef\xbb");
     }
 }

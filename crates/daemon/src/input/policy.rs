@@ -58,13 +58,13 @@ pub fn read_policy(path: &Path) -> Result<Policy, Failure> {
     let mut bytes = Vec::new();
     let limit = MAX_SIZE as u64 + 1;
     File::open(path).map_err(fail)?.take(limit).read_to_end(&mut bytes).map_err(fail)?;
-    let text = String::from_utf8(bytes).map_err(|_| {
+    let text = std::str::from_utf8(super::without_mark(&bytes)).map_err(|_| {
         Failure::policy(format!(
             "{} is not a policy: it is not text; name the right file with --policy",
             path.display()
         ))
     })?;
-    Policy::parse(&text).map_err(|error| {
+    Policy::parse(text).map_err(|error| {
         let message =
             format!("{}: {error}; name the right file with --policy, or restore it", path.display());
         Failure::policy(message)

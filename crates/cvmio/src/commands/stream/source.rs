@@ -31,13 +31,10 @@ fn check_input(args: &Import, stream: &CredentialArgs) -> Result<(), Failure> {
     let files = [&stream.key_file, &stream.passphrase_file, &args.new.credential.key_file];
     let files = files.into_iter().chain([&args.new.credential.passphrase_file]).flatten();
     let named = std::iter::once(&args.from).chain(files).filter(|path| *path == Path::new("-")).count();
-    if named == 1 && args.from == Path::new("-") {
-        input::take_stdin("stream")?;
-    }
     if named > 1 {
         return Err(Failure::usage("only one of stream, keys and passphrases can come from standard input"));
     }
-    Ok(())
+    input::take(&args.from, "stream")
 }
 
 fn open_input(path: &Path) -> Result<(File, Option<u64>), Failure> {
