@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anchor::Anchor;
-use store::{FileStore, Options, Store};
+use store::{FileStore, Options};
 use volume::format::protections::Provision;
 use volume::{Clock, Environment, Kind};
 

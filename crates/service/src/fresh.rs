@@ -19,6 +19,8 @@ use super::filesystem::FileSystem;
 const EXT4_SUPERBLOCK: usize = 1024;
 /// Inodes that an ext4 begins with: the reserved ones, and `lost+found`.
 const EXT4_FIRST: u32 = 11;
+/// Inodes in use that an XFS begins with: its root, and two for its real-time part. A repair (`xfs_repair -L`) empties the log, and counts these.
+const XFS_FIRST: u64 = 3;
 /// The longest record of an XFS log; so much of it is looked at.
 const XFS_RECORD: u64 = 256 << 10;
 /// Of an XFS log: each begins with a number that is never zero in what was written (XFS Algorithms & Data Structures, "Journaling Log").
@@ -72,8 +74,9 @@ fn xfs(start: &[u8], uuid: [u8; 16], read: impl Fn(u64, u64) -> Option<Vec<u8>>)
     let (group_bits, unit) = (field(124, 1)?, field(196, 4)?);
     // Number of the last change that the superblock was part of.
     let changed = field(240, 8)?;
-    // None if it lies on another device.
-    if start.get(32..48)? != uuid || changed != 0 || log == 0 {
+    let inodes = field(128, 8)?.checked_sub(field(136, 8)?)?;
+    // The log is none if it lies on another device.
+    if start.get(32..48)? != uuid || changed != 0 || inodes != XFS_FIRST || log == 0 {
         return Some(false);
     }
     let (number, within) = (
@@ -183,7 +186,7 @@ mod tests {
             let Some(made) = Made::new(FileSystem::Xfs, more) else { return };
             assert!(made.is_fresh() && !made.is_fresh_for([0xac; 16]), "{more}");
             assert!(made.is_fresh_with(4096, &[0x5a; 256 << 10]), "damage is no use of it");
-            for field in [32, 247] {
+            for field in [32, 143, 247] {
                 assert!(!made.is_fresh_with(field, &[1]), "{field}");
             }
             assert!(!made.is_fresh_with(48, &[0; 8]), "a log elsewhere");
