@@ -11,6 +11,28 @@ impl Space {
         self.lock().units.iter_mut().for_each(|unit| unit.untidy = unit.free > 0);
     }
 
+    /// Gives up units that are reserved for data and may hold something that nobody needs, the last to be used first, as long as `enough` free
+    /// blocks stay usable: after a time without room they are many, and what is reserved for writes is not discarded. Nothing is on its way
+    /// to those that go: each block that was taken there has its entry, or came back.
+    pub(crate) fn give_up_surplus(&self, enough: u64) {
+        let mut inner = self.lock();
+        let mut usable = inner.usable(Purpose::Data);
+        let super::Inner { units, resident, queue, queued, .. } = &mut *inner;
+        // The first one is in use.
+        for at in (1..queue.len()).rev() {
+            let number = queue[at];
+            let unit = &mut units[number as usize];
+            let idle = resident.get(&number).is_some_and(|bits| bits.out == 0);
+            let left = usable.saturating_sub(u64::from(unit.free));
+            if left >= enough && unit.untidy && idle {
+                unit.state = State::Open;
+                queued.remove(&number);
+                queue.remove(at);
+                usable = left;
+            }
+        }
+    }
+
     /// Chooses up to `most` units in which the store may have something that nobody needs; they are `Pending` then. Units that are kept for
     /// nodes stay as they are, so that a checkpoint finds places that the store has already; and of what could be reserved for writes, half
     /// is left.

@@ -56,6 +56,30 @@ fn make_usable(geometry: &Geometry, space: &Space, units: &[u32], bitmap: &BTree
     space.activate(units);
 }
 
+/// What is reserved for writes is not discarded, so what is more than they need is given up: unless a block of it is on its way.
+#[test]
+fn what_is_reserved_and_free_can_be_discarded_when_it_is_more_than_enough() {
+    let (geometry, space, _readers) = space();
+    reserve(&geometry, &space, space.free() / 2);
+    let runs = space.take(Purpose::Data, space.usable_for(Purpose::Data), 0);
+    space.placed(runs.iter().cloned());
+    let all = runs.iter().map(|run| run.end - run.start).sum::<u64>();
+    assert_eq!(space.choose_to_discard(1000), [], "nothing was ever in the other units");
+    let pin = space.pin(runs.into_iter().flatten().collect());
+    space.let_go([pin]);
+    space.collect();
+    assert_eq!(space.usable_for(Purpose::Data), all);
+    let enough = 3 * u64::from(geometry.unit_blocks);
+    let on_its_way = space.take(Purpose::Data, 1, 0);
+    space.give_up_surplus(enough);
+    let left = space.usable_for(Purpose::Data);
+    assert!((enough..enough + u64::from(geometry.unit_blocks)).contains(&left), "{left} of {all}");
+    let chosen = space.choose_to_discard(1000);
+    assert!(!chosen.is_empty() && !chosen.contains(&geometry.unit_of(on_its_way[0].start)));
+    let reserved = space.reserved(1000);
+    assert!(chosen.iter().all(|unit| !reserved.contains(unit)), "each needs a reservation of its own");
+}
+
 /// On a store that gives space as it is written to, data waits for units of its own.
 #[test]
 fn data_leaves_what_is_kept_for_nodes_while_it_can_have_other_units() {
@@ -141,6 +165,8 @@ enum Step {
     Publish,
     /// Whoever wants to reserve asks for the room first; units that ran empty are forgotten then.
     Room,
+    /// Units that are more than enough for so many blocks of data are given up, to be discarded.
+    GiveUp(u64),
     /// A write begins, and takes so many blocks.
     Write(u64),
     /// One of the writes under way has ended.
@@ -163,6 +189,7 @@ fn step() -> impl Strategy<Value = Step> {
         Just(Step::Freeze),
         Just(Step::Publish),
         Just(Step::Room),
+        (0..200u64).prop_map(Step::GiveUp),
         (1..60u64).prop_map(Step::Write),
         (0..10usize).prop_map(Step::EndWrite),
     ]
@@ -246,6 +273,11 @@ proptest! {
                 }
                 Step::Room => {
                     space.room(1);
+                }
+                Step::GiveUp(enough) => {
+                    let before = space.usable_for(Purpose::Data);
+                    space.give_up_surplus(enough);
+                    prop_assert!(space.usable_for(Purpose::Data) >= before.min(enough));
                 }
                 Step::Freeze => {}
                 Step::Write(want) => {
