@@ -211,6 +211,22 @@ struct Model {
     pins: Vec<super::Pin>,
 }
 
+impl Model {
+    /// Of what is under way a superblock would know, and no block is lost.
+    fn check(&self, geometry: &Geometry, space: &Space) -> Result<(), TestCaseError> {
+        let listed = space.reserved(1000);
+        let places = self.writes.iter().flat_map(|(_, places)| places);
+        let lost: Vec<u64> = places
+            .copied()
+            .filter(|block| self.out.contains(block) && !listed.contains(&geometry.unit_of(*block)))
+            .collect();
+        prop_assert!(lost.is_empty(), "a superblock would not know that {:?} may be written", lost);
+        let taken = (self.out.len() + self.named.len()) as u64;
+        prop_assert_eq!(space.free() + taken + space.pinned(), geometry.data_blocks());
+        Ok(())
+    }
+}
+
 fn first(blocks: &mut BTreeSet<u64>, count: usize) -> Vec<u64> {
     let first: Vec<u64> = blocks.iter().copied().take(count).collect();
     blocks.retain(|block| !first.contains(block));
@@ -229,7 +245,6 @@ proptest! {
     #[test]
     fn it_hands_out_each_block_once(steps in prop::collection::vec(step(), 1..200)) {
         let (geometry, space, _readers) = space();
-        let total = geometry.data_blocks();
         let mut model = Model::default();
         for step in steps {
             match step {
@@ -289,15 +304,7 @@ proptest! {
                 Step::EndWrite(at) if at < model.writes.len() => drop(model.writes.swap_remove(at)),
                 Step::EndWrite(_) => {}
             }
-            let listed = space.reserved(1000);
-            let places = model.writes.iter().flat_map(|(_, places)| places);
-            let lost: Vec<u64> = places
-                .copied()
-                .filter(|block| model.out.contains(block) && !listed.contains(&geometry.unit_of(*block)))
-                .collect();
-            prop_assert!(lost.is_empty(), "a superblock would not know that {:?} may be written", lost);
-            let taken = (model.out.len() + model.named.len()) as u64;
-            prop_assert_eq!(space.free() + taken + space.pinned(), total);
+            model.check(&geometry, &space)?;
         }
     }
 }
