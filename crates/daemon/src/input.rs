@@ -3,6 +3,7 @@
 mod credential;
 mod distinct;
 mod file;
+mod ground;
 mod policy;
 
 pub use credential::{Origin, Source, copy, from_pipe, load, take_stdin, to_pipe};
