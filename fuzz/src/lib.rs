@@ -17,7 +17,7 @@ use volume::format::backup::{self, HeaderBackup};
 use volume::format::entry::{ENTRY_SIZE, entry_at, put_entry};
 use volume::format::header::{Header, SIGNED, mac, put_mac};
 use volume::format::item;
-use volume::format::probe::Probe;
+use volume::format::probe::{Probe, in_part, parts};
 use volume::format::record::{RECORD_HEADER, RecordHeader};
 use volume::format::salts::{self, put_salt, salt_at};
 use volume::format::stream::{Chunk, FRAME_SIZE, Frame, START, StreamHeader};
@@ -196,6 +196,13 @@ pub fn policy(text: &[u8]) {
 /// Any start of a store: blank exactly if it is all zeros.
 pub fn probe(start: &[u8]) {
     assert_eq!(Probe::of(start) == Probe::Blank, start.iter().all(|&byte| byte == 0));
+    // The same as a whole store: what is found, is in it.
+    let size = start.len() as u64;
+    for part in parts(size) {
+        let bytes = &start
+            [usize::try_from(part.start).expect("64 bits")..usize::try_from(part.end).expect("64 bits")];
+        assert!(in_part(part.start, bytes, size).is_none_or(|found| part.contains(&found.at)));
+    }
 }
 
 /// Any bytes as a journal record: refused, or laid out again to the byte, with a payload that is inside.

@@ -20,6 +20,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anchor::{Lock, lock_within};
 
 use crate::attempt::{self, Attempt};
 use crate::error::Error;
@@ -32,6 +35,8 @@ pub const FILE_SIZE: usize = 2 * SLOT_SIZE;
 pub const MAX_ATTEMPTS: usize = (SLOT_SIZE - HEAD) / attempt::SIZE;
 const HEAD: usize = 32;
 const CHECKSUM: usize = 28;
+/// How long one attempt waits for the lock: longer than a chip takes for what others do under it.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 const MAGIC: &[u8; 8] = b"cvmioTC1";
 
 /// What one slot says.
@@ -120,10 +125,10 @@ impl Companion {
         directory.sync_all().map_err(failed("syncing its directory"))
     }
 
-    /// Opens a file, and waits until no other process uses it.
+    /// Opens a file, and waits until no other process uses it, but for a second at most: it is one attempt, and whoever wants more makes more.
     ///
     /// # Errors
-    /// If it is not there, or is no companion file.
+    /// If it is not there, or is no companion file, or somebody has it locked for so long.
     pub fn open(path: &Path, read_only: bool) -> Result<Companion, Error> {
         let failed = |doing| move |source| Error::File { path: path.to_path_buf(), doing, source };
         loop {
@@ -141,7 +146,8 @@ impl Companion {
                 }
                 other => other.map_err(failed("opening"))?,
             };
-            lock(&file, read_only).map_err(failed("locking"))?;
+            let lock = if read_only { Lock::Shared } else { Lock::Exclusive };
+            lock_within(&file, lock, Some(LOCK_PATIENCE)).map_err(failed("locking"))?;
             let opened = file.metadata().map_err(failed("looking at it"))?;
             if !opened.is_file() {
                 return Err(damaged(path, "it is no regular file; name another with the option `companion`"));
@@ -224,15 +230,6 @@ fn damaged(path: &Path, what: &str) -> Error {
     Error::Companion { path: path.to_path_buf(), what: what.to_owned() }
 }
 
-fn lock(file: &File, read_only: bool) -> io::Result<()> {
-    loop {
-        match if read_only { file.lock_shared() } else { file.lock() } {
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            done => return done,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -282,6 +279,24 @@ mod tests {
         assert!(matches!(Companion::create(&path, &attempts(1)[0]), Err(Error::File { .. })));
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert!(Companion::open(&path, true).unwrap().load().is_ok());
+    }
+
+    #[test]
+    fn a_file_that_somebody_keeps_locked_is_tried_again_and_not_waited_for() {
+        let (_directory, path) = fresh();
+        let other = File::open(&path).unwrap();
+        other.lock().unwrap();
+        for read_only in [false, true] {
+            let begun = std::time::Instant::now();
+            let error = Companion::open(&path, read_only).unwrap_err();
+            assert!(
+                begun.elapsed() < Duration::from_secs(10) && error.to_string().contains("has it locked"),
+                "{error}"
+            );
+            assert!(matches!(anchor::Failure::from(error), anchor::Failure::Away(_)), "it may let go");
+        }
+        other.unlock().unwrap();
+        assert!(load(&path).is_ok());
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! An anchor in a file.
 
+mod patience;
 mod slot;
 #[cfg(test)]
 mod tests;
 
-use crate::{Address, Anchor, AnchorFuture, Error, Stamp};
+use crate::{Access, Address, Anchor, AnchorFuture, Error, Health, Stamp};
+use patience::Patience;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
 use slot::{FILE_SIZE, Record, SLOT_SIZE, SlotError};
@@ -14,13 +16,15 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// An anchor in a file of 8192 bytes: two slots, written in turn, each a whole stamp with a sequence
 /// number and a checksum. A write that is cut short spoils only the slot that is not in force.
 ///
 /// Each compare-and-swap reads, compares and writes under an exclusive `flock`, so any number of
 /// processes may share the file. Its future does this in one poll, and blocks for as long: one
-/// synchronous write, plus the wait for the lock.
+/// synchronous write, plus the wait for the lock. Somebody who keeps the lock makes it an anchor that is away, which is waited for as
+/// long as it was opened for.
 ///
 /// The file must lie where the host of the volume can't reach it, on a medium that keeps what it
 /// acknowledged: a slot in force that decays cannot be told from one whose writing was cut short, so
@@ -29,6 +33,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub struct FileAnchor {
     path: PathBuf,
     inner: Mutex<Inner>,
+    patience: Patience,
 }
 
 #[derive(Debug)]
@@ -55,6 +60,11 @@ impl FileAnchor {
     /// # Errors
     /// [`Error::Unusable`] if anything exists at `path`: an anchor is never overwritten.
     pub fn create(path: &Path) -> Result<FileAnchor, Error> {
+        FileAnchor::create_for(path, None)
+    }
+
+    /// The same, to wait for its lock as [`FileAnchor::open_for`] does.
+    pub(crate) fn create_for(path: &Path, timeout: Option<Duration>) -> Result<FileAnchor, Error> {
         let path = absolute(path)?;
         let created = |error: io::Error| match error.kind() {
             ErrorKind::AlreadyExists => {
@@ -74,7 +84,7 @@ impl FileAnchor {
         File::open(directory)
             .and_then(|directory| directory.sync_all())
             .map_err(|error| failed(&path, "syncing its directory", &error))?;
-        FileAnchor::open(&path)
+        FileAnchor::open_for(&path, Access::ReadWrite, timeout)
     }
 
     /// Opens the anchor at `path`.
@@ -82,9 +92,7 @@ impl FileAnchor {
     /// # Errors
     /// [`Error::Unusable`] if there is none, or it can't be used; the message says why.
     pub fn open(path: &Path) -> Result<FileAnchor, Error> {
-        // With O_DSYNC one system call writes a slot and makes it durable. The blocks were allocated
-        // when the file was made, so no metadata has to be written with them.
-        FileAnchor::open_with(path, OFlags::RDWR | OFlags::DSYNC)
+        FileAnchor::open_for(path, Access::ReadWrite, None)
     }
 
     /// Opens the anchor at `path` for reading only: it never moves through this, and a file that may only be read will do.
@@ -92,10 +100,21 @@ impl FileAnchor {
     /// # Errors
     /// As [`FileAnchor::open`].
     pub fn open_read_only(path: &Path) -> Result<FileAnchor, Error> {
-        FileAnchor::open_with(path, OFlags::RDONLY)
+        FileAnchor::open_for(path, Access::ReadOnly, None)
     }
 
-    fn open_with(path: &Path, access: OFlags) -> Result<FileAnchor, Error> {
+    /// Opens the anchor at `path`. Its lock is waited for no longer than `timeout`; without one, until it is had, but for the first time
+    /// as long as for any anchor ([`Limits::first_contact`](crate::Limits::first_contact)).
+    ///
+    /// # Errors
+    /// As [`FileAnchor::open`]; and [`Error::Io`] if somebody has it locked for so long.
+    pub fn open_for(path: &Path, access: Access, timeout: Option<Duration>) -> Result<FileAnchor, Error> {
+        // With O_DSYNC one system call writes a slot and makes it durable. The blocks were allocated
+        // when the file was made, so no metadata has to be written with them.
+        let access = match access {
+            Access::ReadOnly => OFlags::RDONLY,
+            Access::ReadWrite => OFlags::RDWR | OFlags::DSYNC,
+        };
         let path = absolute(path)?;
         let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = File::from(rustix::fs::open(&path, flags, Mode::empty()).map_err(|errno| match errno {
@@ -113,7 +132,11 @@ impl FileAnchor {
         if !metadata.is_file() {
             return Err(unusable(&path, "this is not a regular file, so not an anchor"));
         }
-        let anchor = FileAnchor { path, inner: Mutex::new(Inner { file, doubt: Doubt::Cached }) };
+        let anchor = FileAnchor {
+            path,
+            inner: Mutex::new(Inner { file, doubt: Doubt::Cached }),
+            patience: Patience::new(timeout),
+        };
         anchor.locked(|_, _| Ok(()))?;
         Ok(anchor)
     }
@@ -139,7 +162,7 @@ impl FileAnchor {
     /// Runs `act` on the record in force while no other process or thread can move it.
     fn locked<T>(&self, act: impl FnOnce(&mut Inner, Record) -> Result<T, Error>) -> Result<T, Error> {
         let mut inner: MutexGuard<'_, Inner> = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        lock(&inner.file).map_err(|error| failed(&self.path, "locking", &error))?;
+        self.patience.lock(&inner.file).map_err(|error| failed(&self.path, "locking", &error))?;
         let result = self.still_there(&inner.file).and_then(|()| {
             let record = self.newest(&inner.file)?;
             let record = self.settle(&mut inner, record)?;
@@ -252,6 +275,10 @@ impl Anchor for FileAnchor {
     fn address(&self) -> String {
         Address::file(&self.path).to_string()
     }
+
+    fn health(&self) -> Health {
+        Health { away: self.patience.away(), facts: Vec::new() }
+    }
 }
 
 /// The path in full: the address goes into policies, and what it names must not depend on the reader's directory.
@@ -269,15 +296,6 @@ fn fill(file: &File) -> io::Result<()> {
         file.write_all_at(&record.encode(), if record.index() == 0 { 0 } else { SLOT_SIZE as u64 })?;
     }
     file.sync_all()
-}
-
-fn lock(file: &File) -> io::Result<()> {
-    loop {
-        match file.lock() {
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            done => return done,
-        }
-    }
 }
 
 /// Device and inode of a file. No times are asked for: after a look at them, Linux 6.13 and later must write the

@@ -8,6 +8,7 @@
 mod address;
 mod file;
 mod health;
+mod lock;
 mod memory;
 mod options;
 mod scheme;
@@ -18,6 +19,7 @@ mod typed;
 pub use address::Address;
 pub use file::FileAnchor;
 pub use health::{Away, Health};
+pub use lock::{Lock, lock_within};
 pub use memory::MemoryAnchor;
 pub use options::{OptionKey, Options};
 pub use scheme::{

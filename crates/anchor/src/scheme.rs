@@ -244,10 +244,7 @@ const FILE: Scheme = Scheme {
     needs: |rest| Needs { paths: vec![rest.into()], ..Needs::default() },
     open: |opening| {
         let path = Path::new(opening.address.rest());
-        Ok(match opening.access {
-            Access::ReadOnly => Arc::new(FileAnchor::open_read_only(path)?),
-            Access::ReadWrite => Arc::new(FileAnchor::open(path)?),
-        })
+        Ok(Arc::new(FileAnchor::open_for(path, opening.access, opening.timeout)?))
     },
     create: create_file,
 };
@@ -268,10 +265,10 @@ fn check_file(rest: &str, _options: &Options) -> Result<(), Error> {
 fn create_file(opening: &Opening<'_>) -> Result<Created, Error> {
     let path = PathBuf::from(opening.address.rest());
     if path.exists() {
-        let anchor = Arc::new(FileAnchor::open(&path)?);
+        let anchor = Arc::new(FileAnchor::open_for(&path, opening.access, opening.timeout)?);
         return Ok(Created { anchor, undo: None, notes: Vec::new() });
     }
-    let anchor = Arc::new(FileAnchor::create(&path)?);
+    let anchor = Arc::new(FileAnchor::create_for(&path, opening.timeout)?);
     let undo = Box::new(move || {
         let _ = std::fs::remove_file(path);
     });

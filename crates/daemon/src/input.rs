@@ -3,6 +3,7 @@
 mod credential;
 mod distinct;
 mod file;
+mod ground;
 mod once;
 mod policy;
 

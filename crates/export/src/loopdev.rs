@@ -23,6 +23,9 @@ const SET_CAPACITY: Opcode = 0x4c07;
 const CONFIGURE: Opcode = 0x4c0a;
 const GET_FREE: Opcode = 0x4c82;
 
+/// All loop devices have it (Documentation/admin-guide/devices.txt).
+const MAJOR: u32 = 7;
+
 const READ_ONLY: u32 = 1;
 const AUTOCLEAR: u32 = 4;
 const DIRECT_IO: u32 = 16;
@@ -201,6 +204,39 @@ pub fn holders(file: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(found)
 }
 
+/// What a loop device is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backing {
+    /// The device of the file system of its file, as stat(2) has it.
+    pub device: u64,
+    /// The file's inode there.
+    pub inode: u64,
+    /// Its number, if that is a block device itself.
+    pub block_device: Option<u64>,
+    /// At which of its bytes the loop device begins.
+    pub offset: u64,
+}
+
+/// What the loop device at `path` is made of. `None` if nothing is attached to it, it is no loop device, or the kernel tells us nothing.
+///
+/// The kernel asks who serves the file: see [`holders`] for a way that does not.
+#[must_use]
+pub fn backing(path: &Path) -> Option<Backing> {
+    let device =
+        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty()).ok()?;
+    // The request means something else to another driver.
+    let kind = rustix::fs::fstat(&device).ok()?;
+    if FileType::from_raw_mode(kind.st_mode) != FileType::BlockDevice
+        || rustix::fs::major(kind.st_rdev) != MAJOR
+    {
+        return None;
+    }
+    // SAFETY: GET_STATUS writes a `struct loop_info64`, and `Info` has its layout and is valid with any bytes.
+    let info = unsafe { ioctl::ioctl(&device, Getter::<GET_STATUS, Info>::new()) }.ok()?;
+    let block_device = Some(info.rdevice).filter(|number| *number != 0);
+    Some(Backing { device: info.device, inode: info.inode, block_device, offset: info.offset })
+}
+
 /// What tells this use of a loop device from every other one, before and after it: the kernel numbers them from boot to boot. `None` if
 /// nothing is attached to it, or the kernel does not number them (before Linux 5.15).
 #[must_use]
@@ -250,7 +286,7 @@ fn free_number() -> Result<u32, Error> {
 }
 
 fn open_device(path: &Path, number: u32, access: OFlags) -> Result<OwnedFd, Error> {
-    open_node(path, FileType::BlockDevice, (7, number), access)
+    open_node(path, FileType::BlockDevice, (MAJOR, number), access)
 }
 
 /// Opens a device, and makes its node where nobody else does (a container without devtmpfs).

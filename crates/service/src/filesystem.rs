@@ -3,12 +3,13 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::{Deserialize, Serialize};
-use volume::format::probe::{Kind, PROBE_SIZE, Probe};
+use volume::format::probe::{self, Found, Kind, PROBE_SIZE, Probe};
 
 use super::fresh;
 use super::making::{self, Image};
@@ -104,6 +105,34 @@ pub fn start_of(path: &Path) -> Result<Vec<u8>, Failure> {
     Ok(start)
 }
 
+/// What a device or file has elsewhere whose beginning is blank: the volume's user may have lost the first blocks of what it holds.
+fn elsewhere(path: &Path) -> std::io::Result<Option<Found>> {
+    let mut file = File::open(path)?;
+    let size = file.seek(SeekFrom::End(0))?;
+    for part in probe::parts(size) {
+        let mut bytes = vec![0; usize::try_from(part.end - part.start).map_err(std::io::Error::other)?];
+        file.read_exact_at(&mut bytes, part.start)?;
+        if let Some(found) = probe::in_part(part.start, &bytes, size) {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+/// Refuses a device whose beginning is blank, and that holds something all the same. mkfs.xfs may have been killed behind its first copies.
+fn refuse_elsewhere(device: &Path, fs: FileSystem) -> Result<(), Failure> {
+    let found = elsewhere(device)
+        .map_err(|error| Failure::io(format!("{} cannot be read: {error}", device.display())))?;
+    match found {
+        Some(Found { kind: Kind::Xfs, .. }) if fs == FileSystem::Xfs => Ok(()),
+        Some(Found { kind, at }) => Err(Failure::usage(format!(
+            "the volume's first blocks are blank, but it holds {kind}, at byte {at}; nothing was changed. Mend that, or wipe it by hand if nobody needs it (wipefs), and make the file system by hand: mkfs.{fs} {}",
+            device.display()
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Whether what is on the device of a volume was never mounted. Then nobody's data is in it, whatever has become of it since.
 fn was_never_mounted(device: &Path, kind: Kind, start: &[u8], volume: [u8; 16]) -> bool {
     let made = FileSystem::ALL.into_iter().find(|fs| fs.kind() == kind);
@@ -144,7 +173,10 @@ pub fn bring_up(
             fs.make(device, volume, true, turn)?;
         }
         Probe::Foreign(kind) if kind == fs.kind() && !fs.is_unfinished(&start) => {}
-        Probe::Blank if may_make => fs.make(device, volume, false, turn)?,
+        Probe::Blank if may_make => {
+            refuse_elsewhere(device, fs)?;
+            fs.make(device, volume, false, turn)?;
+        }
         Probe::Blank => {
             return Err(Failure::usage(format!(
                 "the volume is empty, and its policy does not allow to make a file system (format-if-blank); make it by hand: mkfs.{fs} {}",
@@ -261,6 +293,22 @@ mod tests {
         start[126] = 1;
         assert!(FileSystem::Xfs.is_unfinished(&start) && !FileSystem::Ext4.is_unfinished(&start));
         assert!(!FileSystem::Xfs.is_unfinished(b"XFSB"));
+    }
+
+    #[test]
+    fn what_lies_behind_blank_first_blocks_is_not_made_over() {
+        let device = tempfile::NamedTempFile::new().unwrap();
+        device.as_file().set_len(256 << 20).unwrap();
+        let refused = |fs| refuse_elsewhere(device.path(), fs).err().map(|failure| failure.to_string());
+        assert_eq!(refused(FileSystem::Ext4), None);
+        device.as_file().write_all_at(b"XFSB", 64 << 20).unwrap();
+        assert_eq!(refused(FileSystem::Xfs), None, "its making may have been cut short");
+        let said = refused(FileSystem::Ext4).unwrap();
+        assert!(said.contains("an XFS file system, at byte 67108864"), "{said}");
+        device.as_file().write_all_at(b"EFI PART", (256 << 20) - 512).unwrap();
+        assert!(refused(FileSystem::Ext4).is_some());
+        device.as_file().write_all_at(&[0; 4], 64 << 20).unwrap();
+        assert!(refused(FileSystem::Xfs).unwrap().contains("a GPT partition table"));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -178,6 +179,21 @@ impl Store for FileStore {
         let blocks = self.inner.size().unwrap_or(0) / BLOCK;
         self.inner.blocks.store(blocks, Ordering::Relaxed);
         blocks
+    }
+
+    fn rest(&self) -> Result<Vec<u8>, Error> {
+        let failed = |error: io::Error| {
+            Error::from_errno(error.raw_os_error().unwrap_or(libc::EIO), "read the end", self.name())
+        };
+        let size = self.inner.size().map_err(failed)?;
+        let mut bytes = vec![0; usize::try_from(size % BLOCK).unwrap_or(0)];
+        if bytes.is_empty() {
+            return Ok(bytes);
+        }
+        // By another opening of the same file: direct I/O reads no part of a block.
+        let file = File::open(format!("/proc/self/fd/{}", self.inner.file.as_raw_fd())).map_err(failed)?;
+        file.read_exact_at(&mut bytes, size / BLOCK * BLOCK).map_err(failed)?;
+        Ok(bytes)
     }
 
     fn name(&self) -> String {

@@ -70,6 +70,13 @@ pub struct Completion {
 pub trait Store: Send + Sync {
     /// Size in whole blocks, as the host states it now.
     fn blocks(&self) -> u64;
+    /// What is behind the last whole block, less than one: sectors or bytes that a volume leaves alone, and that may tell whose they are.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    fn rest(&self) -> Result<Vec<u8>, Error> {
+        Ok(Vec::new())
+    }
     /// The name to use in messages: a path, or a kind.
     fn name(&self) -> String;
     /// Opens a queue with room for `depth` operations in flight (more may be submitted; they wait inside).

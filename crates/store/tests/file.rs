@@ -403,7 +403,21 @@ fn the_last_sectors_of_a_device_that_make_no_block_are_left_alone() {
         skipped("the_last_sectors_of_a_device_that_make_no_block_are_left_alone");
         return;
     };
-    assert_eq!(FileStore::open(device.path(), Options::default()).unwrap().blocks(), 64);
+    let store = FileStore::open(device.path(), Options::default()).unwrap();
+    assert_eq!((store.blocks(), store.rest()), (64, Ok(vec![0; 3 * 512])));
+}
+
+#[test]
+fn what_is_behind_the_last_block_can_be_read() {
+    let directory = directory();
+    let path = directory.path().join("disk");
+    fs::write(&path, [&[1; 2 * BLOCK_SIZE][..], b"appended"].concat()).unwrap();
+    for direct in [true, false] {
+        let store = FileStore::open(&path, Options { direct, ..Options::default() }).unwrap();
+        assert_eq!((store.blocks(), store.rest()), (2, Ok(b"appended".to_vec())));
+    }
+    File::options().write(true).open(&path).unwrap().set_len(2 * 4096).unwrap();
+    assert_eq!(FileStore::open(&path, Options::default()).unwrap().rest(), Ok(Vec::new()));
 }
 
 #[test]

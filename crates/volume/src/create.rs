@@ -15,7 +15,7 @@ use crate::core::Environment;
 use crate::error::{Error, Kind, Remedy, Result};
 use crate::format::entry::Entry;
 use crate::format::header::{self, Header};
-use crate::format::probe::{self, END_SIZE, PROBE_SIZE, Probe, at_end};
+use crate::format::probe::{self, PROBE_SIZE, Probe};
 use crate::format::protections::{Freshness, Provision, SuiteCode, check_protections};
 use crate::format::superblock::{Leg, Superblock};
 use crate::geometry::{Geometry, SUPERBLOCK_START, Shape};
@@ -179,13 +179,27 @@ impl Creating {
         Ok(policy)
     }
 
-    async fn probe_end(&self) -> Result<Option<probe::Kind>> {
-        let all = self.environment.store.blocks();
-        let blocks = ((END_SIZE / BLOCK_SIZE) as u64).min(all);
-        let buffer = self.io.read(all - blocks, usize::try_from(blocks).unwrap_or(0)).await?;
-        let mut end = vec![0; buffer.len()];
-        buffer.copy_to(0, &mut end);
-        Ok(at_end(&end, all * BLOCK_SIZE as u64))
+    /// What a store holds whose beginning is blank.
+    async fn probe_elsewhere(&self) -> Result<Option<String>> {
+        let block = BLOCK_SIZE as u64;
+        let store = &self.environment.store;
+        let whole = store.blocks() * block;
+        let rest = store.rest()?;
+        let size = whole + rest.len() as u64;
+        for part in probe::parts(size) {
+            let blocks = part.start / block..part.end.min(whole) / block;
+            let count = usize::try_from(blocks.end.saturating_sub(blocks.start)).unwrap_or(0);
+            let buffer = self.io.read(blocks.start, count).await?;
+            let mut bytes = vec![0; buffer.len()];
+            buffer.copy_to(0, &mut bytes);
+            if part.end > whole {
+                bytes.extend_from_slice(&rest);
+            }
+            if let Some(found) = probe::in_part(part.start, &bytes, size) {
+                return Ok(Some(format!("{}, at byte {} of {size}", found.kind, found.at)));
+            }
+        }
+        Ok(None)
     }
 
     async fn check_blank(&self) -> Result<()> {
@@ -196,11 +210,11 @@ impl Creating {
         buffer.copy_to(0, &mut start);
         let name = self.environment.store.name();
         let found = match Probe::of(&start) {
-            Probe::Blank => match self.probe_end().await? {
-                Some(kind) if !self.options.force => format!("{kind}, at its end"),
-                _ => return Ok(()),
-            },
             _ if self.options.force => return Ok(()),
+            Probe::Blank => match self.probe_elsewhere().await? {
+                Some(found) => found,
+                None => return Ok(()),
+            },
             Probe::Volume
                 if self.known.is_some_and(|id| first_use::was_cut(&start, &id, self.options.shape)) =>
             {

@@ -324,3 +324,61 @@ fn one_that_is_opened_for_reading_says_what_it_holds_and_never_moves() {
     assert_eq!(block_on(FileAnchor::open_read_only(&path).unwrap().read()), Ok(Some(sample(2))));
     assert!(matches!(FileAnchor::open_read_only(&directory.path().join("none")), Err(Error::Unusable(_))));
 }
+
+/// An anchor whose file another process, or as good as one, has locked.
+fn locked_by_another(path: &Path) -> File {
+    let other = File::open(path).unwrap();
+    other.lock().unwrap();
+    other
+}
+
+fn held(result: Result<Option<Stamp>, Error>) {
+    match result {
+        Err(Error::Io(why)) => {
+            assert!(why.contains("it has been away for") && why.contains("has it locked"), "{why}")
+        }
+        other => panic!("expected Io, got {other:?}"),
+    }
+}
+
+#[test]
+fn a_lock_that_somebody_keeps_is_waited_for_no_longer_than_was_said() {
+    let (_directory, path, _anchor) = advanced(1);
+    let address = Address::file(&path).to_string();
+    let (none, patience) = (crate::Options::default(), Some(Duration::from_millis(200)));
+    let anchor = FileAnchor::open_for(&path, Access::ReadWrite, patience).unwrap();
+    let other = locked_by_another(&path);
+    let begun = std::time::Instant::now();
+    let opened = |anchor: Result<std::sync::Arc<dyn Anchor>, Error>| held(anchor.map(|_| None));
+    opened(crate::open_address(&address, &none, patience));
+    opened(crate::open_address_read_only(&address, &none, patience));
+    opened(crate::create_address(&address, &none, patience).map(|created| created.anchor));
+    held(move_to(&anchor, Some(&sample(1)), &sample(2)).map(|()| None));
+    // Whoever comes next need not wait again.
+    let before = std::time::Instant::now();
+    held(read(&anchor));
+    assert!(before.elapsed() < Duration::from_millis(150) && begun.elapsed() < Duration::from_secs(8));
+    let away = anchor.health().away.expect("it is away");
+    assert!(away.attempts >= 2 && away.error.contains("has it locked"), "{away:?}");
+    other.unlock().unwrap();
+    assert_eq!(read(&anchor), Ok(Some(sample(1))));
+    assert_eq!(anchor.health().away, None);
+}
+
+#[test]
+fn without_a_bound_a_session_waits_for_the_lock_and_says_so() {
+    let (_directory, path, anchor) = advanced(1);
+    let other = locked_by_another(&path);
+    std::thread::scope(|scope| {
+        let moved = scope.spawn(|| move_to(&anchor, Some(&sample(1)), &sample(2)));
+        let begun = std::time::Instant::now();
+        while anchor.health().away.is_none() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "nobody says that it is away");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(!moved.is_finished());
+        other.unlock().unwrap();
+        assert_eq!(moved.join().unwrap(), Ok(()));
+    });
+    assert_eq!((read(&anchor), anchor.health().away), (Ok(Some(sample(2))), None));
+}

@@ -2,6 +2,7 @@
 //! answer, and a host that is full.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Command;
 use std::rc::Rc;
@@ -189,8 +190,8 @@ fn a_daemon_that_waits_for_its_anchors_lock_is_not_called_dead() {
         }
     };
     lock.lock().unwrap();
-    let mut attach =
-        desk.command("volume attach disk.img --key-file key --memory 32M --as fuse").spawn().unwrap();
+    let arguments = "volume attach disk.img --key-file key --memory 32M --as fuse --anchor-timeout 10m";
+    let mut attach = desk.command(arguments).spawn().unwrap();
     wait_for("the daemon's name", || desk.path("run/disk").exists());
     ask("attaching", true);
     lock.unlock().unwrap();
@@ -205,6 +206,39 @@ fn a_daemon_that_waits_for_its_anchors_lock_is_not_called_dead() {
     lock.unlock().unwrap();
     assert!(write.wait().unwrap().success());
     desk.done("volume detach disk");
+}
+
+/// Another program has the anchor's lock and keeps it.
+#[test]
+fn a_lock_that_somebody_keeps_ends_an_attach_and_a_session_in_their_time() {
+    let desk = Rc::new(Desk::new());
+    desk.create("");
+    let lock = fs::File::open(desk.path("anchor")).unwrap();
+    lock.lock().unwrap();
+    let who = format!("process {} (", std::process::id());
+    for more in ["", "--read-only"] {
+        let begun = Instant::now();
+        let arguments =
+            format!("volume attach disk.img --key-file key --memory 32M --anchor-timeout 500ms {more}");
+        let said = desk.run(&arguments);
+        assert_eq!(said.code, 8, "{more}: {said:?}");
+        assert!(said.error.contains(&who) && said.error.contains("has it locked"), "{more}: {said:?}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{more}: {:?}", begun.elapsed());
+    }
+    lock.unlock().unwrap();
+    let session = Session::attach_with(&desk, "--anchor-timeout 500ms");
+    let file = fs::File::options().write(true).open(&session.file).unwrap();
+    lock.lock().unwrap();
+    file.write_all_at(&[7; 4096], 0).unwrap();
+    assert!(file.sync_data().is_err(), "it has waited for long enough");
+    let status: Value = serde_json::from_str(&desk.done("volume status disk --json")).unwrap();
+    let failure = status["volume"]["failure"].as_str().expect("it failed");
+    assert!(failure.contains("it has been away for") && failure.contains(&who), "{failure}");
+    lock.unlock().unwrap();
+    drop(file);
+    session.kill();
+    crate::common::session::clean_up(&desk);
+    Session::attach_with(&desk, "--anchor-timeout 500ms").detach();
 }
 
 /// A file, and then a directory, of the volume's name lies in the working directory. Commands for an attached volume go to it, and say so;

@@ -1,70 +1,52 @@
 //! Paths that must not name the same thing.
 
-use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anchor::{Address, Options};
 use volume::policy::Policy;
 
 use super::Source;
+use super::ground::{Common, Ground};
 use crate::failure::Failure;
 
 /// A file that was named, and what for, as a message says it.
 pub type Named<'a> = (&'a str, Option<&'a Path>);
 
-/// What a path names, as far as two paths can be told apart by it.
-#[derive(PartialEq, Eq)]
-enum Identity {
-    /// A file, by whatever name: links and bind mounts lead to the same number.
-    File(u64, u64),
-    /// A block device, through whichever of its nodes.
-    Device(u64),
-    /// What is not there yet: its directory, and its name there.
-    New(u64, u64, std::ffi::OsString),
-    /// Nobody can tell; the path itself.
-    Unknown(PathBuf),
-}
-
-fn identity(path: &Path) -> Identity {
-    if let Ok(found) = fs::metadata(path) {
-        return match found.file_type().is_block_device() {
-            true => Identity::Device(found.rdev()),
-            false => Identity::File(found.dev(), found.ino()),
-        };
-    }
-    // A link that leads nowhere yet names what it leads to.
-    let target = fs::read_link(path).map(|to| path.parent().unwrap_or(Path::new("")).join(to));
-    let path = target.as_deref().unwrap_or(path);
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match (fs::metadata(directory), path.file_name()) {
-        (Ok(directory), Some(name)) => Identity::New(directory.dev(), directory.ino(), name.into()),
-        _ => Identity::Unknown(path.to_path_buf()),
-    }
-}
-
-/// Refuses one file, or one device, for two things of different groups. Within a group files may be the same: two secrets may come from one
-/// file, which is only read. Standard input, `-`, is no file.
+/// Refuses one file, or one device, for two things of different groups, under whatever names: also a loop device and its file, or a disk and
+/// its partition. Within a group files may be the same: two secrets may come from one file, which is only read. Standard input, `-`, is no file.
 ///
 /// # Errors
 /// Says which two are the same.
 pub fn refuse_same(groups: &[Vec<Named>]) -> Result<(), Failure> {
-    let mut before: Vec<(&str, &Path, Identity)> = Vec::new();
+    let mut before: Vec<(&str, &Path, Ground)> = Vec::new();
     for group in groups {
         let given = group.iter().filter_map(|(what, path)| Some((*what, (*path)?)));
         let files = given.filter(|(_, path)| *path != Path::new("-"));
-        let files: Vec<_> = files.map(|(what, path)| (what, path, identity(path))).collect();
-        for (what, _, found) in &files {
-            if let Some((other, path, _)) = before.iter().find(|(.., one)| one == found) {
-                return Err(Failure::usage(format!(
-                    "{} is given as the {other} and as the {what}; these are two things, so name two files. Nothing was changed",
-                    path.display()
-                )));
+        let files: Vec<_> = files.map(|(what, path)| (what, path, Ground::of(path))).collect();
+        for one in &files {
+            let clash = |other| refusal(other, one);
+            if let Some(failure) = before.iter().find_map(clash) {
+                return Err(failure);
             }
         }
         before.extend(files);
     }
     Ok(())
+}
+
+fn refusal(first: &(&str, &Path, Ground), second: &(&str, &Path, Ground)) -> Option<Failure> {
+    let ((other, its_path, its_ground), (what, path, ground)) = (first, second);
+    Some(Failure::usage(match its_ground.in_common_with(ground)? {
+        Common::Itself => format!(
+            "{} is given as the {other} and as the {what}; these are two things, so name two files. Nothing was changed",
+            its_path.display()
+        ),
+        Common::Bytes => format!(
+            "{}, the {other}, and {}, the {what}, have bytes in common: one is, or lies on, a part of the other (`lsblk` and `losetup` show it). These are two things, so name two that have none. Nothing was changed",
+            its_path.display(),
+            path.display()
+        ),
+    }))
 }
 
 /// The files that a volume lives by. None of them may be another one, nor anything else that a command is told.
@@ -150,6 +132,7 @@ pub fn anchor_files(address: Option<&str>, options: &Options) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn one_file_is_known_by_all_its_names() {
@@ -183,6 +166,33 @@ mod tests {
         refuse_same(&[vec![("key file", dash)], vec![("stream", dash)]]).unwrap();
         let key = at("key");
         refuse_same(&[vec![("key file", Some(&key)), ("stream's key file", Some(&key))]]).unwrap();
+    }
+
+    #[test]
+    fn a_loop_device_and_its_file_are_one_thing() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        image.as_file().set_len(1 << 20).unwrap();
+        let run = |arguments: &[&str]| {
+            let output = std::process::Command::new("losetup").args(arguments).output().ok()?;
+            output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_string())
+        };
+        let Some(device) = run(&["-f", "--show", image.path().to_str().unwrap()]) else {
+            println!("SKIPPED: no loop device to be had");
+            return;
+        };
+        let store = Path::new(&device);
+        let refused = VolumeFiles::new(store, image.path(), None, &Options::default()).refuse_same(&[]);
+        let policy = image.path().with_extension("policy");
+        let beside = VolumeFiles::new(store, &policy, None, &Options::default()).refuse_same(&[]);
+        run(&["-d", &device]);
+        let failure = refused.unwrap_err();
+        let said = failure.to_string();
+        assert!(failure.is_usage() && said.contains("have bytes in common"), "{said}");
+        assert!(
+            said.contains(&format!("{device}, the store, and {}, the policy", image.path().display())),
+            "{said}"
+        );
+        beside.unwrap();
     }
 
     #[test]

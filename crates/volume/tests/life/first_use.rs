@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::common::{Bench, credential, options};
+use crate::common::{Bench, credential, medium, options};
 use anchor::{Anchor, MemoryAnchor};
 use seal::slot::Argon2Params;
 use testkit::{Outcome, ScriptedAnchor};
@@ -54,6 +54,25 @@ fn a_blank_store_under_a_claimed_anchor_is_a_rollback() {
         let error = first_use(&blank, &policy).unwrap_err();
         assert_eq!(error.kind(), Kind::Stale, "{error}");
     }
+}
+
+#[test]
+fn a_store_that_is_blank_at_its_beginning_only_is_somebodys() {
+    let (bench, policy) = bench();
+    let store = bench.environment.store.as_ref();
+    for (block, at, mark, what) in [
+        (16383, 4096 - 512 + 3, &b"NTFS    "[..], "an NTFS file system, at byte 67108355 of 67108864"),
+        (512, 0, b"\x5e\xf1\xab\x2f", "a VMFS volume, at byte 2097152 of"),
+    ] {
+        let mut content = [0; 4096];
+        content[at..at + mark.len()].copy_from_slice(mark);
+        medium::put(store, block, &content);
+        let error = first_use(&bench, &policy).unwrap_err();
+        assert!(error.kind() == Kind::Usage && error.to_string().contains(what), "{error}");
+        medium::put(store, block, &[0; 4096]);
+    }
+    medium::put(store, 513, &[1; 4096]);
+    first_use(&bench, &policy).expect("what nobody knows is nobody's, that far from the beginning");
 }
 
 #[test]
