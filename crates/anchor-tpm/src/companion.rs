@@ -125,7 +125,7 @@ impl Companion {
         directory.sync_all().map_err(failed("syncing its directory"))
     }
 
-    /// Opens a file, and waits until no other process uses it, but for a second at most: it is one attempt, and whoever wants more makes more.
+    /// Opens a file. While another process uses it, this waits for a second at most. That is one attempt; the caller makes the next one.
     ///
     /// # Errors
     /// If it is not there, or is no companion file, or somebody has it locked for so long.

@@ -1,4 +1,4 @@
-//! Waiting for the lock of a file, for so long and no longer, and who has it.
+//! The lock of a file: waiting for it, within a limit, and the process that holds it.
 
 use rustix::fs::{major, minor};
 use std::fs::{self, File, TryLockError};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
-/// Who else may have the lock at the same time.
+/// Whether others may hold the lock at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lock {
     /// Nobody.
@@ -19,10 +19,10 @@ pub enum Lock {
     Shared,
 }
 
-/// Takes the lock of a file (flock(2)), and waits for it no longer than `patience`; `None` is for ever.
+/// Takes the lock of a file (flock(2)). It waits no longer than `patience`; with `None` there is no limit.
 ///
 /// # Errors
-/// Of the kind [`ErrorKind::TimedOut`], with who has it, when it was not to be had in that time; else the system's.
+/// [`ErrorKind::TimedOut`] when another process kept the lock for that time; the message names the process. Otherwise the system's error.
 pub fn lock_within(file: &File, lock: Lock, patience: Option<Duration>) -> io::Result<()> {
     let Some(patience) = patience else { return lock_for_ever(file, lock) };
     let begun = Instant::now();

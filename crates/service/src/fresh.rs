@@ -84,7 +84,7 @@ fn xfs(start: &[u8], uuid: [u8; 16], read: impl Fn(u64, u64) -> Option<Vec<u8>>)
         1_u64.checked_shl(u32::try_from(group_bits).ok()?)?,
     );
     let at = number.checked_mul(group)?.checked_add(log & (within - 1))?.checked_mul(block)?;
-    // Whoever makes it writes one record, which says that nothing is in the log. It is as long as the unit of the log.
+    // mkfs writes one record: it says that the log is empty. It is as long as the log's unit.
     let first = unit.max(2 * XFS_SECTOR as u64);
     let length = blocks.checked_mul(block)?.min(XFS_RECORD.checked_mul(2)?);
     if first > XFS_RECORD || length <= first {

@@ -354,7 +354,7 @@ fn a_lock_that_somebody_keeps_is_waited_for_no_longer_than_was_said() {
     opened(crate::open_address_read_only(&address, &none, patience));
     opened(crate::create_address(&address, &none, patience).map(|created| created.anchor));
     held(move_to(&anchor, Some(&sample(1)), &sample(2)).map(|()| None));
-    // Whoever comes next need not wait again.
+    // The next call does not wait again.
     let before = std::time::Instant::now();
     held(read(&anchor));
     assert!(before.elapsed() < Duration::from_millis(150) && begun.elapsed() < Duration::from_secs(8));

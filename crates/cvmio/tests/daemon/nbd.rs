@@ -314,7 +314,7 @@ fn a_volume_in_use_is_not_put_away_and_a_signal_leaves_time() {
     volume.detach();
 }
 
-/// Who has merely connected has nothing to lose; who has chosen the export has the device.
+/// A client that only connected has nothing to lose. A client that chose the export has the device.
 #[test]
 fn only_who_has_chosen_the_export_holds_a_detach_up() {
     let desk = Desk::new();
