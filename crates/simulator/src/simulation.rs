@@ -319,7 +319,7 @@ impl Simulation {
         // happen when nobody counts on them any more.
         let by_others = mischief.fork || mischief.undead || mischief.late;
         let excused = self.tainted || by_others || mischief.lies || mischief.rollback;
-        let (taken, most) = (self.store.taken(), self.geometry.most_taken(*mapped, *foreign));
+        let (taken, most) = (self.store.taken(), self.geometry.most_taken(*mapped, *foreign, self.plan.told));
         self.coverage.bounds += u64::from(!excused && most < self.geometry.physical_blocks);
         if excused || taken <= most {
             return Ok(());

@@ -99,7 +99,7 @@ impl HostileStore {
         lock(&self.disk).room = blocks;
     }
 
-    /// Whether the disk says from now on which blocks it has given, and, where it has not room for all of them, how much is left.
+    /// Whether the disk says from now on which blocks it has given, and how much is left.
     pub fn set_telling(&self, tells: bool) {
         lock(&self.disk).tells = tells;
     }

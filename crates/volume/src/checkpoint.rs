@@ -19,6 +19,7 @@ use crate::format::ad::Tree;
 use crate::format::item::Item;
 use crate::format::protections::Freshness;
 use crate::format::record::items_per_record;
+use crate::format::superblock::MAX_UNITS;
 use crate::io::Io;
 use crate::merge::{Bit, Merge, Salt};
 use crate::mutation::{Mutation, mutated};
@@ -219,7 +220,14 @@ impl Core {
             self.space.take_over();
             self.commit.take_over(&self.geometry);
         }
+        let given = if self.is_store_short() { self.given_places() } else { None };
+        self.space.give_up_node_units(MAX_UNITS, given.as_deref().map(Vec::as_slice));
         self.ask_node_room();
+        if self.room.untold {
+            // What this checkpoint replaced has its places, and may be discarded next.
+            self.space.drain().await;
+            self.refill_node_places(io).await?;
+        }
         self.counters.checkpoints.add(1);
         self.pace.end();
         // In this order: whoever asks for a checkpoint in between gets one too many, and not one that began before.

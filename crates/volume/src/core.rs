@@ -119,6 +119,8 @@ pub(crate) struct Limits {
     pub(crate) overlay: u64,
     /// Changes that may wait for the journal.
     pub(crate) pending: u64,
+    /// Places for nodes that a thin volume has the store give ahead; none for another, whose store has given everything.
+    pub(crate) node_room: u64,
     /// Blocks that may be pinned before writers wait.
     pub(crate) pinned: u64,
     /// Free blocks that only nodes of the salt table may take.

@@ -442,15 +442,25 @@ impl Geometry {
     }
 
     /// Most blocks that a thin volume takes of its store, however often it is overwritten, if never more than `mapped` were mapped or being
-    /// written, and no session left alone more than `foreign` units of its predecessor: `docs/semantics.md`, "Space".
-    pub fn most_taken(&self, mapped: u64, foreign: u64) -> u64 {
+    /// written, and no session left alone more than `foreign` units of its predecessor: `docs/semantics.md`, "Space". `tells`: whether the store
+    /// says what it has left.
+    pub fn most_taken(&self, mapped: u64, foreign: u64, tells: bool) -> u64 {
         let changes = 2 * self.pinned_limit();
         let nodes = self.most_nodes_of(mapped + changes);
         let in_use = mapped + nodes + 4;
         let pinned = changes + nodes + 4;
         let fixed = self.physical_blocks - self.data_blocks;
-        let ahead = self.reserve_target() + self.map_nodes().min(4096);
+        let ahead = self.reserve_target() + self.node_room(self.map_nodes(), tells);
         fixed + (in_use + pinned) * 3 / 2 + ahead + (2 + foreign) * u64::from(self.unit_blocks)
+    }
+
+    /// Places for nodes that a thin volume has its store give ahead, if a checkpoint makes `nodes` at most. Of one that does not say what it has
+    /// left, they must be enough for two checkpoints in a row and a quarter more: these have three eighths each.
+    pub(crate) fn node_room(&self, nodes: u64, tells: bool) -> u64 {
+        match tells {
+            true => nodes.min(4096),
+            false => (nodes * 8).div_ceil(3).min(16_384).min(self.data_blocks() / 16),
+        }
     }
 
     /// Blocks kept aside for the salt table.

@@ -2,7 +2,7 @@
 //! checkpoint only, and one that has no place for its nodes never ends.
 //!
 //! Invariants:
-//! 1. The store is asked for these places before there is a need, up to 16 MiB.
+//! 1. The store is asked for these places before there is a need ([`Geometry::node_room`](crate::geometry::Geometry::node_room)).
 //! 2. Where it can tell what it has given, no change leaves the next checkpoint with fewer such places than it needs. Each change counts from
 //!    its claim on: as claimed, as promised (see `admission.rs`), and in the overlay.
 //! 3. Writes leave a quarter of the places alone. A discard needs nodes, too: each leaf that it leaves a part of is written again. One that
@@ -14,12 +14,11 @@ use futures::FutureExt;
 
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
-use crate::format::protections::Provision;
+use crate::format::superblock::MAX_UNITS;
 use crate::io::Io;
 use crate::space::Purpose;
 
-/// Most blocks that the store is asked for ahead for nodes, and most runs of them.
-const NODE_ROOM: u64 = 4096;
+/// Most runs of blocks that the store is asked for ahead for nodes.
 const NODE_RUNS: usize = 256;
 /// Blocks that others may have taken before the store is looked at again (64 MiB): only what it has left beyond counts for nodes.
 const MARGIN: u64 = 16_384;
@@ -54,12 +53,8 @@ impl Drop for NodeClaim<'_> {
 }
 
 impl Core {
-    /// Blocks that a thin volume has the store give ahead for nodes; none for another, whose store has given everything.
     pub(crate) fn node_room(&self) -> u64 {
-        match self.header.provision {
-            Provision::Thin => self.geometry.most_nodes_of(self.limits.overlay).min(NODE_ROOM),
-            Provision::Full => 0,
-        }
+        self.limits.node_room
     }
 
     /// Places for nodes that the store has given, or has left, as far as that is a matter.
@@ -72,7 +67,7 @@ impl Core {
     }
 
     /// Nodes that the next checkpoint makes at most, with so many claims.
-    fn nodes_with(&self, claims: u64) -> u64 {
+    pub(crate) fn nodes_with(&self, claims: u64) -> u64 {
         // In the order in which changes go their way: one that moves on meanwhile counts twice.
         let promised = self.promised.load(Ordering::SeqCst);
         self.geometry.most_nodes_of(claims + promised + self.overlay.touched())
@@ -145,8 +140,11 @@ impl Core {
         }
     }
 
-    /// Looks for more places for nodes, if a writer has asked for some. For the maintenance job.
+    /// Looks for more places for nodes, if a writer has asked for some, or a session begins on a store that cannot tell. For the maintenance job.
     pub(crate) async fn seek_node_places(&self, io: &Io) -> Result<()> {
+        if self.room.unsearched.swap(false, Ordering::SeqCst) {
+            self.refill_node_places(io).await?;
+        }
         let wanted = self.room.wanted.load(Ordering::SeqCst);
         if self.room.sought.load(Ordering::SeqCst) == wanted {
             return Ok(());
@@ -154,9 +152,14 @@ impl Core {
         // What a checkpoint has replaced may be waiting for a reader only.
         self.space.drain().await;
         self.ask_node_room();
+        self.refill_node_places(io).await?;
+        if self.room.untold && self.space.known_to_nodes() < self.node_room() && self.space.take_over() {
+            self.refill_node_places(io).await?;
+        }
+        let most = self.space.room_for_nodes(MAX_UNITS);
         if self.node_places() < 2 * self.node_room()
             && let Some(given) = self.given_places()
-            && self.reserve_for_node(io, Some(&given), self.node_room()).await?
+            && self.reserve_for_node(io, Some(&given), self.node_room(), most).await?
         {
             self.ask_node_room();
         }
@@ -168,7 +171,8 @@ impl Core {
     /// Asks the store for the places of the next nodes, as far as it can give them.
     pub(crate) fn ask_node_room(&self) {
         let most = self.node_room();
-        if most == 0 {
+        // What a store that cannot tell has given is seen to elsewhere (`untold.rs`).
+        if most == 0 || self.room.untold {
             return;
         }
         self.room.is_asked.store(self.is_store_short(), Ordering::SeqCst);

@@ -122,6 +122,11 @@ impl Core {
 
     /// A node's place is named by the tree that is being built, and by nothing that a later freeze could miss.
     pub(crate) fn take_node_place(&self) -> Option<u64> {
+        if self.is_store_short()
+            && let Some(place) = self.space.take_known_place()
+        {
+            return Some(place);
+        }
         let run = self.space.take(Purpose::Nodes, 1, 0).into_iter().next()?;
         self.space.placed([run.clone()]);
         Some(run.start)

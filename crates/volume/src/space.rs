@@ -26,6 +26,7 @@ mod bits;
 mod discard;
 mod given;
 mod inner;
+mod known;
 mod reserve;
 
 use std::ops::Range;
@@ -63,6 +64,8 @@ pub(crate) struct Space {
     most_bytes: u64,
     /// Whether what is taken lies near what is there already, so that a store that gives space as it is written to gives little.
     near: bool,
+    /// Whether such a store cannot say what it has given, so that it is noted here (`known.rs`).
+    untold: bool,
     inner: Mutex<Inner>,
 }
 
@@ -74,6 +77,7 @@ impl Space {
         progress: Arc<Event>,
         most_bytes: u64,
         near: bool,
+        untold: bool,
     ) -> Self {
         Self {
             geometry,
@@ -82,6 +86,7 @@ impl Space {
             progress,
             most_bytes,
             near,
+            untold,
             inner: Mutex::default(),
         }
     }
@@ -93,7 +98,15 @@ impl Space {
         let unit = |(number, free): (u32, &u32)| {
             let range = self.geometry.unit_range(number);
             let blocks = u32::try_from(range.end - range.start).unwrap_or(u32::MAX);
-            Unit { blocks, free: *free, state: State::Open, purpose: Purpose::Data, untidy: false }
+            Unit {
+                blocks,
+                free: *free,
+                state: State::Open,
+                purpose: Purpose::Data,
+                untidy: false,
+                searched: false,
+                unnoted: 0,
+            }
         };
         inner.units = (0..).zip(free).map(unit).collect();
         for unit in foreign {
@@ -312,6 +325,7 @@ impl Space {
                     freed |= !blocks.is_empty();
                     for block in blocks {
                         inner.release(&self.geometry, block);
+                        inner.note_given(&self.geometry, block, true);
                     }
                 }
             }

@@ -34,6 +34,7 @@ use crate::readers::Readers;
 use crate::replay::Replayed;
 use crate::space::Space;
 use crate::store_room::{StoreRoom, allocate_fixed};
+use crate::untold::changes_with;
 
 impl Attaching {
     #[expect(clippy::too_many_arguments, reason = "each is one finding of the attach, used once, here")]
@@ -58,7 +59,8 @@ impl Attaching {
         }
         let journal = Journal::new(&geometry, replayed.generation, replayed.head, &used, &foreign)?;
         let thin = header.provision == Provision::Thin;
-        let (limits, cache) = limits(&geometry, self.options.memory);
+        let untold = thin && self.environment.store.usage().is_none();
+        let (limits, cache) = limits(&geometry, self.options.memory, thin, untold);
         Ok(Core {
             random: Arc::clone(&self.environment.random),
             commit: Commit::new(&geometry, journal, stamp, self.environment.clock.now()),
@@ -69,6 +71,7 @@ impl Attaching {
                 Arc::clone(&progress),
                 self.options.memory / VIEWS_SHARE,
                 thin,
+                untold,
             ),
             discards: Discards::new(!self.read_only && self.options.discard.unwrap_or(thin)),
             geometry,
@@ -109,7 +112,7 @@ impl Attaching {
             closing: AtomicBool::new(false),
             spilled: AtomicBool::new(false),
             begun: AtomicBool::new(false),
-            room: StoreRoom::new(thin && self.environment.store.usage().is_none()),
+            room: StoreRoom::new(untold),
             ticked: Event::new(),
             run_age: AtomicU64::new(1),
             stopping: AtomicBool::new(false),
@@ -129,6 +132,7 @@ impl Attaching {
             let _ = allocate_fixed(core.environment.store.as_ref(), &core.geometry);
             core.look_at_store();
         }
+        let former = replayed.superblock.units.iter().chain(&replayed.foreign_units).copied().collect();
         let held: Vec<u64> = replayed.overlay.physical_blocks();
         let mut foreign: Vec<u32> = replayed.foreign_units.iter().copied().collect();
         if mutated(Mutation::ForeignUnitsTaken) {
@@ -156,6 +160,9 @@ impl Attaching {
         }
         // To tidy up must need no reservation: each has a record, and there may be no room for many.
         let nodes = if crowded { core.node_reserve() } else { 0 };
+        let needed = if crowded { core.nodes_with(0) } else { 0 };
+        let former = core.find_node_units(&self.io, &former, needed).await?;
+        core.begin_with(&self.io, &former).await?;
         let want = core.limits.reserve_target.max(nodes);
         let for_data = core.choose_for_data(want, crate::format::superblock::MAX_UNITS / 2);
         core.begin_with(&self.io, &for_data).await?;
@@ -165,7 +172,7 @@ impl Attaching {
         // Somebody who claimed the volume before our reservations were there may have chosen the same units.
         core.confirm_claim().await?;
         core.ask_node_room();
-        core.write_node_places(&self.io).await;
+        core.begin_node_places(&self.io).await;
         if !mutated(Mutation::CopiesLeftApart) {
             core.mend_copies(&self.io).await?;
         }
@@ -173,6 +180,7 @@ impl Attaching {
             // Before anybody is served: sessions that end soon after they began, one after the other, must not use up the journal.
             core.tidy(&self.io).await?;
             core.ask_node_room();
+            core.begin_node_places(&self.io).await;
         }
         core.begun.store(true, std::sync::atomic::Ordering::SeqCst);
         Ok(Arc::new(core))
@@ -189,14 +197,19 @@ const CHANGE_BYTES: u64 = 224;
 const VIEWS_SHARE: u64 = 32;
 
 /// Splits the allowed memory: half for the overlay's two generations and what they keep waiting, half for nodes.
-fn limits(geometry: &Geometry, memory: u64) -> (Limits, u64) {
+///
+/// On an `untold` store, changes must not need more nodes than there are places for.
+pub(crate) fn limits(geometry: &Geometry, memory: u64, thin: bool, untold: bool) -> (Limits, u64) {
     // A quarter of a segment is left for what comes in addition: control items, and requests that were let in together.
     let segment_items = crate::format::record::items_per_record(geometry.segment_blocks) as u64 * 3 / 4;
     let pinned = geometry.pinned_limit();
     let overlay = (memory / 2 / CHANGE_BYTES).clamp(16, 2 * pinned.max(16));
+    let node_room = if thin { geometry.node_room(geometry.most_nodes_of(overlay), !untold) } else { 0 };
+    let overlay = if untold { changes_with(geometry, node_room).clamp(16, overlay) } else { overlay };
     let reserve_target = geometry.reserve_target().max(4);
     let limits = Limits {
         overlay,
+        node_room,
         pending: segment_items.min(overlay).max(8),
         pinned,
         salt_reserve: geometry.salt_reserve().min(8),

@@ -43,7 +43,7 @@ pub(crate) fn fixed_places(geometry: &Geometry) -> Vec<Range<u64>> {
 
 /// Most places that are tried for one node of those that the store says it has given. A file system that never overwrites in place says so of
 /// each.
-const MOST_TRIES: usize = 256;
+pub(crate) const MOST_TRIES: usize = 256;
 /// Most blocks of fixed places that the store is asked for: 64 MiB. A volume of a terabyte that holds nothing must not take a part of it.
 const FIXED_ROOM: u64 = 16_384;
 
@@ -51,6 +51,8 @@ const FIXED_ROOM: u64 = 16_384;
 pub(crate) struct StoreRoom {
     /// It is a thin volume's, and cannot say what it has left: see `untold.rs`.
     pub(crate) untold: bool,
+    /// A session has begun on such a store, and has not looked yet whether it has as many places for nodes as it needs.
+    pub(crate) unsearched: AtomicBool,
     /// Whether the store has little left, or none.
     pub(crate) is_short: AtomicBool,
     /// Blocks that it had left at the last look; what follows matters only while it has little.
@@ -74,6 +76,7 @@ impl StoreRoom {
     pub(crate) fn new(untold: bool) -> Self {
         Self {
             untold,
+            unsearched: AtomicBool::default(),
             is_short: AtomicBool::default(),
             left: AtomicU64::default(),
             given: Mutex::default(),
@@ -144,7 +147,10 @@ impl Core {
                     self.want_checkpoint();
                 }
             }
-            Ok(()) if self.is_store_short() && self.environment.store.usage().is_none() => {
+            // One place with room may be the last (`untold.rs`).
+            Ok(())
+                if self.is_store_short() && !self.room.untold && self.environment.store.usage().is_none() =>
+            {
                 self.room.is_short.store(false, Ordering::SeqCst);
             }
             _ => {}
@@ -214,7 +220,7 @@ impl Core {
                 Some(given) => self.space.take_given_place(given),
                 None => self.take_place_with_room(refused),
             };
-            if next.is_some() || !self.reserve_for_node(io, given, MOST_TRIES as u64).await? {
+            if next.is_some() || !self.reserve_for_node(io, given, MOST_TRIES as u64, MAX_UNITS).await? {
                 return Ok(next);
             }
         }
@@ -231,12 +237,13 @@ impl Core {
         None
     }
 
-    /// Reserves more units for nodes, of those that were given until these have `want` free places. Says whether there were any.
+    /// Reserves more units for nodes, of those that were given until these have `want` free places; `most` at most. Says whether there were any.
     pub(crate) async fn reserve_for_node(
         &self,
         io: &Io,
         given: Option<&[Range<u64>]>,
         want: u64,
+        most: usize,
     ) -> Result<bool> {
         let _reserving = self.reserving.lock().await;
         // Those of a predecessor as well, which the store was asked for: without this checkpoint nothing comes back.
@@ -245,7 +252,8 @@ impl Core {
             return Ok(false);
         }
         let Some(given) = given else { return self.reserve(io, MAX_UNITS).await };
-        let units = self.space.choose_given(Purpose::Nodes, given, want, self.space.room(MAX_UNITS));
+        let units =
+            self.space.choose_given(Purpose::Nodes, given, want, self.space.room(MAX_UNITS).min(most));
         if units.is_empty() {
             return Ok(false);
         }
@@ -264,7 +272,13 @@ impl Core {
             if error.kind() != Kind::NoSpace {
                 break Err(error);
             }
-            match self.place_with_room(io, &mut refused).await {
+            // It does not have this one, whatever was believed.
+            self.space.note_given(place, false);
+            let next = match self.room.untold {
+                true => self.place_on_untold(io, refused.len()).await,
+                false => self.place_with_room(io, &mut refused).await,
+            };
+            match next {
                 Ok(Some(next)) => refused.push(std::mem::replace(&mut place, next)),
                 Ok(None) => {
                     // Others need these, and one of them may have room next time.

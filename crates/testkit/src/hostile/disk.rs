@@ -28,6 +28,9 @@ struct Flight {
 /// How often one that is slow takes part when some operations end.
 const SLOW: f64 = 1.0 / 16.0;
 
+/// Blocks that it says it has left when nobody else takes any: more than any of these volumes has.
+const ENOUGH: u64 = 1 << 24;
+
 /// One block that is to be stored.
 #[derive(Debug)]
 struct Pending {
@@ -111,7 +114,7 @@ impl Disk {
     /// What it has given, and what is left, if it says so.
     pub(super) fn usage(&self) -> Option<Usage> {
         let (taken, block) = (self.taken(), BLOCK_SIZE as u64);
-        let left = self.room?.saturating_sub(taken);
+        let left = self.room.unwrap_or(ENOUGH).saturating_sub(taken);
         self.tells.then_some(Usage { taken: taken * block, left: left * block })
     }
 

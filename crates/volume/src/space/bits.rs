@@ -8,11 +8,55 @@ pub(super) struct Bits {
     cursor: usize,
     /// Blocks that were taken and are neither named by an entry (see [`Space::placed`](super::Space::placed)) nor given back yet.
     pub(super) out: u64,
+    /// A bit per block that the store is known to have given (`known.rs`); empty where that does not matter.
+    given: Vec<u64>,
 }
 
 impl Bits {
     pub(super) fn new(words: Vec<u64>) -> Self {
-        Self { words, cursor: 0, out: 0 }
+        Self { words, cursor: 0, out: 0, given: Vec::new() }
+    }
+
+    /// From now on it is known which blocks the store has given: for the time being, those that are in use.
+    pub(super) fn know_given(&mut self) {
+        self.given.clone_from(&self.words);
+    }
+
+    pub(super) fn note_given(&mut self, bit: u64, is_given: bool) {
+        let (word, mask) = place(bit);
+        match self.given.get_mut(word) {
+            Some(given) if is_given => *given |= mask,
+            Some(given) => *given &= !mask,
+            None => {}
+        }
+    }
+
+    /// How many free blocks the store is known to have given.
+    pub(super) fn known(&self) -> u64 {
+        self.given.iter().zip(&self.words).map(|(given, used)| u64::from((given & !used).count_ones())).sum()
+    }
+
+    /// The first of them; it is in use then.
+    pub(super) fn take_known(&mut self) -> Option<u64> {
+        let mut words = self.given.iter().zip(&mut self.words).enumerate();
+        words.find_map(|(at, (given, used))| {
+            let free = given & !*used;
+            (free != 0).then(|| {
+                *used |= 1 << free.trailing_zeros();
+                at as u64 * 64 + u64::from(free.trailing_zeros())
+            })
+        })
+    }
+
+    /// The first run, of at most `most` blocks from `from` on, that are free and not known to be given.
+    pub(super) fn unknown_run(&self, from: u64, length: u64, most: u64) -> Option<Range<u64>> {
+        let is_unknown = |bit: &u64| {
+            let (word, mask) = place(*bit);
+            !self.is_used(*bit) && self.given.get(word).is_none_or(|given| given & mask == 0)
+        };
+        let start = (from..length).find(is_unknown)?;
+        let most = length.min(start.saturating_add(most));
+        Some(start..(start..most).find(|bit| !is_unknown(bit)).unwrap_or(most))
     }
 
     /// The next run of at most `want` free blocks behind the cursor, wrapping once; it is in use then.
@@ -81,7 +125,7 @@ impl Bits {
 
     /// Bytes that it takes.
     pub(super) fn bytes(&self) -> u64 {
-        self.words.len() as u64 * 8
+        (self.words.len() + self.given.len()) as u64 * 8
     }
 }
 

@@ -120,6 +120,7 @@ impl Space {
             inner.no_longer_out(&self.geometry, run.clone());
             for block in run.clone() {
                 inner.release(&self.geometry, block);
+                inner.note_given(&self.geometry, block, false);
             }
         }
         inner.units[unit as usize].untidy = was;
@@ -134,6 +135,7 @@ impl Space {
         let entry = &mut inner.units[unit as usize];
         entry.state = State::Open;
         entry.untidy |= untidy;
+        entry.unnoted = 0;
         drop(inner);
         self.progress.notify(usize::MAX);
     }

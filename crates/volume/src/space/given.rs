@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::bits::Bits;
-use super::inner::{State, Unit};
+use super::inner::{Inner, State, Unit};
 use super::{Purpose, Space};
 
 /// The parts of `range` that are in `given`, which is in order.
@@ -111,14 +111,18 @@ impl Space {
     /// Free places of those that are kept for nodes and may be written to, that are in `given`.
     pub(crate) fn given_to_nodes(&self, given: &[Range<u64>]) -> u64 {
         let inner = self.lock();
-        let free = |unit: &u32| {
-            let (range, Some(bits)) = (self.geometry.unit_range(*unit), inner.resident.get(unit)) else {
-                return 0;
-            };
-            within(given, range.clone())
-                .map(|run| bits.free_in(run.start - range.start..run.end - range.start))
-                .sum()
-        };
-        inner.node_queue.iter().map(free).sum()
+        inner.node_queue.iter().map(|unit| self.count_given(&inner, *unit, Some(given))).sum()
+    }
+
+    /// Free blocks of a unit that are in `given`; without that, those that the store is known to have given, or all.
+    pub(super) fn count_given(&self, inner: &Inner, unit: u32, given: Option<&[Range<u64>]>) -> u64 {
+        let range = self.geometry.unit_range(unit);
+        let Some(bits) = inner.resident.get(&unit) else { return 0 };
+        let free = |run: Range<u64>| bits.free_in(run.start - range.start..run.end - range.start);
+        match given {
+            Some(given) => within(given, range.clone()).map(free).sum(),
+            None if self.untold => bits.known(),
+            None => free(range.clone()),
+        }
     }
 }

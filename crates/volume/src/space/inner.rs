@@ -31,6 +31,9 @@ pub(super) struct Unit {
     pub(super) purpose: Purpose,
     /// Whether the store may still have something in its free blocks.
     pub(super) untidy: bool,
+    /// Whether it was looked there for what the store has given, and how many such blocks there are that were not noted: `known.rs`.
+    pub(super) searched: bool,
+    pub(super) unnoted: u32,
 }
 
 #[derive(Default)]
@@ -184,6 +187,15 @@ impl Inner {
         }
         if state == State::Usable {
             self.enqueue(unit);
+        }
+    }
+
+    pub(super) fn note_given(&mut self, geometry: &Geometry, block: u64, is_given: bool) {
+        let unit = geometry.unit_of(block);
+        if let Some(bits) = self.resident.get_mut(&unit) {
+            bits.note_given(block - geometry.unit_range(unit).start, is_given);
+        } else if let Some(unit) = self.units.get_mut(unit as usize).filter(|_| is_given) {
+            unit.unnoted += 1;
         }
     }
 

@@ -11,7 +11,7 @@ use super::{Purpose, Space};
 use crate::mutation::{Mutation, mutated};
 
 impl Unit {
-    fn is_open(&self) -> bool {
+    pub(super) fn is_open(&self) -> bool {
         self.state == State::Open && self.free > 0
     }
 }
@@ -118,6 +118,9 @@ impl Space {
         for block in pinned.chain(held).filter(|block| range.contains(block)) {
             bits.set(block - range.start);
         }
+        if self.untold {
+            bits.know_given();
+        }
         let free = bits.free(range.end - range.start);
         let was =
             std::mem::replace(&mut inner.units[unit as usize].free, u32::try_from(free).unwrap_or(u32::MAX));
@@ -158,6 +161,32 @@ impl Space {
             inner.forget_emptied();
         }
         most.saturating_sub(inner.listed())
+    }
+
+    /// How many more units may be kept for nodes, if these and all others are `most`: what a superblock lists is for data, too.
+    pub(crate) fn room_for_nodes(&self, most: usize) -> usize {
+        let room = self.room(most);
+        room.min((most / 2).saturating_sub(self.lock().node_queue.len()))
+    }
+
+    /// Gives up units that are kept for nodes, those with the fewest free blocks that the store has given first, until they are half of what a
+    /// superblock can list: a checkpoint that finds no room takes all that it can get. Nothing is on its way to those that go.
+    pub(crate) fn give_up_node_units(&self, most: usize, given: Option<&[Range<u64>]>) {
+        let mut inner = self.lock();
+        let surplus = inner.node_queue.len().saturating_sub(most / 2);
+        if surplus == 0 {
+            return;
+        }
+        let idle = |unit: &&u32| inner.resident.get(unit).is_some_and(|bits| bits.out == 0);
+        let count = |unit: &u32| (self.count_given(&inner, *unit, given), *unit);
+        let mut counted: Vec<(u64, u32)> = inner.node_queue.iter().filter(idle).map(count).collect();
+        counted.sort_unstable();
+        counted.truncate(surplus);
+        for (_, number) in counted {
+            inner.units[number as usize].state = State::Open;
+            inner.queued.remove(&number);
+            inner.node_queue.retain(|unit| *unit != number);
+        }
     }
 
     /// Whether no more units may be reserved although data has less than `enough`, and a superblock could list fewer: some of them have

@@ -13,15 +13,22 @@ use crate::geometry::{Geometry, Shape};
 use crate::readers::{Readers, Reading};
 use crate::reservation::DATA_UNITS;
 
+mod known;
+
 fn space() -> (Geometry, Space, Arc<Readers>) {
     space_that(false)
 }
 
 fn space_that(near: bool) -> (Geometry, Space, Arc<Readers>) {
+    space_on(near, false)
+}
+
+/// `untold`: on a store that cannot say what it has given.
+fn space_on(near: bool, untold: bool) -> (Geometry, Space, Arc<Readers>) {
     let geometry = Geometry::for_logical(4096, Shape::TINY).expect("a tiny volume");
     let readers = Arc::new(Readers::default());
     // Views leave memory whenever they may.
-    let space = Space::new(geometry, Arc::clone(&readers), Arc::default(), 0, near);
+    let space = Space::new(geometry, Arc::clone(&readers), Arc::default(), 0, near, untold);
     let free: Vec<u32> = (0..geometry.units())
         .map(|unit| u32::try_from(geometry.unit_range(unit).count()).expect("small"))
         .collect();
@@ -377,7 +384,7 @@ fn what_the_predecessor_reserved_and_what_replay_found_are_not_handed_out() {
     let (geometry, space, _readers) = space();
     let free: Vec<u32> = vec![geometry.unit_blocks; geometry.units() as usize];
     let held = geometry.unit_range(2).start + 3;
-    let other = Space::new(geometry, Arc::default(), Arc::default(), 0, false);
+    let other = Space::new(geometry, Arc::default(), Arc::default(), 0, false, false);
     other.begin(&free[..8], &[0, 1], &[held]);
     reserve(&geometry, &other, 10_000);
     let blocks: BTreeSet<u64> = other.take(Purpose::Data, 10_000, 0).into_iter().flatten().collect();
@@ -390,7 +397,7 @@ fn what_the_predecessor_reserved_and_what_replay_found_are_not_handed_out() {
 #[test]
 fn the_predecessors_units_can_be_taken_over() {
     let (geometry, _, _readers) = space();
-    let space = Space::new(geometry, Arc::default(), Arc::default(), 0, false);
+    let space = Space::new(geometry, Arc::default(), Arc::default(), 0, false, false);
     space.begin(&[geometry.unit_blocks; 4], &[0, 1], &[]);
     assert_eq!(space.free(), 2 * u64::from(geometry.unit_blocks));
     assert!(space.take_over());
@@ -516,7 +523,7 @@ fn a_full_list_waits_for_writes_under_way_and_for_nothing_else() {
 fn who_waits_for_room_is_woken_by_whoever_makes_some() {
     let geometry = Geometry::for_logical(4096, Shape::TINY).expect("a tiny volume");
     let (readers, progress) = (Arc::new(Readers::default()), Arc::new(Event::new()));
-    let space = Space::new(geometry, Arc::clone(&readers), Arc::clone(&progress), 0, false);
+    let space = Space::new(geometry, Arc::clone(&readers), Arc::clone(&progress), 0, false, false);
     space.begin(&[geometry.unit_blocks; 4], &[3], &[]);
     // Says whether a waiter is told of what happens here.
     let told = |happens: &dyn Fn()| {

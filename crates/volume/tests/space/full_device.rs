@@ -80,3 +80,43 @@ fn a_flush_finds_room_on_a_device_that_was_full_from_the_first_moment() {
     }
     session.detach().expect("detached");
 }
+
+/// Each session finds the device full, since others take what comes free. Its users discard single blocks everywhere, and some sessions are killed,
+/// or stand still for a while. Each can be attached, makes a checkpoint and is detached all the same, and nothing is lost.
+#[test]
+fn sessions_that_find_the_device_full_come_and_go() {
+    for seed in 0..6 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let case = Case::on_a_device(BLOCKS, None);
+        let mut session = case.attach();
+        case.store.set_room(case.store.taken() + 12_000);
+        let mut kept = fill(&mut session, seed + 1);
+        kept.truncate(random.usize(200..8000));
+        for _ in 0..6 {
+            session.flush().expect("flushed");
+            if random.bool() {
+                session.detach().expect("detached");
+            } else {
+                drop(session);
+                case.clock.advance(Duration::from_secs(random.u64(0..2) * 600));
+            }
+            case.store.set_room(case.store.taken());
+            session = case.attach();
+            session.check_each(kept.iter().copied().take(100), seed + 1);
+            if random.bool() {
+                case.pass_time(&mut session, random.u32(0..100));
+                case.store.set_room(case.store.taken());
+            }
+            for block in kept.split_off(kept.len() * 3 / 4) {
+                session.discard(block, 1).expect("discarded");
+            }
+            let write = session.write(kept[0], 1, pattern(kept[0], seed + 1));
+            assert!(write.is_ok() || write.is_err_and(|error| error.kind() == Kind::NoSpace));
+            session.flush().expect("flushed");
+            session.checkpoint();
+            case.pass_time(&mut session, random.u32(0..100));
+        }
+        session.check_each(kept.iter().copied(), seed + 1);
+        session.detach().expect("detached");
+    }
+}

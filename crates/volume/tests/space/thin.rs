@@ -32,10 +32,11 @@ impl Case {
     }
 
     fn with(options: CreateOptions, discard: Option<bool>) -> Self {
-        Self::of(BLOCKS, options, discard)
+        Self::of(BLOCKS, options, discard, None)
     }
 
-    fn of(blocks: u64, options: CreateOptions, discard: Option<bool>) -> Self {
+    /// On a store that says nothing, or says what it has left and this of what it has given.
+    fn of(blocks: u64, options: CreateOptions, discard: Option<bool>, says: Option<Says>) -> Self {
         let geometry = options.geometry(blocks + blocks / 6).expect("sizes");
         let mut bench = Bench::new(options, 1);
         let (store, clock) = (Roomy::new(geometry.physical_blocks), Arc::new(ManualClock::default()));
@@ -43,6 +44,10 @@ impl Case {
         bench.environment.clock = clock.clone();
         bench.attach.discard = discard;
         bench.attach.memory = 64 << 20;
+        if let Some(says) = says {
+            store.tells.store(says != Says::Device, Ordering::SeqCst);
+            *store.says.lock().expect("a lock") = says;
+        }
         let policy = bench.create();
         Self { bench, store, clock, policy, geometry }
     }
@@ -50,18 +55,13 @@ impl Case {
     /// A thin volume of so many blocks on a host that says what it has left, and what it has given.
     pub fn telling(blocks: u64, discard: Option<bool>) -> Self {
         let options = CreateOptions { provision: Provision::Thin, ..options(blocks, Shape::STANDARD) };
-        let case = Self::of(blocks, options, discard);
-        case.store.tells.store(true, Ordering::SeqCst);
-        *case.store.says.lock().expect("a lock") = Says::Truth;
-        case
+        Self::of(blocks, options, discard, Some(Says::Truth))
     }
 
     /// The same on a device, which says nothing at all.
     pub fn on_a_device(blocks: u64, discard: Option<bool>) -> Self {
-        let case = Self::telling(blocks, discard);
-        case.store.tells.store(false, Ordering::SeqCst);
-        *case.store.says.lock().expect("a lock") = Says::Device;
-        case
+        let options = CreateOptions { provision: Provision::Thin, ..options(blocks, Shape::STANDARD) };
+        Self::of(blocks, options, discard, Some(Says::Device))
     }
 
     pub fn attach(&self) -> Session {
@@ -81,7 +81,8 @@ impl Case {
 
     /// What `docs/semantics.md` says that the volume takes at most.
     fn bound(&self, session: &Session) -> u64 {
-        self.geometry.most_taken(session.volume.status().mapped_blocks, 0)
+        let tells = self.store.tells.load(Ordering::SeqCst);
+        self.geometry.most_taken(session.volume.status().mapped_blocks, 0, tells)
     }
 }
 
@@ -95,8 +96,9 @@ pub fn write_all(session: &mut Session, blocks: u64, round: u64) {
 /// 30 MiB, overwritten twenty times.
 #[test]
 fn it_takes_no_more_than_the_bound_however_often_it_is_overwritten() {
-    for discard in [Some(false), None] {
-        let case = Case::new(discard);
+    let case = |tells: bool, discard| if tells { Case::telling(BLOCKS, discard) } else { Case::new(discard) };
+    for (tells, discard) in [(false, Some(false)), (false, None), (true, Some(false)), (true, None)] {
+        let case = case(tells, discard);
         let mut session = case.attach();
         for round in 0..20 {
             write_all(&mut session, 7680, round);
@@ -107,7 +109,7 @@ fn it_takes_no_more_than_the_bound_however_often_it_is_overwritten() {
         session.checkpoint();
         case.pass_time(&mut session, 100);
         let taken = case.store.taken();
-        let rest = session.volume.status().mapped_blocks + case.geometry.most_taken(0, 0) / 2;
+        let rest = session.volume.status().mapped_blocks + case.geometry.most_taken(0, 0, tells) / 2;
         assert!(discard.is_some() || taken <= rest, "{taken} of {rest}");
         // And across sessions.
         session.detach().expect("detached");
