@@ -29,12 +29,12 @@ pub(crate) fn allocate_fixed(
     store: &dyn store::Store,
     geometry: &Geometry,
 ) -> std::result::Result<(), store::Error> {
-    fixed_places(geometry).into_iter().try_for_each(|run| store.allocate_range(run))
+    fixed_places(geometry, FIXED_ROOM).into_iter().try_for_each(|run| store.allocate_range(run))
 }
 
-/// The places of a volume that never move; none where they are more than a store is asked for ahead.
-pub(crate) fn fixed_places(geometry: &Geometry) -> Vec<Range<u64>> {
-    if geometry.physical_blocks - geometry.data_blocks() > FIXED_ROOM {
+/// The places of a volume that never move; none where they are more than `most`.
+pub(crate) fn fixed_places(geometry: &Geometry, most: u64) -> Vec<Range<u64>> {
+    if geometry.physical_blocks - geometry.data_blocks() > most {
         return Vec::new();
     }
     let from = std::iter::once(0).chain(geometry.data().map(|data| data.end));
@@ -44,8 +44,10 @@ pub(crate) fn fixed_places(geometry: &Geometry) -> Vec<Range<u64>> {
 /// Most places that are tried for one node of those that the store says it has given. A file system that never overwrites in place says so of
 /// each.
 pub(crate) const MOST_TRIES: usize = 256;
-/// Most blocks of fixed places that the store is asked for: 64 MiB. A volume of a terabyte that holds nothing must not take a part of it.
+/// Most blocks of fixed places that a store is asked for: 64 MiB. A terabyte that holds nothing must not take a part of its host's file system.
 const FIXED_ROOM: u64 = 16_384;
+/// The same where it cannot say what it has left, so that nothing warns of its end: 512 MiB, those of a volume of 2 TiB.
+pub(crate) const UNTOLD_FIXED_ROOM: u64 = 131_072;
 
 /// What is known of the store's room.
 pub(crate) struct StoreRoom {

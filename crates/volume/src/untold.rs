@@ -25,7 +25,7 @@ use crate::error::{Error, Kind, Result};
 use crate::format::superblock::MAX_UNITS;
 use crate::geometry::Geometry;
 use crate::io::Io;
-use crate::store_room::{MOST_TRIES, allocate_fixed, fixed_places};
+use crate::store_room::{MOST_TRIES, UNTOLD_FIXED_ROOM, allocate_fixed, fixed_places};
 
 /// Blocks of one transfer: 256 KiB.
 const AT_ONCE: usize = 64;
@@ -80,7 +80,7 @@ pub(crate) async fn take_first_places(
 }
 
 async fn write_first_places(io: &Io, geometry: &Geometry, nodes: u64, random: &dyn Random) -> Result<()> {
-    for blocks in fixed_places(geometry).into_iter().flat_map(parts) {
+    for blocks in fixed_places(geometry, UNTOLD_FIXED_ROOM).into_iter().flat_map(parts) {
         let mut buffer = io.buffer(length(&blocks));
         buffer.copy_from(0, &vec![0; length(&blocks) * store::BLOCK_SIZE]);
         io.write(blocks.start, buffer).await?;
@@ -174,8 +174,8 @@ impl Core {
         self.room.is_short.store(false, Ordering::SeqCst);
     }
 
-    /// Looks for places that the store has given, until there are `want`, in all units that could be reserved; reserves the best ones for nodes, `most`
-    /// of them. Says whether there were any. The caller has `reserving`.
+    /// Looks for places that the store has given, until there are `want`, in all units that could be reserved; reserves the best ones for nodes,
+    /// `most` of them. Says whether there were any. The caller has `reserving`.
     async fn search(&self, io: &Io, want: u64, most_read: u64, most: usize) -> Result<bool> {
         if self.journal_is_tight() || most == 0 {
             return Ok(false);

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::common::{Session, filled, pattern};
+use crate::common::{Session, pattern};
 use crate::thin::Case;
-use volume::{Kind, Request};
+use volume::Kind;
 
 /// 1 GiB.
 const BLOCKS: u64 = 262_144;
@@ -66,19 +66,20 @@ fn on_a_full_device_nothing_waits_and_what_is_discarded_comes_back() {
     }
 }
 
-/// What a device gives for journal, bitmap and superblocks, it gives when the volume is made.
+/// What a device gives for journal, bitmap, superblocks and the first nodes, it gives when the volume is made.
 #[test]
 fn a_flush_finds_room_on_a_device_that_was_full_from_the_first_moment() {
-    let case = Case::on_a_device(BLOCKS, None);
-    let mut session = case.attach();
-    case.store.set_room(case.store.taken());
-    for round in 0..3000 {
-        let request = Request::Write { block: 0, data: filled(1, 1), fua: false };
-        assert!(round < 2000 || session.one(request).result.is_err());
-        session.discard(round * 8, 4).expect("discarded");
-        session.flush().expect("flushed");
+    for blocks in [BLOCKS, 8 * BLOCKS] {
+        let case = Case::on_a_device(blocks, None);
+        case.store.set_room(case.store.taken());
+        let mut session = case.attach();
+        for round in 0..3000 {
+            session.discard(round * 8, 4).expect("discarded");
+            session.flush().expect("flushed");
+        }
+        assert_eq!(session.volume.status().waits_for_store, 0);
+        session.detach().expect("detached");
     }
-    session.detach().expect("detached");
 }
 
 /// Each session finds the device full, since others take what comes free. Its users discard single blocks everywhere, and some sessions are killed,

@@ -33,7 +33,10 @@ fn what_the_store_has_given_is_noted_and_told_from_what_it_may_not_have() {
     let at = |offset: std::ops::Range<u64>| range.start + offset.start..range.start + offset.end;
     space.keep_for_nodes(&[3]);
     make_usable(&geometry, &space, &[3], &at(0..2).collect());
-    assert_eq!((space.known_to_nodes(), space.unknown(3)), (0, vec![range.start + 2..range.end]));
+    assert_eq!(
+        (space.known_to_nodes(), space.unknown(3).as_slice()),
+        (0, std::slice::from_ref(&(range.start + 2..range.end)))
+    );
     // Found there, or written to: taken meanwhile, so that nobody else is given the places.
     space.note_given(range.start + 9, true);
     let filled = space.take_unknown(4).expect("free");
