@@ -3,7 +3,8 @@
 //! Invariants:
 //! 1. A write of a user that finds no room fails as `NoSpace`, and the session goes on. While the store has little left, or cannot say what it
 //!    has left (`untold.rs`), no write completes before the store has it; one that had completed before waits for room.
-//! 2. Journal, bitmap and superblocks have fixed places, which the store was asked for when the volume was made, and again at each attach.
+//! 2. Journal, bitmap and superblocks have fixed places. The store is asked for them when the volume is made and at each attach, if they are
+//!    few; for all of them when it begins to have little left.
 //! 3. A node that finds no room goes to another place, which the store has given before, wherever it lies. When there is none, it waits.
 //! 4. Data goes to places that the store has given, as long as there are some (`space/given.rs`). What nodes need, `node_room.rs` keeps.
 
@@ -24,7 +25,7 @@ use crate::space::Purpose;
 /// With less than this left, writes wait for the store: 256 MiB. More than a fast disk takes from one look to the next.
 const LITTLE: u64 = 256 << 20;
 
-/// Asks the store for all places of a volume that never move, as far as it can give them.
+/// Asks the store for all places of a volume that never move, as far as it can give them, if they are no more than it is asked for ahead.
 pub(crate) fn allocate_fixed(
     store: &dyn store::Store,
     geometry: &Geometry,
@@ -48,6 +49,20 @@ pub(crate) const MOST_TRIES: usize = 256;
 const FIXED_ROOM: u64 = 16_384;
 /// The same where it cannot say what it has left, so that nothing warns of its end: 512 MiB, those of a volume of 2 TiB.
 pub(crate) const UNTOLD_FIXED_ROOM: u64 = 131_072;
+/// Blocks of such places that it is asked for at a time when it has little left: 4 MiB.
+const PART: usize = 1024;
+
+/// Asks the store for the same, however much it is, and for each part of it alone, since there may not be room for all.
+fn allocate_scarce(store: &dyn store::Store, geometry: &Geometry) {
+    for run in fixed_places(geometry, u64::MAX) {
+        let (end, parts) = (run.end, run.step_by(PART));
+        // What it cannot give now may be there when it is needed.
+        let given = |at: u64| store.allocate_range(at..end.min(at + PART as u64)).is_ok();
+        if !parts.into_iter().all(given) {
+            return;
+        }
+    }
+}
 
 /// What is known of the store's room.
 pub(crate) struct StoreRoom {
@@ -57,6 +72,8 @@ pub(crate) struct StoreRoom {
     pub(crate) unsearched: AtomicBool,
     /// Whether the store has little left, or none.
     pub(crate) is_short: AtomicBool,
+    /// Whether it was asked for all places that never move since it has little.
+    pub(crate) is_fixed: AtomicBool,
     /// Blocks that it had left at the last look; what follows matters only while it has little.
     pub(crate) left: AtomicU64,
     /// Which places it has given, as of the last look.
@@ -80,6 +97,7 @@ impl StoreRoom {
             untold,
             unsearched: AtomicBool::default(),
             is_short: AtomicBool::default(),
+            is_fixed: AtomicBool::default(),
             left: AtomicU64::default(),
             given: Mutex::default(),
             node_places: AtomicU64::new(u64::MAX),
@@ -117,9 +135,14 @@ impl Core {
         let short = usage.left < LITTLE;
         if short && self.header.provision == Provision::Thin {
             self.room.is_short.store(true, Ordering::SeqCst);
+            if !self.room.is_fixed.swap(true, Ordering::SeqCst) {
+                // A journal that waits for room would have all flushes wait, and what is discarded.
+                allocate_scarce(self.environment.store.as_ref(), &self.geometry);
+            }
         } else if !short {
             self.room.is_short.store(false, Ordering::SeqCst);
             self.room.is_asked.store(false, Ordering::SeqCst);
+            self.room.is_fixed.store(false, Ordering::SeqCst);
         }
         if self.is_store_short()
             && self.begun.load(Ordering::SeqCst)
