@@ -224,7 +224,7 @@ impl Core {
         self.space.give_up_node_units(MAX_UNITS, given.as_deref().map(Vec::as_slice));
         self.ask_node_room();
         if self.room.untold {
-            // What this checkpoint replaced has its places, and may be discarded next.
+            // What this checkpoint replaced is free then, and was given. Nodes get it before it is discarded.
             self.space.drain().await;
             self.refill_node_places(io).await?;
         }

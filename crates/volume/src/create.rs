@@ -11,7 +11,6 @@ use seal::slot::{Argon2Params, Credential, KeySlots};
 use seal::{DataMode, VolumeKey};
 
 use crate::anchoring::{advance, sign_stamp};
-use crate::attach::AttachOptions;
 use crate::core::Environment;
 use crate::error::{Error, Kind, Remedy, Result};
 use crate::format::entry::Entry;
@@ -25,7 +24,6 @@ use crate::journal::genesis;
 use crate::mutation::{Mutation, mutated};
 use crate::open_header::suite_of;
 use crate::policy::Policy;
-use crate::start::limits;
 use crate::superblock_io::seal_superblock;
 use crate::untold::take_first_places;
 
@@ -160,9 +158,7 @@ impl Creating {
             let taken = self.environment.store.allocate();
             taken.map_err(|error| Error::new(Kind::Usage, error.to_string()).or(Remedy::ThinVolume))?;
         } else {
-            let store = self.environment.store.as_ref();
-            let (limits, _) = limits(&header.geometry, AttachOptions::default().memory, true, true);
-            take_first_places(store, &self.io, &header.geometry, limits.node_room, random).await?;
+            take_first_places(self.environment.store.as_ref(), &self.io, &header.geometry, random).await?;
         }
         let key = VolumeKey::generate(random);
         let mut slots = KeySlots::new();

@@ -158,7 +158,7 @@ impl Core {
     /// Reserves units for discards, if there is something to discard. For the maintenance job.
     pub(crate) async fn reserve_to_discard(&self, io: &Io) -> Result<()> {
         self.discards.last.store(millis(self.environment.clock.now()), Ordering::SeqCst);
-        // They come first.
+        // What nodes need is not discarded.
         self.refill_node_places(io).await?;
         self.space.give_up_surplus(2 * self.limits.reserve_target);
         let most = UNITS_AT_ONCE.min(self.space.room(DATA_UNITS) / 4);

@@ -325,7 +325,9 @@ impl Space {
                     freed |= !blocks.is_empty();
                     for block in blocks {
                         inner.release(&self.geometry, block);
-                        inner.note_given(&self.geometry, block, true);
+                        if self.untold {
+                            inner.note_given(&self.geometry, block, true);
+                        }
                     }
                 }
             }

@@ -199,7 +199,7 @@ const VIEWS_SHARE: u64 = 32;
 /// Splits the allowed memory: half for the overlay's two generations and what they keep waiting, half for nodes.
 ///
 /// On an `untold` store, changes must not need more nodes than there are places for.
-pub(crate) fn limits(geometry: &Geometry, memory: u64, thin: bool, untold: bool) -> (Limits, u64) {
+fn limits(geometry: &Geometry, memory: u64, thin: bool, untold: bool) -> (Limits, u64) {
     // A quarter of a segment is left for what comes in addition: control items, and requests that were let in together.
     let segment_items = crate::format::record::items_per_record(geometry.segment_blocks) as u64 * 3 / 4;
     let pinned = geometry.pinned_limit();

@@ -51,7 +51,7 @@ pub(crate) fn changes_with(geometry: &Geometry, places: u64) -> u64 {
     fits
 }
 
-/// Has the store give the places of a new thin volume that never move, and on one that cannot say what it has left, `nodes` places for nodes.
+/// Has the store give the places of a new thin volume that never move, and on one that cannot say what it has left, places for nodes.
 ///
 /// # Errors
 /// `Usage` when it has no room for them; what a store that cannot say what it has left says otherwise.
@@ -59,7 +59,6 @@ pub(crate) async fn take_first_places(
     store: &dyn Store,
     io: &Io,
     geometry: &Geometry,
-    nodes: u64,
     random: &dyn Random,
 ) -> Result<()> {
     let taken = match store.usage() {
@@ -68,7 +67,7 @@ pub(crate) async fn take_first_places(
             Err(error) if error.kind != store::ErrorKind::NoSpace => return Ok(()),
             taken => taken.map_err(Error::from),
         },
-        None => write_first_places(io, geometry, nodes, random).await,
+        None => write_first_places(io, geometry, random).await,
     };
     taken.map_err(|error| match error.kind() {
         Kind::NoSpace => Error::new(
@@ -79,12 +78,13 @@ pub(crate) async fn take_first_places(
     })
 }
 
-async fn write_first_places(io: &Io, geometry: &Geometry, nodes: u64, random: &dyn Random) -> Result<()> {
+async fn write_first_places(io: &Io, geometry: &Geometry, random: &dyn Random) -> Result<()> {
     for blocks in fixed_places(geometry, UNTOLD_FIXED_ROOM).into_iter().flat_map(parts) {
         let mut buffer = io.buffer(length(&blocks));
         buffer.copy_from(0, &vec![0; length(&blocks) * store::BLOCK_SIZE]);
         io.write(blocks.start, buffer).await?;
     }
+    let nodes = geometry.node_room(geometry.map_nodes(), false);
     for blocks in geometry.data().take(1).flat_map(|data| parts(data.start..data.end.min(data.start + nodes)))
     {
         fill(io, random, blocks).await?;

@@ -195,7 +195,7 @@ impl Inner {
         if let Some(bits) = self.resident.get_mut(&unit) {
             bits.note_given(block - geometry.unit_range(unit).start, is_given);
         } else if let Some(unit) = self.units.get_mut(unit as usize).filter(|_| is_given) {
-            unit.unnoted += 1;
+            unit.unnoted = unit.unnoted.saturating_add(1);
         }
     }
 

@@ -73,12 +73,11 @@ fn a_flush_finds_room_on_a_device_that_was_full_from_the_first_moment() {
         let case = Case::on_a_device(blocks, None);
         case.store.set_room(case.store.taken());
         let mut session = case.attach();
-        for round in 0..3000 {
-            session.discard(round * 8, 4).expect("discarded");
-            session.flush().expect("flushed");
+        for block in 0..1000 {
+            let write = session.write(block, 1, pattern(block, 1));
+            assert_eq!(write.expect_err("no room").kind(), Kind::NoSpace);
         }
-        assert_eq!(session.volume.status().waits_for_store, 0);
-        session.detach().expect("detached");
+        Case::discards_wait_for_nothing(session);
     }
 }
 

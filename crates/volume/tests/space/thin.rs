@@ -25,10 +25,13 @@ pub struct Case {
     pub geometry: Geometry,
 }
 
+fn thin(blocks: u64) -> CreateOptions {
+    CreateOptions { provision: Provision::Thin, ..options(blocks, Shape::STANDARD) }
+}
+
 impl Case {
     pub fn new(discard: Option<bool>) -> Self {
-        let options = CreateOptions { provision: Provision::Thin, ..options(BLOCKS, Shape::STANDARD) };
-        Self::with(options, discard)
+        Self::with(thin(BLOCKS), discard)
     }
 
     fn with(options: CreateOptions, discard: Option<bool>) -> Self {
@@ -54,14 +57,12 @@ impl Case {
 
     /// A thin volume of so many blocks on a host that says what it has left, and what it has given.
     pub fn telling(blocks: u64, discard: Option<bool>) -> Self {
-        let options = CreateOptions { provision: Provision::Thin, ..options(blocks, Shape::STANDARD) };
-        Self::of(blocks, options, discard, Some(Says::Truth))
+        Self::of(blocks, thin(blocks), discard, Some(Says::Truth))
     }
 
     /// The same on a device, which says nothing at all.
     pub fn on_a_device(blocks: u64, discard: Option<bool>) -> Self {
-        let options = CreateOptions { provision: Provision::Thin, ..options(blocks, Shape::STANDARD) };
-        Self::of(blocks, options, discard, Some(Says::Device))
+        Self::of(blocks, thin(blocks), discard, Some(Says::Device))
     }
 
     pub fn attach(&self) -> Session {
@@ -77,6 +78,16 @@ impl Case {
                 session.step();
             }
         }
+    }
+
+    /// However much is discarded and flushed on a full store, nothing waits for room, nor does a detach.
+    pub fn discards_wait_for_nothing(mut session: Session) {
+        for round in 0..3000 {
+            session.discard(round * 8, 4).expect("discarded");
+            session.flush().expect("flushed");
+        }
+        assert_eq!(session.volume.status().waits_for_store, 0);
+        session.detach().expect("detached");
     }
 
     /// What `docs/semantics.md` says that the volume takes at most.

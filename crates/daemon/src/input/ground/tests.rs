@@ -10,6 +10,15 @@ impl Machine {
         machine
     }
 
+    /// `sda` has two partitions, side by side.
+    fn with_a_disk_in_two() -> Self {
+        let machine = Self::new();
+        machine.device("sda", "8:0", "20000");
+        machine.partition("sda/sda1", "8:1", ("2048", "8192"));
+        machine.partition("sda/sda2", "8:2", ("10240", "9760"));
+        machine
+    }
+
     fn kernel(&self) -> Kernel {
         Kernel { devices: self.0.path().join("dev/block"), nodes: self.0.path().join("none") }
     }
@@ -60,10 +69,7 @@ fn meet(one: &Ground, other: &Ground) -> bool {
 
 #[test]
 fn a_partition_has_bytes_in_common_with_its_disk_and_with_no_other_partition() {
-    let machine = Machine::new();
-    machine.device("sda", "8:0", "20000");
-    machine.partition("sda/sda1", "8:1", ("2048", "8192"));
-    machine.partition("sda/sda2", "8:2", ("10240", "9760"));
+    let machine = Machine::with_a_disk_in_two();
     machine.device("sdb", "8:16", "20000");
     let [disk, first, second, other] = ["8:0", "8:1", "8:2", "8:16"].map(|number| machine.on(number));
     assert!(meet(&disk, &first) && meet(&disk, &second));
@@ -74,10 +80,7 @@ fn a_partition_has_bytes_in_common_with_its_disk_and_with_no_other_partition() {
 
 #[test]
 fn a_file_lies_on_the_device_of_its_file_system() {
-    let machine = Machine::new();
-    machine.device("sda", "8:0", "20000");
-    machine.partition("sda/sda1", "8:1", ("2048", "8192"));
-    machine.partition("sda/sda2", "8:2", ("10240", "9760"));
+    let machine = Machine::with_a_disk_in_two();
     let number = device_number(&machine.kernel().devices.join("8:1"));
     let file = |inode| Ground::by_thing(Thing::File(number.unwrap(), inode), number, &machine.kernel());
     assert!(meet(&file(5), &machine.on("8:1")) && meet(&file(5), &machine.on("8:0")));
@@ -91,10 +94,7 @@ fn a_file_lies_on_the_device_of_its_file_system() {
 
 #[test]
 fn logical_volumes_have_bytes_in_common_with_their_disks_only() {
-    let machine = Machine::new();
-    machine.device("sda", "8:0", "20000");
-    machine.partition("sda/sda1", "8:1", ("2048", "8192"));
-    machine.partition("sda/sda2", "8:2", ("10240", "9760"));
+    let machine = Machine::with_a_disk_in_two();
     for (name, number) in [("dm-0", "253:0"), ("dm-1", "253:1")] {
         machine.device(name, number, "1000");
         machine.slave(name, "sda/sda2");
