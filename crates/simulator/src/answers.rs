@@ -65,8 +65,16 @@ impl Simulation {
         let excused = match kind {
             Kind::NoSpace => {
                 // A transaction keeps the state before it; there is no promise that a large one fits beside it.
-                let may = self.is_thin() || self.plan.create.freshness == Freshness::Transaction;
-                may && matches!(outstanding.asked, Asked::Write { .. } | Asked::Discard { .. })
+                let transaction = self.plan.create.freshness == Freshness::Transaction;
+                match outstanding.asked {
+                    Asked::Write { block, blocks, .. } => {
+                        let begin = outstanding.begin;
+                        let overwrites = !zombie && self.model.all_held_something(block, blocks, begin);
+                        transaction || (self.is_thin() && !overwrites)
+                    }
+                    Asked::Discard { .. } => self.is_thin() || transaction,
+                    _ => false,
+                }
             }
             Kind::Usage => guest.is_some_and(|guest| guest.stopping),
             Kind::Fenced => zombie,

@@ -167,6 +167,11 @@ impl Model {
         self.legal(block, begin).iter().all(|legal| *legal == version)
     }
 
+    /// Whether each of these blocks has held something at each moment between `begin` and now.
+    pub(crate) fn all_held_something(&self, first: u64, blocks: u64, begin: u64) -> bool {
+        (first..first + blocks).all(|block| self.legal(block, begin).iter().all(|version| *version != 0))
+    }
+
     /// The versions that a block may have had at a moment between `begin` and now.
     fn legal(&self, block: u64, begin: u64) -> Vec<u64> {
         let changes = &self.blocks[usize::try_from(block).expect("in range")];

@@ -53,8 +53,16 @@ impl Simulation {
         say!(self, "the window passes");
         self.clock.advance(self.plan.attach.window.time + Duration::from_millis(1));
         self.tick();
-        let mut idle = 0;
+        let refusals = |simulation: &Self| {
+            simulation.guest.as_ref().map_or(0, |guest| guest.volume.status().waits_for_store)
+        };
+        let (mut idle, mut refused) = (0, refusals(self));
         while idle < 10 {
+            // What the store had no room for is tried again with the next tick.
+            if refusals(self) > refused {
+                refused = refusals(self);
+                self.tick();
+            }
             self.poll_maintenance()?;
             // Each of these may lead a commit, or load a node, that the maintenance job waits for.
             self.poll_reseal()?;

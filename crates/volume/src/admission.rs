@@ -13,9 +13,12 @@ use futures::FutureExt;
 use crate::commit::Want;
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
-use crate::format::protections::Freshness;
+use crate::format::protections::{Freshness, Provision};
 use crate::io::Io;
 use crate::mutation::{Mutation, mutated};
+
+/// Most blocks that one request of a thin volume may change: 2 MiB.
+const THIN_REQUEST: u64 = 512;
 
 impl Core {
     /// Waits while there is more in memory than may be, or more under way than the journal can take. So many items are the caller's then,
@@ -75,9 +78,13 @@ impl Core {
     }
 
     /// Blocks that one request may change: so few that there is room for them in the journal when what waits there is not yet enough for
-    /// the maintenance job to see to, and that a full volume has them to spare.
+    /// the maintenance job to see to, and that a full volume has them to spare. On a thin one they are kept from new data, so there are fewer.
     pub(crate) fn largest_request(&self) -> u64 {
-        (self.journal_share() / 2).min(2 * self.limits.pinned)
+        let most = (self.journal_share() / 2).min(2 * self.limits.pinned);
+        match self.header.provision {
+            Provision::Full => most,
+            Provision::Thin => most.min(THIN_REQUEST),
+        }
     }
 
     fn try_admit(&self, items: u64) -> Option<Promise<'_>> {
@@ -160,6 +167,10 @@ impl<'a> Promise<'a> {
         };
         core.promised.fetch_update(Ordering::SeqCst, Ordering::SeqCst, add).ok()?;
         Some(Self { core, items })
+    }
+
+    pub(crate) fn items(&self) -> u64 {
+        self.items
     }
 
     /// Goes on without its holder, until [`kept`](Self::kept) takes it up again.

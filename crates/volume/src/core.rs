@@ -174,7 +174,7 @@ pub(crate) struct Core {
     pub(crate) pace: Pace,
     /// Items that requests under way will add to what waits for the journal.
     pub(crate) promised: AtomicU64,
-    /// Writes that take places, or have them, and are not in the overlay yet.
+    /// Blocks of writes that take places, or have them, and of discards, as long as they are not in the overlay. See [`crate::places`].
     pub(crate) placing: AtomicU64,
     /// The session ends by releasing the volume: nothing takes places any more.
     pub(crate) releasing: AtomicBool,

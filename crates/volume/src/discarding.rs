@@ -226,7 +226,7 @@ impl Core {
                 return true;
             }
             // As many as are kept from writers of new data, and twice that.
-            let keep = 2 * (self.node_reserve() + self.limits.pinned);
+            let keep = 2 * self.kept_from_new(0);
             // In this order, as for a write.
             let writing = self.space.begin_write();
             self.placing.fetch_add(1, Ordering::SeqCst);

@@ -248,8 +248,8 @@ impl Core {
         self.show(&change);
         if let Change::Write { places, .. } = change {
             runs.borrow_mut().place(self, places);
-            self.placing.fetch_sub(1, Ordering::SeqCst);
         }
+        self.placing.fetch_sub(promise.items(), Ordering::SeqCst);
         drop(promise);
         self.nudge();
     }
@@ -266,18 +266,17 @@ impl Core {
 
     /// Lands what has arrived, in its order, under the lock of the line.
     fn land(&self, runs: &RefCell<Runs>, mut line: MutexGuard<'_, Line>) {
-        let (mut promised, mut no_longer_placing, mut no_longer_behind) = (0, 0, 0);
+        let (mut promised, mut no_longer_behind) = (0, 0);
         while let Some((arrived, behind)) = line.pop() {
             self.show(&arrived.change);
             if let Change::Write { places, .. } = arrived.change {
                 runs.borrow_mut().place(self, places);
-                no_longer_placing += 1;
             }
             promised += arrived.promised;
             no_longer_behind += behind;
         }
         self.landing.behind.fetch_sub(no_longer_behind, Ordering::SeqCst);
-        self.placing.fetch_sub(no_longer_placing, Ordering::SeqCst);
+        self.placing.fetch_sub(promised, Ordering::SeqCst);
         let first = line.first;
         let unlanded = line.waiters.split_off(&first);
         let landed = std::mem::replace(&mut line.waiters, unlanded);

@@ -1,10 +1,12 @@
 //! Where a write goes: free blocks for it, and who has to wait for them.
 //!
 //! Invariants:
-//! 1. Whoever takes free blocks is counted among those that are [placing](Placing), until they are in the overlay or given back.
+//! 1. The blocks of a request that takes some are counted as [placing](Placing), until they are in the overlay or given back. Those of a request
+//!    that waits for its turn are not: it has none, and what the map needs for it is no reason to refuse the one before it.
 //! 2. Requests that find less than they need, with all that is free together, stand in line, first come, first served. The first waits for
 //!    space, and nobody who comes later gets any before. None in line holds anything: what it held goes back.
-//! 3. None is refused for want of space while something is under way that may free some.
+//! 3. None is refused for want of space while something is under way that may free some: a write that has places, a reader of what was
+//!    overwritten, a checkpoint that has not seen what came before it.
 //! 4. A session that has released the volume has no write on its way, and begins none: its successor need not leave its places alone.
 
 use std::cell::RefCell;
@@ -14,6 +16,7 @@ use std::sync::atomic::Ordering;
 use futures::FutureExt;
 use futures::future::select;
 
+use crate::admission::Promise;
 use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::format::protections::{Freshness, Provision};
@@ -23,23 +26,27 @@ use crate::readers::Reading;
 use crate::reservation::DATA_UNITS;
 
 impl Core {
-    /// Places for new data; waits for reservations, or for a checkpoint to free what is pinned.
-    pub(crate) async fn allocate(
-        &self,
+    /// Places for new data, for all blocks that were promised from `block` on; waits for reservations, or for a checkpoint to free what is pinned.
+    pub(crate) async fn allocate<'a>(
+        &'a self,
         io: &Io,
         runs: &RefCell<Runs>,
         block: u64,
-        blocks: u64,
-    ) -> Result<(Vec<Range<u64>>, Placing<'_>)> {
-        let keep = self.keep_free(io, block, blocks).await?;
-        let mut placing = Placing::begin(self)?;
+        promise: &'a Promise<'a>,
+    ) -> Result<(Vec<Range<u64>>, Placing<'a>)> {
+        let blocks = promise.items();
+        let keep = match self.keep_in_any_case(blocks, blocks) {
+            Some(keep) => keep,
+            None => self.keep_free(io, block, blocks, blocks).boxed_local().await?,
+        };
+        let mut placing = Placing::begin(self, promise)?;
         if !self.checkpoint_goes_first()
             && self.short_of_space.available_permits() > 0
-            && let Some(places) = placing.take(runs, blocks, keep)
+            && let Some(places) = placing.take(runs, keep)
         {
             return Ok((places, placing));
         }
-        let placed = self.wait_for_places(io, runs, block, blocks, placing).boxed_local().await;
+        let placed = self.wait_for_places(io, runs, block, placing).boxed_local().await;
         placed.inspect_err(|_| runs.borrow_mut().give_all_back(self))
     }
 
@@ -48,9 +55,9 @@ impl Core {
         io: &Io,
         runs: &RefCell<Runs>,
         block: u64,
-        blocks: u64,
         placing: Placing<'a>,
     ) -> Result<(Vec<Range<u64>>, Placing<'a>)> {
+        let (promise, blocks) = (placing.promise, placing.promise.items());
         let (mut placing, mut turn, mut waited) = (Some(placing), None, None);
         loop {
             let progress = self.progress.listen();
@@ -61,28 +68,39 @@ impl Core {
                 progress.await;
                 continue;
             }
-            let keep = self.keep_free(io, block, blocks).await?;
+            let uncounted = if placing.is_some() { 0 } else { blocks };
+            let keep = self.keep_free(io, block, blocks, uncounted).boxed_local().await?;
             // Our own look-up may have been the reader that held the last checkpoint's blocks back.
             self.space.collect();
             let first = turn.is_some() || self.short_of_space.available_permits() > 0;
             if first && !runs.borrow().falls_short(self, blocks, keep) {
-                let mut holder = placing.take().map_or_else(|| Placing::begin(self), Ok)?;
-                if let Some(places) = holder.take(runs, blocks, keep) {
+                let mut holder = placing.take().map_or_else(|| Placing::begin(self, promise), Ok)?;
+                if let Some(places) = holder.take(runs, keep) {
                     return Ok((places, holder));
                 }
                 placing = Some(holder);
                 self.check_list()?;
                 self.want_units();
-            } else if placing.is_some() || runs.borrow().held() > 0 {
+            } else if turn.is_none() || placing.is_some() || runs.borrow().held() > 0 {
                 runs.borrow_mut().give_all_back(self);
                 placing = None;
-                continue;
-            } else if turn.is_none() {
-                // Nobody closes it.
-                turn = self.short_of_space.acquire().await.ok();
+                // At once: another request of this queue may take the same again, as often as it is given back.
+                if turn.is_none() {
+                    // Nobody closes it.
+                    turn = self.short_of_space.acquire().await.ok();
+                }
                 continue;
             } else if self.space.take_over() {
                 self.want_units();
+                continue;
+            } else if self.space.is_draining() {
+                // No checkpoint helps before the reader has ended that keeps this.
+                waited = None;
+                let ended = self.readers.listen();
+                self.space.collect();
+                if self.space.is_draining() {
+                    select(progress, ended).await;
+                }
                 continue;
             } else {
                 let short = || runs.borrow().falls_short(self, blocks, keep);
@@ -117,25 +135,30 @@ impl Core {
     fn check_hope(&self, short: impl Fn() -> bool, waited: &mut Option<u64>) -> Result<()> {
         // In this order, which is that in which blocks go their way: what has left the one is in the next.
         let placing = self.placing.load(Ordering::SeqCst) > 0;
-        let idle = self.overlay.active() == 0
-            && self.overlay.superseded() == 0
-            && self.space.pinned() == 0
-            && !self.publish_is_wanted()
-            && !self.checkpointing.load(Ordering::SeqCst);
+        let changed = self.overlay.active() > 0 || self.overlay.superseded() > 0;
+        let pinned = self.space.pinned() > 0;
+        let busy = self.checkpointing.load(Ordering::SeqCst);
+        let idle = !changed && !pinned && !busy && !self.publish_is_wanted();
         let done = self.checkpoint_done.load(Ordering::SeqCst);
-        // What others are writing supersedes something, or comes back; a fully provisioned volume has room for all of it in the end.
+        // A fully provisioned volume has room for all of it in the end.
         let patient =
             self.header.provision == Provision::Full && self.header.freshness != Freshness::Transaction;
-        // One checkpoint that was under way, and one that began after us.
+        // One checkpoint that was under way, and one that began when no other request had places any more.
         let tried = waited.is_some_and(|number| done > number);
-        if ((idle && !placing) || (tried && !patient)) && short() {
+        if !placing && (idle || (tried && !patient)) && short() {
             return Err(Error::new(
                 Kind::NoSpace,
                 "no space is left on this volume; discard something, or enlarge its backing file",
             ));
         }
-        waited.get_or_insert(done + 1);
-        if !idle {
+        match placing {
+            // What others are writing supersedes something, or comes back. None of them begins while this request is the first in line.
+            true => *waited = None,
+            false => _ = waited.get_or_insert(done + 1),
+        }
+        // The one under way gives back what it has pinned; a transaction's end does, and none before.
+        let returns = pinned && !busy && !(placing && self.is_transactional());
+        if changed || returns {
             self.want_checkpoint();
         }
         Ok(())
@@ -160,30 +183,45 @@ impl Core {
     }
 
     /// Blocks that the map may need for what is in memory now: two checkpoints in a row, the one under way and the one after it. The
-    /// first gives back what it replaces, so only nodes that do not exist yet count twice; a transaction gives back nothing.
-    pub(crate) fn node_reserve(&self) -> u64 {
+    /// first gives back what it replaces, so only nodes that do not exist yet count twice; a transaction gives back nothing. So many changes
+    /// more are the caller's, and not counted yet.
+    pub(crate) fn node_reserve(&self, uncounted: u64) -> u64 {
         let all = self.geometry.map_nodes();
         let exist = match self.header.freshness {
             Freshness::Transaction => 0,
             _ => self.geometry.least_map_nodes(self.roots().mapped),
         };
         let twice = (2 * all).saturating_sub(exist);
-        // What is under way comes on top of what the overlay holds, whatever its limit.
-        let under_way = self.promised.load(Ordering::SeqCst);
+        // What is under way comes on top of what the overlay holds, whatever its limit. In this order: what moves on meanwhile counts twice.
+        let under_way = self.placing.load(Ordering::SeqCst) + uncounted;
         let most = self.limits.overlay.max(self.overlay.active()) + under_way;
         let changed = 2 * most * u64::from(self.geometry.map_levels());
         twice.min(changed) + self.limits.salt_reserve
     }
 
-    /// How many blocks must stay free after this write: the map's, and for new data on a thin volume also what overwrites need.
-    async fn keep_free(&self, io: &Io, block: u64, blocks: u64) -> Result<u64> {
-        let nodes = self.node_reserve();
-        let reserve = nodes + self.limits.pinned;
-        if self.header.provision == Provision::Full || self.space.free() >= reserve + blocks {
-            return Ok(nodes);
+    /// How many blocks must stay free after a write of so many: those that the map may need; for new data on a thin volume, also what overwrites
+    /// need. Nothing where that depends on what the write is.
+    fn keep_in_any_case(&self, blocks: u64, uncounted: u64) -> Option<u64> {
+        if self.header.provision == Provision::Full {
+            return Some(self.node_reserve(uncounted));
         }
-        let overwrite = self.is_overwrite(io, block, blocks).boxed_local().await?;
-        Ok(if overwrite { nodes } else { reserve })
+        let keep = self.kept_from_new(uncounted);
+        (self.space.free() >= keep + blocks).then_some(keep)
+    }
+
+    /// The same, with a look at what is written over if need be.
+    async fn keep_free(&self, io: &Io, block: u64, blocks: u64, uncounted: u64) -> Result<u64> {
+        if let Some(keep) = self.keep_in_any_case(blocks, uncounted) {
+            return Ok(keep);
+        }
+        let overwrites = self.is_overwrite(io, block, blocks).await?;
+        Ok(if overwrites { self.node_reserve(uncounted) } else { self.kept_from_new(uncounted) })
+    }
+
+    /// Enough for any one overwrite and its nodes, and for many small ones before a checkpoint.
+    pub(crate) fn kept_from_new(&self, uncounted: u64) -> u64 {
+        let largest = self.largest_request();
+        self.node_reserve(uncounted + largest) + self.limits.pinned.max(largest)
     }
 
     /// Whether each of these blocks has something already.
@@ -195,31 +233,37 @@ impl Core {
     }
 }
 
-/// A write that takes places, or has them, and is not in the overlay yet.
+/// A write that takes places, or has them, and is not in the overlay yet. So is a discard: it may free some.
 pub(crate) struct Placing<'a> {
     core: &'a Core,
+    promise: &'a Promise<'a>,
     /// While it has places, and until the store has what goes there.
     writing: Option<Reading>,
 }
 
 impl<'a> Placing<'a> {
-    fn begin(core: &'a Core) -> Result<Self> {
-        core.placing.fetch_add(1, Ordering::SeqCst);
-        let placing = Self { core, writing: None };
+    /// Counts a discard in.
+    pub(crate) fn nothing(core: &'a Core, promise: &'a Promise<'a>) -> Self {
+        core.placing.fetch_add(promise.items(), Ordering::SeqCst);
+        Self { core, promise, writing: None }
+    }
+
+    fn begin(core: &'a Core, promise: &'a Promise<'a>) -> Result<Self> {
+        let placing = Self::nothing(core, promise);
         // In this order: who releases the volume says so first, and then waits for those that are counted.
         core.check_not_releasing()?;
         Ok(placing)
     }
 
-    fn take(&mut self, runs: &RefCell<Runs>, blocks: u64, keep: u64) -> Option<Vec<Range<u64>>> {
+    fn take(&mut self, runs: &RefCell<Runs>, keep: u64) -> Option<Vec<Range<u64>>> {
         // In this order: who is not counted among the writes of before a superblock finds that the runs of before count no more.
         let writing = self.core.space.begin_write();
-        let places = runs.borrow_mut().take(self.core, blocks, keep)?;
+        let places = runs.borrow_mut().take(self.core, self.promise.items(), keep)?;
         self.writing = Some(writing);
         Some(places)
     }
 
-    /// It is stored, and whoever makes it visible counts it out.
+    /// It is stored, and whoever makes it visible counts its blocks out.
     pub(crate) fn keep(mut self) {
         drop(self.writing.take());
         std::mem::forget(self);
@@ -228,7 +272,7 @@ impl<'a> Placing<'a> {
 
 impl Drop for Placing<'_> {
     fn drop(&mut self) {
-        self.core.placing.fetch_sub(1, Ordering::SeqCst);
+        self.core.placing.fetch_sub(self.promise.items(), Ordering::SeqCst);
         drop(self.writing.take());
         // Costs next to nothing when nobody waits.
         self.core.progress.notify(usize::MAX);

@@ -27,6 +27,7 @@ use crate::landing::Change;
 use crate::mutation::{Mutation, mutated};
 use crate::node_room::Changes;
 use crate::overlay::items_of_discard;
+use crate::places::Placing;
 use crate::queue::{Request, Runs};
 use crate::read::Via;
 
@@ -96,7 +97,7 @@ impl Core {
         let claim = self.keep_node_places(blocks, Changes::Writes).await?;
         let promise = self.admit(io, blocks).await?;
         drop(claim);
-        let (places, placing) = self.allocate(io, runs, block, blocks).await?;
+        let (places, placing) = self.allocate(io, runs, block, &promise).await?;
         let give_up = |error| {
             runs.borrow_mut().put_back(self, places.clone());
             Err(error)
@@ -239,8 +240,9 @@ impl Core {
         let claim = self.keep_node_places(items_of_discard(blocks) + 1, Changes::Discard).await?;
         let promise = self.admit(io, items_of_discard(blocks)).await?;
         drop(claim);
+        let placing = Placing::nothing(self, &promise);
         // Elsewhere a checkpoint gets its blocks back; a transaction keeps all of them to its end.
-        if self.header.freshness == Freshness::Transaction && self.space.free() < self.node_reserve() {
+        if self.header.freshness == Freshness::Transaction && self.space.free() < self.node_reserve(0) {
             return Err(Error::new(
                 Kind::NoSpace,
                 "this transaction has used up the space for the volume's own map; commit it before you go on",
@@ -249,6 +251,7 @@ impl Core {
         self.landed_before(before).await?;
         // As a write: after the last commit nothing holds this any more.
         self.check_alive()?;
+        placing.keep();
         self.arrive(runs, Change::Discard(block..block + blocks), promise);
         self.counters.discarded_blocks.add(blocks);
         if self.header.freshness == Freshness::Write {

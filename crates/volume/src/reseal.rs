@@ -161,9 +161,9 @@ impl<'a> Walk<'a> {
     async fn stretch(&self, first: u64, blocks: usize) -> Result<bool> {
         let core = self.core;
         let claim = core.keep_node_places(blocks as u64, Changes::Writes).await?;
-        let _promise = core.admit(self.io, blocks as u64).await?;
+        let promise = core.admit(self.io, blocks as u64).await?;
         drop(claim);
-        let (mut places, placing) = core.allocate(self.io, &self.runs, first, blocks as u64).await?;
+        let (mut places, placing) = core.allocate(self.io, &self.runs, first, &promise).await?;
         let read = self.read(first, blocks).await;
         let OldBlocks { thaws, old, mut plaintext, bad } = match read {
             Ok(read) => read,

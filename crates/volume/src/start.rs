@@ -159,7 +159,7 @@ impl Attaching {
             core.space.take_over();
         }
         // To tidy up must need no reservation: each has a record, and there may be no room for many.
-        let nodes = if crowded { core.node_reserve() } else { 0 };
+        let nodes = if crowded { core.node_reserve(0) } else { 0 };
         let needed = if crowded { core.nodes_with(0) } else { 0 };
         let former = core.find_node_units(&self.io, &former, needed).await?;
         core.begin_with(&self.io, &former).await?;

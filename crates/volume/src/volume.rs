@@ -271,7 +271,7 @@ impl Volume {
         self.0.geometry.logical_blocks
     }
 
-    /// Blocks that one request may change: at least 512 (2 MiB), more on larger volumes. Reads may be of any length.
+    /// Blocks that one request may change: 512 (2 MiB) on a thin volume, at least as many on others. Reads may be of any length.
     #[must_use]
     pub fn largest_change(&self) -> u64 {
         self.0.largest_request()
