@@ -95,13 +95,13 @@ impl Core {
 
     /// Makes both copies the pair in force. A session does so before it serves anybody: what a change that was cut short has left there never
     /// counts, but who has lost the anchor could not tell. And each change does, since it writes over one of them. When neither is
-    /// whole, B comes first: A may only be unreadable for now, and then it is what must be left if the power goes.
+    /// whole, one that cannot be read comes last: it may be so for now only, and then it is what must be left if the power goes. Else A does.
     pub(crate) async fn mend_copies(&self, io: &Io) -> Result<()> {
         let in_force = self.in_force.get()?;
-        let is_whole = async |at| read_pair(io, at).await.is_ok_and(|pair| pair == in_force);
-        let whole = [is_whole(COPIES[0]).await, is_whole(COPIES[1]).await];
-        for copy in [1, 0] {
-            if !whole[copy] {
+        let found = [read_pair(io, COPIES[0]).await, read_pair(io, COPIES[1]).await];
+        let order = if found[1].is_err() && found[0].is_ok() { [0, 1] } else { [1, 0] };
+        for copy in order {
+            if !found[copy].as_ref().is_ok_and(|pair| *pair == in_force) {
                 write_pair(io, COPIES[copy], &in_force).await?;
             }
         }

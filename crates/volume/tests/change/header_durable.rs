@@ -153,20 +153,28 @@ fn power_that_goes_in_a_change_behind_one_that_was_killed_takes_one_copy_at_the_
     }
 }
 
-/// What a disk cannot read just now it may be able to read later, unless it was written over and the power went.
-#[test]
-fn a_copy_that_cannot_be_read_is_written_when_the_other_one_is_whole() {
+/// A change that failed has left half of one copy, and the disk cannot read the other one just now. It may be able to later, unless it was
+/// written over and the power went.
+fn mends_first(torn: u64, unreadable: u64) {
     let case = Case::written(options_at(Freshness::Strict), 0..4);
     let disk = Disk::of(&case, 1);
     let session = disk.store.attach();
     let attaching = attach(on(&case, &session), case.policy.clone(), credential(), case.bench.attach);
     let volume = disk.until(attaching.expect("a queue")).expect("attached");
     let whole = disk.store.snapshot();
-    // A change that failed has left half of copy B.
-    disk.store.tamper(|image| image.set(B, &[7; BLOCK_SIZE]));
-    disk.store.set_bad(A..A + 1, BAD);
+    disk.store.tamper(|image| image.set(torn, &[7; BLOCK_SIZE]));
+    disk.store.set_bad(unreadable..unreadable + 1, BAD);
     let changing = volume.change_keys(credential(), added(1), SlotLimits::default());
     assert_eq!(disk.until(changing.expect("a queue")).expect_err("a bad sector").kind(), Kind::Io);
     let now = disk.store.snapshot();
-    assert!((B..B + 2).all(|block| now.block(block) == whole.block(block)), "copy B is not whole");
+    assert!(
+        (torn..torn + 2).all(|block| now.block(block) == whole.block(block)),
+        "copy at {torn} is not whole"
+    );
+}
+
+#[test]
+fn a_copy_that_cannot_be_read_is_written_when_the_other_one_is_whole() {
+    mends_first(B, A);
+    mends_first(A, B);
 }
