@@ -45,7 +45,7 @@ enum Command {
         #[arg(long)]
         only: Option<String>,
         /// Most seeds for each, from 0.
-        #[arg(long, default_value_t = 60_000)]
+        #[arg(long, default_value_t = 100_000)]
         seeds: u64,
         /// Mutants at a time.
         #[arg(long, default_value_t = 2)]
