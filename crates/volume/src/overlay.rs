@@ -69,6 +69,7 @@ pub(crate) struct Overlay {
     ranges: AtomicU64,
     sequence: AtomicU64,
     active: AtomicU64,
+    frozen: AtomicU64,
     pending: AtomicU64,
     superseded: AtomicU64,
     /// Frozen generations dropped, or about to be.
@@ -101,6 +102,7 @@ impl Overlay {
             ranges: AtomicU64::new(0),
             sequence: AtomicU64::new(1),
             active: AtomicU64::new(0),
+            frozen: AtomicU64::new(0),
             pending: AtomicU64::new(0),
             superseded: AtomicU64::new(0),
             thaws: AtomicU64::new(0),
@@ -241,7 +243,9 @@ impl Overlay {
                 shard.frozen = Arc::new(std::mem::replace(&mut shard.active, next));
             }
             discards.frozen = Arc::new(std::mem::take(&mut discards.active));
-            self.active.store(0, Ordering::Relaxed);
+            // In this order: what moves on counts twice.
+            self.frozen.store(self.active.load(Ordering::SeqCst), Ordering::SeqCst);
+            self.active.store(0, Ordering::SeqCst);
         }
         self.pending.store(0, Ordering::Relaxed);
         self.superseded.store(0, Ordering::Relaxed);
@@ -319,6 +323,7 @@ impl Overlay {
         }
         let mut discards = write(&self.discards);
         discards.frozen = Arc::default();
+        self.frozen.store(0, Ordering::SeqCst);
         self.ranges.store(discards.active.0.len() as u64, Ordering::SeqCst);
     }
 
@@ -347,6 +352,12 @@ impl Overlay {
     /// Changes in the active generation.
     pub(crate) fn active(&self) -> u64 {
         self.active.load(Ordering::Relaxed)
+    }
+
+    /// Changes that are not in the map yet.
+    pub(crate) fn unmerged(&self) -> u64 {
+        let active = self.active.load(Ordering::SeqCst);
+        active + self.frozen.load(Ordering::SeqCst)
     }
 
     /// Leaves of the map that the changes of the active generation touch at most. A stretch that was discarded leaves a part of two.

@@ -70,6 +70,8 @@ impl Core {
             }
             let uncounted = if placing.is_some() { 0 } else { blocks };
             let keep = self.keep_free(io, block, blocks, uncounted).boxed_local().await?;
+            // Before it is asked whether anything waits for readers: what a checkpoint frees does, before that one is done.
+            let done = self.checkpoint_done.load(Ordering::SeqCst);
             // Our own look-up may have been the reader that held the last checkpoint's blocks back.
             self.space.collect();
             let first = turn.is_some() || self.short_of_space.available_permits() > 0;
@@ -104,7 +106,7 @@ impl Core {
                 continue;
             } else {
                 let short = || runs.borrow().falls_short(self, blocks, keep);
-                self.check_hope(short, &mut waited)?;
+                self.check_hope(short, done, &mut waited)?;
                 self.counters.waits_for_space.add(1);
             }
             progress.await;
@@ -130,16 +132,15 @@ impl Core {
         }
     }
 
-    /// Whether a request that falls short of space should wait; sees to it that there is something to wait for. `waited` is the checkpoint
-    /// that may help.
-    fn check_hope(&self, short: impl Fn() -> bool, waited: &mut Option<u64>) -> Result<()> {
+    /// Whether a request that falls short of space should wait; sees to it that there is something to wait for. So many checkpoints are `done`, and
+    /// nothing of them waits for readers; `waited` is the one that may help.
+    fn check_hope(&self, short: impl Fn() -> bool, done: u64, waited: &mut Option<u64>) -> Result<()> {
         // In this order, which is that in which blocks go their way: what has left the one is in the next.
         let placing = self.placing.load(Ordering::SeqCst) > 0;
         let changed = self.overlay.active() > 0 || self.overlay.superseded() > 0;
         let pinned = self.space.pinned() > 0;
         let busy = self.checkpointing.load(Ordering::SeqCst);
         let idle = !changed && !pinned && !busy && !self.publish_is_wanted();
-        let done = self.checkpoint_done.load(Ordering::SeqCst);
         // A fully provisioned volume has room for all of it in the end.
         let patient =
             self.header.provision == Provision::Full && self.header.freshness != Freshness::Transaction;
@@ -154,7 +155,7 @@ impl Core {
         match placing {
             // What others are writing supersedes something, or comes back. None of them begins while this request is the first in line.
             true => *waited = None,
-            false => _ = waited.get_or_insert(done + 1),
+            false => _ = waited.get_or_insert(self.checkpoint_done.load(Ordering::SeqCst) + 1),
         }
         // The one under way gives back what it has pinned; a transaction's end does, and none before.
         let returns = pinned && !busy && !(placing && self.is_transactional());
@@ -218,10 +219,13 @@ impl Core {
         Ok(if overwrites { self.node_reserve(uncounted) } else { self.kept_from_new(uncounted) })
     }
 
-    /// Enough for any one overwrite and its nodes, and for many small ones before a checkpoint.
+    /// Enough for any one overwrite and its nodes, and for many small ones before a checkpoint; also when the map has taken what is not in it yet,
+    /// and has more nodes.
     pub(crate) fn kept_from_new(&self, uncounted: u64) -> u64 {
         let largest = self.largest_request();
-        self.node_reserve(uncounted + largest) + self.limits.pinned.max(largest)
+        let placing = self.placing.load(Ordering::SeqCst) + uncounted;
+        let added = self.geometry.most_nodes_of(placing + self.overlay.unmerged());
+        self.node_reserve(uncounted + largest) + self.limits.pinned.max(largest) + added
     }
 
     /// Whether each of these blocks has something already.
