@@ -347,6 +347,13 @@ pub(crate) fn check_pair(
     let area: &[u8; BLOCK_SIZE] =
         area.try_into().map_err(|_| Error::new(Kind::Corrupt, "the key-slot area is cut short"))?;
     let slots = KeySlots::decode(area).map_err(|error| Error::new(Kind::Corrupt, error.to_string()))?;
+    // The last slot is never removed. "No slot opens with this" would have its owner look for another key.
+    if slots.list().is_empty() {
+        return Err(Error::new(
+            Kind::Corrupt,
+            "there is a header, and no key slot: they were written in part only, or are damaged. Restore them from a header backup",
+        ));
+    }
     Ok((header, slots))
 }
 

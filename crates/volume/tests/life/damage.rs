@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use futures::FutureExt;
 
-use crate::common::{Bench, Session, credential, options, page};
+use crate::common::{Bench, Session, credential, options, options_at, page};
 use memory::{BLOCK_SIZE, Buffer};
 use store::{Completion, Operation};
+use volume::format::protections::Freshness;
 use volume::geometry::{Geometry, Shape};
 use volume::{CheckProgress, CheckReport, Kind, Volume, attach_read_only};
 
@@ -146,6 +147,21 @@ fn an_older_image_is_stale_and_a_copy_that_went_on_is_forked() {
     restore(&bench, &current);
     let mut session = bench.attach(&policy).expect("the current image attaches");
     assert_eq!(session.read(3, 1).expect("readable"), page(104));
+}
+
+/// As power leaves them that goes in their first write: of each copy one sector.
+#[test]
+fn a_header_without_key_slots_is_not_taken_for_a_wrong_key() {
+    let bench = Bench::new(options_at(Freshness::Off), 16_384);
+    let policy = bench.create();
+    for copy in [0, 2] {
+        let mut header = raw_read(&bench, copy);
+        header[512..].fill(0);
+        raw_write(&bench, copy, &header);
+        raw_write(&bench, copy + 1, &page(0));
+    }
+    let error = bench.attach(&policy).err().expect("refused");
+    assert!(error.kind() == Kind::Corrupt && error.to_string().contains("no key slot:"), "{error}");
 }
 
 #[test]
