@@ -1,7 +1,7 @@
 //! Volumes with one rule broken, and how soon a simulation notices.
 
 use fastrand::Rng;
-use volume::format::protections::Freshness;
+use volume::format::protections::{Freshness, Provision};
 pub use volume::mutation::Mutation;
 use volume::mutation::break_rule;
 
@@ -101,6 +101,7 @@ fn matters(mutation: Mutation, plan: &Plan) -> bool {
         M::InFlightNotCounted => {
             honest && plan.longest == 160 && volume.logical_blocks.is_none_or(|blocks| blocks >= 256)
         }
+        M::OverwritesNotKept => honest && volume.provision == Provision::Thin && !plan.scarce,
         M::RootNotLifted | M::PlacesAreData | M::PolicyBeforeHeader => honest && plan.growths > 0,
         M::GrowthForgotten => mischief.rollback && !anchored && plan.growths > 0,
         M::ClaimedNotSeen => honest && plan.streams && anchored,

@@ -95,6 +95,7 @@ mutations! {
     UsedBeforeReserved, "used-before-reserved", "a unit is written to when its reservation is durable";
     WritersForgotten, "writers-forgotten", "a superblock lists a unit until no write can be on its way there";
     DiscardUnreserved, "discard-unreserved", "a discard goes only to units that are reserved, as a write does";
+    OverwritesNotKept, "overwrites-not-kept", "new data on a thin volume leaves room for overwrites of what is there";
     ThinSpreads, "thin-spreads", "a thin volume takes new space near what it has";
     SegmentNotAnchored, "segment-not-anchored", "a segment is written to when the anchor vouches for its reservation";
     ForeignSegmentsTaken, "foreign-segments-taken", "the predecessor's journal segments are left alone";

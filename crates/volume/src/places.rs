@@ -21,6 +21,7 @@ use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::format::protections::{Freshness, Provision};
 use crate::io::Io;
+use crate::mutation::{Mutation, mutated};
 use crate::queue::Runs;
 use crate::readers::Reading;
 use crate::reservation::DATA_UNITS;
@@ -222,6 +223,9 @@ impl Core {
     /// Enough for any one overwrite and its nodes, and for many small ones before a checkpoint; also when the map has taken what is not in it yet,
     /// and has more nodes.
     pub(crate) fn kept_from_new(&self, uncounted: u64) -> u64 {
+        if mutated(Mutation::OverwritesNotKept) {
+            return self.node_reserve(uncounted);
+        }
         let largest = self.largest_request();
         let placing = self.placing.load(Ordering::SeqCst) + uncounted;
         let added = self.geometry.most_nodes_of(placing + self.overlay.unmerged());
