@@ -7,6 +7,7 @@ use seal::{Random, Suite, SystemRandom};
 
 use crate::campaign::credential;
 use crate::forbidden::{install, statement};
+use crate::starting;
 
 fn region(directory: &std::path::Path, page_size: u64, pages: u64) -> std::path::PathBuf {
     let path = directory.join("region");
@@ -18,7 +19,7 @@ fn region(directory: &std::path::Path, page_size: u64, pages: u64) -> std::path:
 }
 
 fn open(path: &std::path::Path) -> Result<(Engine, Arc<Mapping>), Error> {
-    let mapping = Arc::new(Mapping::open(path, Access::Exclusive)?);
+    let mapping = Arc::new(starting::open(path, Access::Exclusive)?);
     let medium: Arc<dyn Medium> = Arc::clone(&mapping) as Arc<dyn Medium>;
     let (engine, _) = Engine::open(medium, &credential(), Arc::new(SystemRandom), &|_, _| {})?;
     Ok((engine, mapping))
@@ -66,8 +67,8 @@ fn a_region_has_one_server() {
     let path = region(directory.path(), 4096, 4);
     let served = open(&path).unwrap();
     assert!(matches!(open(&path), Err(Error::Busy(_))));
-    assert!(matches!(Mapping::open(&path, Access::ReadOnly), Err(Error::Busy(_))));
-    assert!(Mapping::open(&path, Access::Peek).is_ok());
+    assert!(matches!(starting::open(&path, Access::ReadOnly), Err(Error::Busy(_))));
+    assert!(starting::open(&path, Access::Peek).is_ok());
     drop(served);
     assert!(open(&path).is_ok());
 }

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use scm::serve::{Limits, Server};
-use scm::{Access, Engine, Mapping, Medium};
+use scm::{Access, Engine, Medium};
 use seal::SystemRandom;
 
 use crate::campaign::credential;
+use crate::starting;
 use crate::userfault::Place;
 
 const HUGE: usize = 2 << 20;
@@ -27,7 +28,8 @@ impl Mounted {
     fn new(kind: &str, options: &str) -> Option<Mounted> {
         let place = tempfile::tempdir().unwrap();
         let mut mount = Command::new("mount");
-        let output = mount.args(["-t", kind, "-o", options, kind]).arg(place.path()).output().unwrap();
+        mount.args(["-t", kind, "-o", options, kind]).arg(place.path());
+        let output = starting::start(|| mount.output()).unwrap();
         if !output.status.success() {
             skipped(String::from_utf8_lossy(&output.stderr).trim());
             return None;
@@ -38,7 +40,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+        let _ = starting::start(|| Command::new("umount").arg("-l").arg(self.0.path()).status());
     }
 }
 
@@ -104,7 +106,7 @@ fn a_region_on_hugetlbfs_is_served_by_huge_pages() {
 
     // A touch there is of 2 MiB: pages of 4 KiB would bring their neighbours along.
     let place = Place::new(file_system.0.path(), 4096, 64);
-    let mapping = Arc::new(Mapping::open(&place.region(), Access::Exclusive).unwrap());
+    let mapping = Arc::new(starting::open(&place.region(), Access::Exclusive).unwrap());
     let medium: Arc<dyn Medium> = Arc::clone(&mapping) as Arc<dyn Medium>;
     let (engine, _) = Engine::open(medium, &credential(), Arc::new(SystemRandom), &|_, _| {}).unwrap();
     let error = Server::new(Arc::new(engine), mapping, LIMITS).unwrap_err();

@@ -14,6 +14,7 @@ use scm::{Access, Engine, Geometry, Mapping, Medium};
 use seal::{Random, Suite, SystemRandom};
 
 use crate::campaign::credential;
+use crate::starting;
 
 const PAGES: u64 = 32;
 const SIZE: usize = 4096;
@@ -37,7 +38,7 @@ fn content(page: u64, version: u64) -> Vec<u8> {
 }
 
 fn open(directory: &Path) -> (Engine, Arc<Mapping>, scm::Report) {
-    let mapping = Arc::new(Mapping::open(&directory.join("region"), Access::Exclusive).unwrap());
+    let mapping = Arc::new(starting::open(&directory.join("region"), Access::Exclusive).unwrap());
     let medium: Arc<dyn Medium> = Arc::clone(&mapping) as Arc<dyn Medium>;
     let (engine, report) = Engine::open(medium, &credential(), Arc::new(SystemRandom), &|_, _| {}).unwrap();
     (engine, mapping, report)
@@ -143,12 +144,12 @@ fn kills_at_any_instruction_leave_every_page_whole() {
     let (mut under_way, mut open_pages) = (0, 0);
     for round in 0..rounds {
         let ready = place.path().join("ready");
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let mut victim = Command::new(std::env::current_exe().unwrap());
+        victim
             .args(["--exact", "kill::kills_at_any_instruction_leave_every_page_whole", "--nocapture"])
             .env(VICTIM, place.path())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
+            .stdout(Stdio::null());
+        let mut child = starting::start(|| victim.spawn()).unwrap();
         while !ready.exists() {
             assert!(child.try_wait().unwrap().is_none(), "the victim has ended by itself");
             std::thread::sleep(Duration::from_millis(1));

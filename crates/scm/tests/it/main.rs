@@ -11,4 +11,5 @@ mod huge;
 mod kill;
 mod mutants;
 mod parsers;
+mod starting;
 mod userfault;

@@ -18,6 +18,7 @@ use seal::{Random, Suite, SystemRandom};
 use crate::attacks::Failing;
 use crate::campaign::credential;
 use crate::forbidden::{BOTH, Forbidden};
+use crate::starting;
 
 const SIZE: usize = 4096;
 
@@ -61,7 +62,7 @@ impl Place {
 
     /// The same, with an engine that has another medium in front of the mapping.
     fn serve_from(&self, limits: Limits, front: impl FnOnce(Arc<dyn Medium>) -> Arc<dyn Medium>) -> Running {
-        let mapping = Arc::new(Mapping::open(&self.region(), Access::Exclusive).unwrap());
+        let mapping = Arc::new(starting::open(&self.region(), Access::Exclusive).unwrap());
         Server::wait_for_vmm(&mapping, Duration::from_secs(5)).unwrap();
         let medium = front(Arc::clone(&mapping) as Arc<dyn Medium>);
         let (engine, _) = Engine::open(medium, &credential(), Arc::new(SystemRandom), &|_, _| {}).unwrap();
@@ -337,7 +338,7 @@ fn a_vmm_waits_for_the_next_server_and_goes_on() {
     // Another VMM, another server.
     let error = unsafe_attach(&place).unwrap_err();
     assert!(error.to_string().contains("one VMM at a time"), "{error}");
-    assert!(matches!(Mapping::open(&place.region(), Access::Exclusive), Err(Error::Busy(_))));
+    assert!(matches!(starting::open(&place.region(), Access::Exclusive), Err(Error::Busy(_))));
     running.stop();
     let toucher = std::thread::scope(|scope| {
         let touched = scope.spawn(|| vmm.load(3 * SIZE));
@@ -383,7 +384,7 @@ fn served_by(serve: impl FnOnce(&Place, &mut UnixStream, &dyn Fn())) {
         };
         serve(&place, &mut stream, &show);
     });
-    let mapping = Mapping::open(&place.region(), Access::Exclusive).unwrap();
+    let mapping = starting::open(&place.region(), Access::Exclusive).unwrap();
     Server::wait_for_vmm(&mapping, Duration::from_secs(5)).unwrap();
     assert!(!vmm.is_present(3), "the VMM sees a page that nobody serves");
     drop(mapping);
@@ -406,7 +407,7 @@ fn a_server_that_is_not_understood_leaves_nothing_in_page_tables() {
             stream.write_all(said.as_bytes()).unwrap();
             assert_eq!(std::io::read_to_string(&mut *stream).unwrap(), "", "the VMM hangs up");
             show();
-            let mapping = Mapping::open(&place.region(), Access::Exclusive).unwrap();
+            let mapping = starting::open(&place.region(), Access::Exclusive).unwrap();
             let free = Server::wait_for_vmm(&mapping, Duration::from_millis(300));
             assert!(matches!(free, Err(Error::Busy(_))), "{said}: the lease was given back too early");
         });
@@ -428,7 +429,7 @@ fn a_vmm_that_unmaps_the_region_between_two_servers_hangs_up() {
     stream.write_all(b"{\"ok\":{}}\n").unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     assert_eq!(std::io::read_to_string(stream).unwrap(), "");
-    let mapping = Mapping::open(&place.region(), Access::Exclusive).unwrap();
+    let mapping = starting::open(&place.region(), Access::Exclusive).unwrap();
     Server::wait_for_vmm(&mapping, Duration::from_secs(5)).unwrap();
 }
 
@@ -498,7 +499,7 @@ fn what_is_no_message_is_refused_and_the_others_are_served() {
 fn a_region_where_touches_are_not_told_of_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let place = Place::new(directory.path(), 4096, 4);
-    let mapping = Arc::new(Mapping::open(&place.region(), Access::Exclusive).unwrap());
+    let mapping = Arc::new(starting::open(&place.region(), Access::Exclusive).unwrap());
     if mapping.has_minor_faults() {
         return;
     }
