@@ -95,7 +95,8 @@ impl Core {
 
     /// Makes both copies the pair in force. A session does so before it serves anybody: what a change that was cut short has left there never
     /// counts, but who has lost the anchor could not tell. And each change does, since it writes over one of them. When neither is
-    /// whole, one that cannot be read comes last: it may be so for now only, and then it is what must be left if the power goes. Else A does.
+    /// whole, the copy that cannot be read is written last. It may be readable later, and must be left then if the power goes. If both can be read,
+    /// or neither, B is written first.
     pub(crate) async fn mend_copies(&self, io: &Io) -> Result<()> {
         let in_force = self.in_force.get()?;
         let found = [read_pair(io, COPIES[0]).await, read_pair(io, COPIES[1]).await];

@@ -1,8 +1,8 @@
 //! Where a write goes: free blocks for it, and who has to wait for them.
 //!
 //! Invariants:
-//! 1. The blocks of a request that takes some are counted as [placing](Placing), until they are in the overlay or given back. Those of a request
-//!    that waits for its turn are not: it has none, and what the map needs for it is no reason to refuse the one before it.
+//! 1. The blocks of a request that takes places are counted as [placing](Placing), until they are in the overlay or given back. The blocks of a
+//!    request that waits for its turn are not counted. It has no places, and must not be a reason to refuse the request before it.
 //! 2. Requests that find less than they need, with all that is free together, stand in line, first come, first served. The first waits for
 //!    space, and nobody who comes later gets any before. None in line holds anything: what it held goes back.
 //! 3. None is refused for want of space while something is under way that may free some: a write that has places, a reader of what was
@@ -71,7 +71,7 @@ impl Core {
             }
             let uncounted = if placing.is_some() { 0 } else { blocks };
             let keep = self.keep_free(io, block, blocks, uncounted).boxed_local().await?;
-            // Before it is asked whether anything waits for readers: what a checkpoint frees does, before that one is done.
+            // Read before `is_draining`: a checkpoint lets its blocks go first, and counts as done after that.
             let done = self.checkpoint_done.load(Ordering::SeqCst);
             // Our own look-up may have been the reader that held the last checkpoint's blocks back.
             self.space.collect();
@@ -97,7 +97,7 @@ impl Core {
                 self.want_units();
                 continue;
             } else if self.space.is_draining() {
-                // No checkpoint helps before the reader has ended that keeps this.
+                // A reader keeps these blocks. No checkpoint helps before it ends.
                 waited = None;
                 let ended = self.readers.listen();
                 self.space.collect();
@@ -154,11 +154,11 @@ impl Core {
             ));
         }
         match placing {
-            // What others are writing supersedes something, or comes back. None of them begins while this request is the first in line.
+            // What others write supersedes something, or comes back. No other write gets places while this request is the first in line.
             true => *waited = None,
             false => _ = waited.get_or_insert(self.checkpoint_done.load(Ordering::SeqCst) + 1),
         }
-        // The one under way gives back what it has pinned; a transaction's end does, and none before.
+        // A checkpoint under way gives its pinned blocks back by itself. In a transaction, only the end gives them back.
         let returns = pinned && !busy && !(placing && self.is_transactional());
         if changed || returns {
             self.want_checkpoint();
@@ -202,7 +202,7 @@ impl Core {
     }
 
     /// How many blocks must stay free after a write of so many: those that the map may need; for new data on a thin volume, also what overwrites
-    /// need. Nothing where that depends on what the write is.
+    /// need. `None` if it matters whether the write is new data.
     fn keep_in_any_case(&self, blocks: u64, uncounted: u64) -> Option<u64> {
         if self.header.provision == Provision::Full {
             return Some(self.node_reserve(uncounted));
@@ -211,7 +211,7 @@ impl Core {
         (self.space.free() >= keep + blocks).then_some(keep)
     }
 
-    /// The same, with a look at what is written over if need be.
+    /// The same, and finds out whether the write is new data where that matters.
     async fn keep_free(&self, io: &Io, block: u64, blocks: u64, uncounted: u64) -> Result<u64> {
         if let Some(keep) = self.keep_in_any_case(blocks, uncounted) {
             return Ok(keep);
@@ -220,8 +220,8 @@ impl Core {
         Ok(if overwrites { self.node_reserve(uncounted) } else { self.kept_from_new(uncounted) })
     }
 
-    /// Enough for any one overwrite and its nodes, and for many small ones before a checkpoint; also when the map has taken what is not in it yet,
-    /// and has more nodes.
+    /// Blocks that new data leaves free on a thin volume: enough for the largest overwrite and its nodes, and for many small ones before a
+    /// checkpoint. The next checkpoint may add nodes to the map; new data leaves blocks for these on top.
     pub(crate) fn kept_from_new(&self, uncounted: u64) -> u64 {
         if mutated(Mutation::OverwritesNotKept) {
             return self.node_reserve(uncounted);
@@ -250,14 +250,14 @@ pub(crate) struct Placing<'a> {
 }
 
 impl<'a> Placing<'a> {
-    /// Counts a discard in.
-    pub(crate) fn nothing(core: &'a Core, promise: &'a Promise<'a>) -> Self {
+    /// Counts a change in that has no places: a discard, or a write that is about to take some.
+    pub(crate) fn counted(core: &'a Core, promise: &'a Promise<'a>) -> Self {
         core.placing.fetch_add(promise.items(), Ordering::SeqCst);
         Self { core, promise, writing: None }
     }
 
     fn begin(core: &'a Core, promise: &'a Promise<'a>) -> Result<Self> {
-        let placing = Self::nothing(core, promise);
+        let placing = Self::counted(core, promise);
         // In this order: who releases the volume says so first, and then waits for those that are counted.
         core.check_not_releasing()?;
         Ok(placing)
@@ -271,7 +271,7 @@ impl<'a> Placing<'a> {
         Some(places)
     }
 
-    /// It is stored, and whoever makes it visible counts its blocks out.
+    /// The store has it now. `landing.rs` counts its blocks out when it makes the change visible.
     pub(crate) fn keep(mut self) {
         drop(self.writing.take());
         std::mem::forget(self);

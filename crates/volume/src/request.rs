@@ -240,7 +240,7 @@ impl Core {
         let claim = self.keep_node_places(items_of_discard(blocks) + 1, Changes::Discard).await?;
         let promise = self.admit(io, items_of_discard(blocks)).await?;
         drop(claim);
-        let placing = Placing::nothing(self, &promise);
+        let placing = Placing::counted(self, &promise);
         // Elsewhere a checkpoint gets its blocks back; a transaction keeps all of them to its end.
         if self.header.freshness == Freshness::Transaction && self.space.free() < self.node_reserve(0) {
             return Err(Error::new(

@@ -1,7 +1,7 @@
 //! Regions that are opened beside programs that are started.
 //!
-//! A child has all that its parent has open until it becomes the program that it was started for, and so it keeps a region locked that the
-//! parent has closed meanwhile. Tests that open one wait for those moments.
+//! A child process has its parent's files open until it runs its own program. Until then it keeps the lock of a region that the parent has
+//! closed. So no test opens a region while another test starts a program.
 
 use std::path::Path;
 use std::sync::{PoisonError, RwLock};
