@@ -1,7 +1,9 @@
 //! The anchor: which endpoint is asked, and what its answer means.
 
 use std::io::{self, ErrorKind};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
+
+use rustls::{AlertDescription, CertificateError as Bad};
 
 use anchor::{Access, Address, BlockingAnchor, Error, Failure, Stamp};
 
@@ -33,6 +35,8 @@ pub(crate) struct Etcd {
     pub(crate) current: usize,
     pub(crate) memory: Memory,
     pub(crate) moves: u64,
+    /// When our certificate ends, as of the last connection.
+    pub(crate) certificate_until: Option<SystemTime>,
 }
 
 /// One endpoint's failure.
@@ -113,6 +117,7 @@ impl Etcd {
         {
             return Ok(connection);
         }
+        self.certificate_until = self.tls.as_ref().and_then(Tls::certificate_until);
         let config = self.tls.as_ref().map(Tls::load).transpose().map_err(Failure::Setup)?;
         let endpoint: &Endpoint = &self.place.endpoints[index];
         Connection::open(endpoint, config, self.timeout).map_err(|error| failure_of(&error))
@@ -124,8 +129,10 @@ impl Etcd {
         };
         if response.status != 200 {
             return Err(match message::read_refusal(&response.body) {
-                Ok(refusal) if FOR_PEOPLE.contains(&refusal.code) => Failure::Setup(refusal.message),
-                Ok(refusal) => Failure::Away(refusal.message),
+                Ok(refusal) if FOR_PEOPLE.contains(&refusal.code) => {
+                    Failure::Setup(explained(refusal.message))
+                }
+                Ok(refusal) => Failure::Away(explained(refusal.message)),
                 // A proxy in front of a member that is away says so in its own words.
                 Err(_) if response.status >= 500 => Failure::Away(format!("HTTP status {}", response.status)),
                 Err(_) => foreign(&format!("HTTP status {}", response.status)),
@@ -151,10 +158,37 @@ impl Etcd {
     }
 }
 
+/// A refusal of etcd's with what to do about it, where its own words leave one puzzled.
+fn explained(message: String) -> String {
+    // Its gateway is a client of the member's, and shows the member's own certificate.
+    let unreached = ["connection closed", "handshake failed", "error reading server preface"];
+    let advice = if unreached.iter().any(|words| message.contains(words)) {
+        "its gateway does not reach the member; where members ask for certificates, the member's own certificate needs clientAuth beside serverAuth"
+    } else if ["user name is empty", "auth token", "CommonName of client"]
+        .iter()
+        .any(|words| message.contains(words))
+    {
+        "its authentication is on, which is not supported: certificates say who may do what (`etcdctl auth disable`)"
+    } else {
+        return message;
+    };
+    format!("{message}: {advice}")
+}
+
 /// What an error of a connection means. Whatever TLS refuses, a person has to mend: a certificate, or the address.
 fn failure_of(error: &io::Error) -> Failure {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
     match tls {
+        Some(rustls::Error::InvalidCertificate(Bad::NotValidYet | Bad::NotValidYetContext { .. })) => {
+            Failure::Setup("its certificate is not valid yet: correct this machine's clock".into())
+        }
+        Some(rustls::Error::InvalidCertificate(Bad::Expired | Bad::ExpiredContext { .. })) => {
+            Failure::Setup("its certificate has expired: renew it, or correct this machine's clock".into())
+        }
+        Some(rustls::Error::AlertReceived(AlertDescription::CertificateExpired)) => Failure::Setup(
+            "it says that our certificate has expired, or is not valid yet: renew it, or correct a clock"
+                .into(),
+        ),
         Some(rustls::Error::InvalidCertificate(why)) => {
             Failure::Setup(format!("its certificate is not accepted: {why:?}"))
         }
@@ -202,5 +236,23 @@ impl BlockingAnchor for Etcd {
         }
         facts.push(("moves", self.moves.to_string()));
         facts
+    }
+
+    fn certificate_until(&self) -> Option<SystemTime> {
+        self.certificate_until
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The words are etcd's: of 3.4, over its gateway.
+    #[test]
+    fn refusals_that_leave_one_puzzled_say_what_to_do() {
+        let told = |message: &str| explained(message.to_owned());
+        assert!(told("connection closed").contains("needs clientAuth beside serverAuth"));
+        assert!(told("etcdserver: user name is empty").contains("`etcdctl auth disable`"));
+        assert_eq!(told("etcdserver: no leader"), "etcdserver: no leader");
     }
 }

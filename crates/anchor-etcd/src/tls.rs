@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use anchor::Options;
 use rustls::ClientConfig;
-use tls_files::{FileError, authorities, certificates, private_key, provider};
+use tls_files::{FileError, authorities, certificates, private_key, provider, until};
 
 /// The files. They are read for each connection, so that certificates may be replaced while a volume is attached.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,6 +60,14 @@ impl Tls {
             }
         };
         Ok(Arc::new(config))
+    }
+}
+
+impl Tls {
+    /// When our certificate ends.
+    pub(crate) fn certificate_until(&self) -> Option<SystemTime> {
+        let (certificate, _) = self.identity.as_ref()?;
+        until(certificates(certificate).ok()?.first())
     }
 }
 

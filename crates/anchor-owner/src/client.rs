@@ -14,7 +14,7 @@ use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// The PEM files of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +52,8 @@ impl Default for Times {
 struct Connection {
     stream: StreamOwned<ClientConnection, Timed>,
     used: Instant,
+    /// When the first of the two certificates ends, ours or the service's.
+    certificate_until: Option<SystemTime>,
 }
 
 /// One volume's stamp at the service.
@@ -61,6 +63,8 @@ pub struct Client {
     files: Files,
     times: Times,
     connection: Option<Connection>,
+    /// Of the last connection.
+    certificate_until: Option<SystemTime>,
     /// The furthest log that an answer rested on.
     seen: Option<Position>,
     /// A move was sent, and its answer was lost: it may still be on its way.
@@ -74,7 +78,16 @@ impl Client {
     /// Says what is wrong with the host in the address.
     pub fn new(address: Address, files: Files, times: Times) -> Result<Client, String> {
         let server = address.server_name()?;
-        Ok(Client { address, server, files, times, connection: None, seen: None, unsettled: false })
+        Ok(Client {
+            address,
+            server,
+            files,
+            times,
+            connection: None,
+            certificate_until: None,
+            seen: None,
+            unsettled: false,
+        })
     }
 
     /// Where the service is.
@@ -87,6 +100,12 @@ impl Client {
     #[must_use]
     pub fn seen(&self) -> Option<Position> {
         self.seen
+    }
+
+    /// When the first of the two certificates of the last connection ends, ours or the service's.
+    #[must_use]
+    pub fn certificate_until(&self) -> Option<SystemTime> {
+        self.certificate_until
     }
 
     /// The stamp that is held. After a move whose answer was lost this also makes sure that the move can't be done later.
@@ -147,6 +166,7 @@ impl Client {
             Some(kept) if kept.used.elapsed() < self.times.idle => kept,
             _ => self.connect()?,
         };
+        self.certificate_until = connection.certificate_until;
         let request =
             Request { nonce: self.nonce()?, name: self.address.name.clone(), question: question.clone() };
         let is_move = matches!(question, Question::Move { .. });
@@ -233,7 +253,10 @@ impl Client {
         if session.alpn_protocol() != Some(PROTOCOL) {
             return Err(Error::NotOwner(at));
         }
-        Ok(Connection { stream: StreamOwned::new(session, socket), used: Instant::now() })
+        let own = tls_files::certificates(&self.files.certificate)?;
+        let theirs = session.peer_certificates().unwrap_or_default();
+        let certificate_until = tls_files::until(own.iter().take(1).chain(theirs.iter().take(1)));
+        Ok(Connection { stream: StreamOwned::new(session, socket), used: Instant::now(), certificate_until })
     }
 }
 

@@ -9,6 +9,7 @@ use anchor::{
 };
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 const AUTHORITY: &str = "ca-file";
 const CERTIFICATE: &str = "cert-file";
@@ -84,6 +85,10 @@ impl BlockingAnchor for Client {
     fn facts(&self) -> Vec<(&'static str, String)> {
         let entries = self.seen().map(|position| ("log-entries", position.number.to_string()));
         entries.into_iter().collect()
+    }
+
+    fn certificate_until(&self) -> Option<SystemTime> {
+        Client::certificate_until(self)
     }
 }
 

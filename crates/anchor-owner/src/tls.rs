@@ -29,7 +29,7 @@ pub fn meaning(error: &rustls::Error) -> &'static str {
         }
         Tls::InvalidCertificate(_) => "the service's certificate can't be used",
         Tls::AlertReceived(AlertDescription::CertificateExpired) => {
-            "the service says that the certificate in cert-file has expired; renew it"
+            "the service says that the certificate in cert-file has expired, or is not valid yet; renew it, or correct the clock of one of the two machines"
         }
         Tls::AlertReceived(AlertDescription::UnknownCA | AlertDescription::DecryptError) => {
             "the service does not know the authority of the certificate in cert-file; use one that the service's owner made"

@@ -18,7 +18,7 @@ mod typed;
 
 pub use address::Address;
 pub use file::FileAnchor;
-pub use health::{Away, Health};
+pub use health::{Away, Health, certificate_notice};
 pub use lock::{Lock, lock_within};
 pub use memory::MemoryAnchor;
 pub use options::{OptionKey, Options};

@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// An anchor whose calls block. Each call is one attempt, bounded by time-outs of its own (a few seconds).
 pub trait BlockingAnchor: Send + 'static {
@@ -41,6 +41,11 @@ pub trait BlockingAnchor: Send + 'static {
     /// What its kind has to tell in the status, by name.
     fn facts(&self) -> Vec<(&'static str, String)> {
         Vec::new()
+    }
+
+    /// When the first of the certificates ends that it is reached with, if that is known.
+    fn certificate_until(&self) -> Option<SystemTime> {
+        None
     }
 }
 
@@ -110,6 +115,7 @@ struct State {
     ended: bool,
     absence: Option<Absence>,
     facts: Vec<(&'static str, String)>,
+    certificate_until: Option<SystemTime>,
 }
 
 /// Since when the anchor is away.
@@ -278,7 +284,7 @@ impl Anchor for Threaded {
             attempts: absence.attempts,
             error: absence.error.clone(),
         });
-        Health { away, facts: state.facts.clone() }
+        Health { away, facts: state.facts.clone(), certificate_until: state.certificate_until }
     }
 }
 
@@ -385,10 +391,10 @@ impl<T: BlockingAnchor> Worker<T> {
 
     fn answered(&mut self) {
         self.contacted = true;
-        let facts = self.anchor.facts();
+        let (facts, certificate_until) = (self.anchor.facts(), self.anchor.certificate_until());
         let mut state = self.shared.lock();
         state.absence = None;
-        state.facts = facts;
+        (state.facts, state.certificate_until) = (facts, certificate_until);
     }
 
     /// After a failed attempt: waits before the next one, or says why there is none.
@@ -399,10 +405,10 @@ impl<T: BlockingAnchor> Worker<T> {
             Failure::Setup(why) if !self.contacted => return Err(Error::Unusable(why)),
             Failure::Setup(why) => why,
         };
-        let facts = self.anchor.facts();
+        let (facts, certificate_until) = (self.anchor.facts(), self.anchor.certificate_until());
         let (absence, closed) = {
             let mut state = self.shared.lock();
-            state.facts = facts;
+            (state.facts, state.certificate_until) = (facts, certificate_until);
             let absence =
                 state.absence.get_or_insert(Absence { since: begun, attempts: 0, error: String::new() });
             absence.attempts += 1;

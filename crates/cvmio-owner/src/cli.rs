@@ -18,6 +18,8 @@ pub enum Command {
     Init(Init),
     /// Serve volumes until SIGTERM or SIGINT
     Serve(Serve),
+    /// Give certificates another 825 days, with the keys that they have
+    Renew(Renew),
     /// List the volumes
     List(List),
     /// Add volumes, and say which clients may move them
@@ -80,6 +82,25 @@ pub struct Serve {
     /// The authority of clients' certificates (PEM) [default: the one that `init` made]
     #[arg(long, value_name = "FILE")]
     pub client_ca: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Examples:\n  cvmio-owner renew\n  cvmio-owner renew --client ./ledger-client/client.pem"
+)]
+pub struct Renew {
+    /// The state directory
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/cvmio-owner")]
+    pub state: PathBuf,
+    /// Renew these certificates of clients (PEM), and not the service's; may be repeated
+    #[arg(long = "client", value_name = "FILE", conflicts_with_all = ["hosts", "authority"])]
+    pub clients: Vec<PathBuf>,
+    /// A name or IP address for the service's new certificate; may be repeated [default: those that it has]
+    #[arg(long = "host", value_name = "HOST")]
+    pub hosts: Vec<String>,
+    /// Renew the authority's certificate as well, for 10 years
+    #[arg(long)]
+    pub authority: bool,
 }
 
 #[derive(Debug, Args)]
@@ -214,7 +235,7 @@ mod tests {
         let names = |grammar: &programs::grammar::Grammar| {
             grammar.commands.iter().map(|command| command.name.clone()).collect::<Vec<_>>()
         };
-        assert_eq!(names(&grammar), ["init", "serve", "list", "volume", "audit"]);
+        assert_eq!(names(&grammar), ["init", "serve", "renew", "list", "volume", "audit"]);
         let directory = tempfile::tempdir().unwrap();
         programs::manual::write(Cli::command(), directory.path(), |_| true).unwrap();
         for page in ["cvmio-owner.1", "cvmio-owner-serve.1", "cvmio-owner-volume-add.1"] {

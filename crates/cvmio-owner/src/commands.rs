@@ -1,7 +1,7 @@
 //! The commands.
 
 use crate::cli::{
-    Add, Allow, Audit, Cli, Command, Disallow, Init, List, Named, Place, Serve, Verify, Volume,
+    Add, Allow, Audit, Cli, Command, Disallow, Init, List, Named, Place, Renew, Serve, Verify, Volume,
 };
 use crate::failure::Failure;
 use anchor::{Anchor, Created};
@@ -13,16 +13,20 @@ use programs::manual;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long an anchor of the service's own may be away before one attempt is given up.
 const ANCHOR_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often certificates are looked at.
+const DAY: Duration = Duration::from_hours(24);
 
 /// Runs a command to its end.
 pub fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Init(args) => init(&args),
         Command::Serve(args) => serve(args),
+        Command::Renew(args) => renew(&args),
         Command::List(args) => list(&args),
         Command::Volume(Volume::Add(args)) => add(&args),
         Command::Volume(Volume::Allow(args)) => allow(&args),
@@ -75,6 +79,21 @@ fn init(args: &Init) -> Result<(), Failure> {
     Ok(())
 }
 
+fn renew(args: &Renew) -> Result<(), Failure> {
+    let authority = Authority::open(&args.state.join(owner::TLS))?;
+    let renewed = match args.clients.is_empty() {
+        false => args.clients.iter().map(|path| authority.renew_client(path)).collect(),
+        true => {
+            let own = args.authority.then(|| authority.renew_authority());
+            own.into_iter().chain([authority.renew_service(&args.hosts)]).collect::<Result<Vec<_>, _>>()
+        }
+    }?;
+    for renewed in renewed {
+        say(format_args!("renewed {}: good until {}", renewed.path.display(), renewed.until));
+    }
+    Ok(())
+}
+
 fn serve(args: Serve) -> Result<(), Failure> {
     let tls = args.place.state.join(owner::TLS);
     let report = report();
@@ -97,7 +116,12 @@ fn serve(args: Serve) -> Result<(), Failure> {
     report(service.sentence());
     say(format_args!("listening on {}", service.address()));
     let _ = io::stdout().flush();
+    let mut looked: Option<Instant> = None;
     while signals.pending().next().is_none() && !service.has_ended() {
+        if looked.is_none_or(|looked| looked.elapsed() > DAY) {
+            service.notices().iter().for_each(|notice| report(notice));
+            looked = Some(Instant::now());
+        }
         std::thread::sleep(Duration::from_millis(50));
     }
     Ok(service.stop()?)

@@ -36,9 +36,10 @@ impl fmt::Display for Failure {
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let code = match &error {
-            Error::Usage(_) | Error::InUse(_) | Error::Files(_) | Error::Tls(_) => 2,
+            Error::Defect(_) => 1,
+            Error::Usage(_) | Error::InUse(_) | Error::Files(_) | Error::Tls(_) | Error::Exposed(..) => 2,
             Error::Database(..) | Error::Io(..) | Error::Certificate(_) => 3,
-            Error::Fault(_) => 4,
+            Error::Fault(_) | Error::Damaged(..) => 4,
             Error::RolledBack(_) => 5,
             Error::Fenced(_) => 7,
             Error::Root(_) => 8,

@@ -5,6 +5,7 @@ mod commands;
 mod failure;
 
 use clap::Parser;
+use std::io::Write;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -13,12 +14,16 @@ fn main() -> ExitCode {
     schemes.register(anchor_etcd::scheme());
     schemes.register(anchor_tpm::scheme());
     anchor::install(schemes);
+    owner::end_when_damaged(|error| std::process::exit(tell(&error.to_string(), 4).into()));
     let cli = cli::Cli::parse();
     match commands::run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("cvmio-owner: {failure}");
-            ExitCode::from(failure.code())
-        }
+        Err(failure) => ExitCode::from(tell(&failure.to_string(), failure.code())),
     }
+}
+
+/// Says what went wrong. A reader that has gone away is no failure of its own.
+fn tell(what: &str, code: u8) -> u8 {
+    let _ = writeln!(std::io::stderr(), "cvmio-owner: {what}");
+    code
 }

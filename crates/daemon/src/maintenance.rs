@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use volume::Volume;
 
@@ -14,6 +14,8 @@ use crate::failure::Failure;
 
 /// How often the volume may look at the clock.
 const TICK: Duration = Duration::from_millis(100);
+/// How often a certificate that is about to end is worth a line.
+const DAY: Duration = Duration::from_hours(24);
 
 /// Attempts that fail before an anchor counts as away.
 const ATTEMPTS: u64 = 3;
@@ -97,12 +99,28 @@ fn maintain(
 fn tick(volume: Volume, stopping: Arc<AtomicBool>) -> Result<JoinHandle<()>, Failure> {
     spawn("ticker", move || {
         let mut away = false;
+        let mut told: Option<Instant> = None;
         while !stopping.load(Ordering::SeqCst) {
             std::thread::sleep(TICK);
             volume.tick();
             away = tell_of_anchor(&volume, away);
+            if told.is_none_or(|told| told.elapsed() > DAY)
+                && let Some(notice) = certificate_notice(volume.anchor_certificate_until())
+            {
+                events::tell(&notice);
+                told = Some(Instant::now());
+            }
         }
     })
+}
+
+/// A word about a certificate that the anchor is reached with, in its last 60 days; `until` is in seconds since 1970.
+pub fn certificate_notice(until: Option<u64>) -> Option<String> {
+    let until = UNIX_EPOCH + Duration::from_secs(until?);
+    let when = anchor::certificate_notice(until, SystemTime::now())?;
+    Some(format!(
+        "a certificate that the anchor is reached with {when}; renew it, be it ours or the server's"
+    ))
 }
 
 /// Tells the operator when the anchor goes away, and when it is back.

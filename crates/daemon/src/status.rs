@@ -96,6 +96,9 @@ impl Report {
             let attempts = count(away.attempts);
             row("ANCHOR AWAY", format!("for {since}, {attempts} attempts: {}", away.error))?;
         }
+        if let Some(notice) = crate::maintenance::certificate_notice(status.anchor_certificate_until) {
+            row("CERTIFICATE", notice)?;
+        }
         if !status.anchor_facts.is_empty() {
             let facts = status.anchor_facts.iter().map(|(name, value)| format!("{name} {value}"));
             row("", facts.collect::<Vec<_>>().join(", "))?;

@@ -1,5 +1,6 @@
 //! The database: the audit log, and the table of volumes that follows from it, moved together in one transaction.
 
+use crate::damage;
 use crate::error::Error;
 use crate::log::{Chain, ENTRY_SIZE, Entry, Event, Fault, Head, MAX_VOLUMES, State, Volume};
 use anchor_owner::wire::Name;
@@ -18,6 +19,8 @@ const VOLUMES: TableDefinition<&str, &[u8]> = TableDefinition::new("volumes");
 const ABOUT: TableDefinition<&str, &[u8]> = TableDefinition::new("about");
 
 const FORMAT: &[u8] = b"cvmio-owner 1";
+/// What the format begins with, whatever its version.
+const PROGRAM: &[u8] = b"cvmio-owner ";
 
 /// An open database. The file is locked: one process has it at a time.
 pub struct Database {
@@ -62,25 +65,37 @@ impl Database {
         Ok(database)
     }
 
-    /// Opens a database.
+    /// Opens a database, and reads all of it.
     ///
     /// # Errors
-    /// If there is none, it is in use, or it is none of ours.
-    pub fn open(path: &Path) -> Result<Database, Error> {
+    /// If there is none, it is in use, or it is none of ours; [`Error::Damaged`]; as [`Database::check`].
+    pub fn open(path: &Path) -> Result<(Database, Checked), Error> {
         if !path.exists() {
             return Err(Error::Usage(format!(
                 "{} does not exist: run `cvmio-owner init` first",
                 path.display()
             )));
         }
-        let database = redb::Database::open(path).map_err(|error| Error::database(path, error.into()))?;
-        let database = Database { database, path: path.to_owned() };
-        match database.about("format")? {
-            Some(format) if format == FORMAT => Ok(database),
-            _ => {
-                Err(Error::Usage(format!("{} is no database of this version of cvmio-owner", path.display())))
+        let damaged = |why: &str| Err(Error::Damaged(path.to_owned(), why.to_owned()));
+        damage::first_reading(path, || {
+            let fail = |error: redb::DatabaseError| Error::database(path, error.into());
+            let mut database = redb::Database::open(path).map_err(fail)?;
+            // Each page has a checksum in the one above it. Whatever reads or writes later can rely on all of them.
+            database.check_integrity().map_err(fail)?;
+            let database = Database { database, path: path.to_owned() };
+            match database.about("format")? {
+                Some(format) if format == FORMAT => {}
+                Some(other) if other.starts_with(PROGRAM) => {
+                    return Err(Error::Usage(format!(
+                        "{} is a database of another version of cvmio-owner",
+                        path.display()
+                    )));
+                }
+                _ => return damaged("it is no database of cvmio-owner"),
             }
-        }
+            let checked = database.check()?;
+            Ok((database, checked))
+        })
     }
 
     /// Reads the whole log, and compares the table of volumes with it.
@@ -146,13 +161,22 @@ impl Database {
     /// # Errors
     /// If the database can't be read.
     pub fn entries(&self, from: u64, limit: usize) -> Result<Vec<Vec<u8>>, Error> {
-        let mut found = Vec::new();
+        let transaction = self.database.begin_read().map_err(|error| self.fail(error))?;
+        let log = transaction.open_table(LOG).map_err(|error| self.fail(error))?;
+        self.part(&log, from, limit)
+    }
+
+    fn part(
+        &self,
+        log: &impl ReadableTable<u64, &'static [u8]>,
+        from: u64,
+        limit: usize,
+    ) -> Result<Vec<Vec<u8>>, Error> {
         let last = from.saturating_add(limit as u64).saturating_sub(1);
-        self.each_entry(from, last, |_, bytes| {
-            found.push(bytes.to_vec());
-            Ok(())
-        })?;
-        Ok(found)
+        let entries = log.range(from..=last).map_err(|error| self.fail(error))?;
+        entries
+            .map(|entry| entry.map(|(_, bytes)| bytes.value().to_vec()).map_err(|error| self.fail(error)))
+            .collect()
     }
 
     /// Number of the oldest entry that is there; 0 if there is none.
@@ -173,6 +197,13 @@ impl Database {
     pub fn volumes(&self) -> Result<Vec<(Name, Volume)>, Error> {
         let transaction = self.database.begin_read().map_err(|error| self.fail(error))?;
         let table = transaction.open_table(VOLUMES).map_err(|error| self.fail(error))?;
+        self.rows(&table)
+    }
+
+    fn rows(
+        &self,
+        table: &impl ReadableTable<&'static str, &'static [u8]>,
+    ) -> Result<Vec<(Name, Volume)>, Error> {
         let mut volumes = Vec::new();
         for found in table.iter().map_err(|error| self.fail(error))? {
             let (name, bytes) = found.map_err(|error| self.fail(error))?;
@@ -197,7 +228,7 @@ impl Database {
     ///
     /// # Errors
     /// [`Error::Fault`] if the log does not have the entry `covered`.
-    pub fn cut(&self, covered: Head) -> Result<State, Error> {
+    pub fn cut(&mut self, covered: Head) -> Result<State, Error> {
         let (_, chain) = self.walk(covered.number)?;
         let (head, state) = chain.end().map_err(Error::Fault)?;
         if head != covered {
@@ -221,13 +252,13 @@ impl Database {
         Ok(state)
     }
 
-    /// Begins a change.
+    /// Begins a change. It has the database for itself: one that began within another would wait for it for ever.
     ///
     /// # Errors
     /// If the database can't be written.
-    pub fn begin(&self) -> Result<Change<'_>, Error> {
+    pub fn begin(&mut self) -> Result<Change<'_>, Error> {
         let head = self.head()?;
-        Ok(Change { database: self, transaction: self.write()?, head, changed: false })
+        Ok(Change { transaction: self.write()?, database: self, head, changed: false })
     }
 
     fn about(&self, key: &str) -> Result<Option<Vec<u8>>, Error> {
@@ -278,6 +309,25 @@ impl Change<'_> {
             .map_err(|error| Error::Fault(Fault::Table(format!("volume {name}: {error}"))))
     }
 
+    /// The volumes as they are after the entries so far.
+    ///
+    /// # Errors
+    /// If the database can't be read, or a row is no row.
+    pub fn volumes(&self) -> Result<Vec<(Name, Volume)>, Error> {
+        let table = self.transaction.open_table(VOLUMES).map_err(|error| self.database.fail(error))?;
+        self.database.rows(&table)
+    }
+
+    /// At most `limit` entries from `from` on, those of this change included; and the number of the oldest one that is there.
+    ///
+    /// # Errors
+    /// If the database can't be read.
+    pub fn entries(&self, from: u64, limit: usize) -> Result<(u64, Vec<Vec<u8>>), Error> {
+        let log = self.transaction.open_table(LOG).map_err(|error| self.database.fail(error))?;
+        let first = log.first().map_err(|error| self.database.fail(error))?;
+        Ok((first.map_or(0, |(number, _)| number.value()), self.database.part(&log, from, limit)?))
+    }
+
     /// Adds an entry, and brings the volume's row up to it.
     ///
     /// # Errors
@@ -314,10 +364,12 @@ impl Change<'_> {
         .map_err(|error| self.database.fail(error))
     }
 
-    /// Whether there is something to commit.
-    #[must_use]
-    pub fn is_changed(&self) -> bool {
-        self.changed
+    /// Makes the change durable, if there is one.
+    ///
+    /// # Errors
+    /// As [`Change::commit`].
+    pub fn finish(self) -> Result<Option<Head>, Error> {
+        self.changed.then(|| self.commit()).transpose()
     }
 
     /// Drops the entries before `first`, which a snapshot has made needless.

@@ -13,6 +13,10 @@ pub enum Error {
     Usage(String),
     /// The state directory is used by another process.
     InUse(PathBuf),
+    /// The database is not what was written there, and why that is known.
+    Damaged(PathBuf, String),
+    /// Others than the owner have access: to what, what that means, and what to give `chmod` to end it.
+    Exposed(PathBuf, &'static str, &'static str),
     /// The database can't be read or written.
     Database(PathBuf, Box<redb::Error>),
     /// The audit log, or the table that follows from it, is not as the service wrote it.
@@ -25,6 +29,8 @@ pub enum Error {
     Tls(String),
     /// A certificate can't be made.
     Certificate(rcgen::Error),
+    /// A defect of the service itself, or a database that was damaged beneath it.
+    Defect(&'static str),
     /// The service's own anchor does not answer, or can't be used.
     Root(anchor::Error),
     /// The service's own anchor vouches for more than the database has, or for something else.
@@ -36,9 +42,22 @@ pub enum Error {
 impl Error {
     /// The error for a failure of the database at `path`.
     pub(crate) fn database(path: &Path, error: redb::Error) -> Error {
-        match error {
-            redb::Error::DatabaseAlreadyOpen => Error::InUse(path.to_owned()),
-            error => Error::Database(path.to_owned(), Box::new(error)),
+        use redb::Error as Bad;
+        match &error {
+            Bad::DatabaseAlreadyOpen => Error::InUse(path.to_owned()),
+            Bad::Corrupted(_)
+            | Bad::RepairAborted
+            | Bad::UpgradeRequired(_)
+            | Bad::TableTypeMismatch { .. }
+            | Bad::TableIsMultimap(_)
+            | Bad::TableIsNotMultimap(_)
+            | Bad::TypeDefinitionChanged { .. }
+            | Bad::TableDoesNotExist(_) => Error::Damaged(path.to_owned(), error.to_string()),
+            // It is shorter than it says, or begins otherwise.
+            Bad::Io(io) if matches!(io.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) => {
+                Error::Damaged(path.to_owned(), error.to_string())
+            }
+            _ => Error::Database(path.to_owned(), Box::new(error)),
         }
     }
 }
@@ -48,12 +67,25 @@ impl fmt::Display for Error {
         match self {
             Error::Usage(why) => f.write_str(why),
             Error::InUse(path) => write!(f, "{} is in use by another cvmio-owner", path.display()),
+            Error::Damaged(path, why) => write!(
+                f,
+                "the database {} is damaged ({why}); restore its newest copy, or make a new one and reanchor the volumes",
+                path.display()
+            ),
+            Error::Exposed(path, what, mode) => {
+                let path = path.display();
+                write!(
+                    f,
+                    "{path}: {what}; take that away: chmod {mode} {path}. If somebody may have used it, make a new one"
+                )
+            }
             Error::Database(path, error) => write!(f, "the database {}: {error}", path.display()),
             Error::Fault(fault) => fault.fmt(f),
             Error::Io(what, path, error) => write!(f, "can't {what} {}: {error}", path.display()),
             Error::Files(error) => error.fmt(f),
             Error::Tls(why) => write!(f, "TLS can't be set up: {why}"),
             Error::Certificate(error) => write!(f, "a certificate can't be made: {error}"),
+            Error::Defect(what) => write!(f, "{what}; start the service again, which checks its database"),
             Error::Root(error) => write!(f, "the service's own anchor: {error}"),
             Error::RolledBack(fault) => write!(
                 f,

@@ -7,6 +7,7 @@
 use crate::database::{Change, Checked, Database};
 use crate::error::Error;
 use crate::log::{ClientId, Event, Head, Move, State, Volume};
+use crate::private;
 use crate::root::Root;
 use anchor::{Anchor, Stamp};
 use anchor_owner::wire::{Name, Outcome, Position, Question, Refusal, Request, Text};
@@ -29,6 +30,9 @@ const BATCH: usize = 256;
 
 /// Entries after which the log gets a snapshot, and drops what is older into the archive.
 const SNAPSHOT_AFTER: u64 = 200_000;
+
+/// Entries after which that is tried again, if the archive could not be written.
+const SNAPSHOT_AGAIN: u64 = 1000;
 
 /// Most clients and volumes whose last settling read is remembered.
 const MAX_FENCES: usize = 65_536;
@@ -68,6 +72,8 @@ pub struct Keeper {
     first: u64,
     /// Entries after which the log gets a snapshot.
     snapshot_after: u64,
+    /// No snapshot before this entry: the last attempt failed.
+    not_before: u64,
     stop: Arc<AtomicBool>,
     report: Report,
 }
@@ -87,8 +93,8 @@ impl Keeper {
     /// # Errors
     /// If the database is damaged, was put back, is in use, or stands on another root than `own`.
     pub fn open(directory: &Path, own: Option<Arc<dyn Anchor>>, report: Report) -> Result<Keeper, Error> {
-        let database = Database::open(&directory.join(crate::DATABASE))?;
-        let checked = database.check()?;
+        private::check_state(directory)?;
+        let (mut database, checked) = Database::open(&directory.join(crate::DATABASE))?;
         let identity = checked.state.database.ok_or_else(|| {
             Error::Usage(
                 "the database was not made to its end: remove it, and run `cvmio-owner init` again".into(),
@@ -108,7 +114,7 @@ impl Keeper {
                 ));
             }
             None => Root::Disk,
-            Some(anchor) => Keeper::take_anchor(&database, &checked, anchor, identity)?,
+            Some(anchor) => Keeper::take_anchor(&mut database, &checked, anchor, identity)?,
         };
         let first = database.first()?;
         let position = Arc::new(Mutex::new(position(identity, database.head()?)));
@@ -123,6 +129,7 @@ impl Keeper {
             fences: HashMap::new(),
             first,
             snapshot_after: SNAPSHOT_AFTER,
+            not_before: 0,
             stop: Arc::default(),
             report,
         })
@@ -130,7 +137,7 @@ impl Keeper {
 
     /// Claims the anchor. What the log has beyond the anchored entry was never answered, and may be forged: it is dropped.
     fn take_anchor(
-        database: &Database,
+        database: &mut Database,
         checked: &Checked,
         anchor: Arc<dyn Anchor>,
         identity: [u8; 16],
@@ -244,14 +251,14 @@ impl Keeper {
                     desk.refuse(&mut change, origin.client, None, Refusal::BadRequest, "")?;
                 }
                 Job::Administer(command, to) => {
-                    let reply = admin::carry_out(&self.database, &mut change, desk.time, command)?;
+                    let reply = admin::carry_out(&mut change, desk.time, command)?;
                     pending.push(Pending::Reply(to, reply));
                 }
                 Job::Stop(done) => stop = Some(done),
             }
         }
-        if change.is_changed() {
-            let head = change.commit()?;
+        // A change that is not committed ends here, too: what follows begins changes of its own.
+        if let Some(head) = change.finish()? {
             self.cover(head)?;
         }
         let position = *self.position.lock().unwrap_or_else(PoisonError::into_inner);
@@ -262,16 +269,29 @@ impl Keeper {
                 Pending::Reply(to, reply) => drop(to.try_send(reply)),
             }
         }
-        if position.number.saturating_sub(self.first) >= self.snapshot_after {
-            self.snapshot()?;
+        let last = position.number;
+        if last >= self.not_before && last.saturating_sub(self.first) >= self.snapshot_after {
+            self.snapshot(last)?;
         }
         Ok(stop)
     }
 
-    /// Writes what is held anew into the log, and moves the entries before that into a file of the archive.
-    fn snapshot(&mut self) -> Result<(), Error> {
-        let volumes = self.database.volumes()?;
+    /// Moves the entries up to `last`, which are all there are, into a file of the archive, and writes what is held anew into the log. Cut short
+    /// anywhere, it is done again from its beginning: entries may lie in the archive and in the database, or in two files of the archive.
+    fn snapshot(&mut self, last: u64) -> Result<(), Error> {
+        match crate::archive::write(&self.archive, &self.database, self.first, last) {
+            Ok(()) => {}
+            // The service needs no archive to do its work, and the log can wait in the database.
+            Err(error @ Error::Io(..)) => {
+                self.not_before = last + SNAPSHOT_AGAIN;
+                let why = "the log grows until its older entries can be archived";
+                (self.report)(&format!("{error}; {why}"));
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        }
         let mut change = self.database.begin()?;
+        let volumes = change.volumes()?;
         let (begin, time) = (change.head().number + 1, now());
         change.push(time, Event::Snapshot { database: self.identity, anchored: self.anchored })?;
         for (name, volume) in volumes {
@@ -281,7 +301,6 @@ impl Keeper {
         }
         let head = change.commit()?;
         self.cover(head)?;
-        crate::archive::write(&self.archive, &self.database, self.first, begin - 1)?;
         let mut change = self.database.begin()?;
         change.drop_before(begin)?;
         change.commit()?;
@@ -401,7 +420,7 @@ pub(crate) fn now() -> u64 {
 }
 
 /// Makes the first entry of a new database.
-pub(crate) fn make(database: &Database, own: Option<&dyn Anchor>) -> Result<State, Error> {
+pub(crate) fn make(database: &mut Database, own: Option<&dyn Anchor>) -> Result<State, Error> {
     let mut identity = [0; 16];
     seal::SystemRandom.fill(&mut identity);
     let mut change = database.begin()?;

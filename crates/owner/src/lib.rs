@@ -7,18 +7,21 @@
 mod archive;
 mod authority;
 mod control;
+mod damage;
 mod database;
 mod error;
 mod keeper;
 pub mod log;
 mod office;
+mod private;
 mod root;
 mod server;
 #[cfg(test)]
 mod testing;
 mod tls;
 
-pub use authority::{Authority, Credentials};
+pub use authority::{Authority, Credentials, Renewed};
+pub use damage::end_when_damaged;
 pub use error::Error;
 pub use keeper::{Command, Reply, Report, VolumeReport};
 pub use office::{Office, Verified, verify_files};
@@ -52,10 +55,10 @@ pub fn make(directory: &Path, own: Option<&dyn Anchor>) -> Result<(), Error> {
             .map_err(|error| Error::Io("make", directory.to_owned(), error))?;
     }
     let path = directory.join(DATABASE);
-    let database = database::Database::create(&path)?;
+    let mut database = database::Database::create(&path)?;
     fs::set_permissions(&path, fs::Permissions::from_mode(0o600))
         .map_err(|error| Error::Io("protect", path.clone(), error))?;
-    if let Err(error) = keeper::make(&database, own) {
+    if let Err(error) = keeper::make(&mut database, own) {
         // A database that its anchor does not know is of no use.
         let _ = fs::remove_file(&path);
         return Err(error);

@@ -69,7 +69,8 @@ impl Root {
         let covered = Head { number: held.generation, hash: held.head };
         let new = stamp(database, covered, session, held.claims + 1);
         let mut root = Root::Anchored(anchor, Box::new(held));
-        root.advance(new, &AtomicBool::new(false), &mut |_| {})?;
+        // An anchor that answers and refuses to move must not keep the service in its start, where nobody can end it: it starts anew.
+        root.advance(new, &AtomicBool::new(true), &mut |_| {})?;
         Ok((root, covered))
     }
 

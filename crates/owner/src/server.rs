@@ -3,7 +3,7 @@
 use crate::control;
 use crate::error::Error;
 use crate::keeper::{Job, Keeper, Report};
-use crate::tls::Files;
+use crate::tls::{Ending, Files, Live};
 use anchor::Anchor;
 use anchor_owner::wire::Position;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -79,6 +79,7 @@ pub struct Service {
     give_up: Arc<AtomicBool>,
     keeper: JoinHandle<Result<(), Error>>,
     sentence: String,
+    tls: Arc<Live>,
 }
 
 /// What the threads of connections share.
@@ -91,6 +92,8 @@ struct Shared {
     clients: Arc<Seats<[u8; 32]>>,
     connections: AtomicU64,
     closing: Arc<AtomicBool>,
+    tls: Arc<Live>,
+    ending: Ending,
 }
 
 impl Service {
@@ -99,7 +102,7 @@ impl Service {
     /// # Errors
     /// If one of these fails.
     pub fn start(setup: Setup) -> Result<Service, Error> {
-        let config = setup.tls.load()?;
+        let tls = Arc::new(Live::open(setup.tls, Arc::clone(&setup.report))?);
         let mut keeper = Keeper::open(&setup.directory, setup.own, Arc::clone(&setup.report))?;
         let listener = TcpListener::bind(setup.listen)
             .map_err(|error| Error::Io("listen at", setup.listen.to_string().into(), error))?;
@@ -117,12 +120,14 @@ impl Service {
             clients: Arc::new(Seats::new(setup.limits.connections, setup.limits.each)),
             connections: AtomicU64::new(1),
             closing: Arc::clone(&closing),
+            tls: Arc::clone(&tls),
+            ending: Ending::default(),
         });
         control::listen(&setup.directory.join(crate::CONTROL), jobs.clone())?;
         let (give_up, sentence) = (keeper.stop_flag(), keeper.sentence());
         let keeper = spawn("keeper", move || keeper.run(&queue))?;
-        spawn("accept", move || accept(&listener, &config, &shared))?;
-        Ok(Service { address, jobs, closing, give_up, keeper, sentence })
+        spawn("accept", move || accept(&listener, &shared))?;
+        Ok(Service { address, jobs, closing, give_up, keeper, sentence, tls })
     }
 
     /// Where it listens.
@@ -135,6 +140,12 @@ impl Service {
     #[must_use]
     pub fn sentence(&self) -> &str {
         &self.sentence
+    }
+
+    /// What is to be said of the service's certificates that end within 60 days.
+    #[must_use]
+    pub fn notices(&self) -> Vec<String> {
+        self.tls.notices()
     }
 
     /// Whether it has ended by itself, after an error.
@@ -156,7 +167,7 @@ impl Service {
         if self.jobs.send(Job::Stop(done)).is_ok() {
             let _ = ended.recv();
         }
-        self.keeper.join().unwrap_or_else(|_| Err(Error::Usage("the keeper's thread panicked".into())))
+        self.keeper.join().unwrap_or(Err(Error::Defect("the thread that keeps the stamps ended by a panic")))
     }
 }
 
@@ -170,7 +181,7 @@ fn spawn<T: Send + 'static>(
         .map_err(|error| Error::Io("start the thread", name.into(), error))
 }
 
-fn accept(listener: &TcpListener, config: &Arc<rustls::ServerConfig>, shared: &Arc<Shared>) {
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     for stream in listener.incoming() {
         if shared.closing.load(Ordering::Relaxed) {
             return;
@@ -183,7 +194,7 @@ fn accept(listener: &TcpListener, config: &Arc<rustls::ServerConfig>, shared: &A
         // Strangers only ever take these seats; clients that have shown a certificate have others.
         let Some(seat) = shared.handshakes.take(()) else { continue };
         let number = shared.connections.fetch_add(1, Ordering::Relaxed);
-        let (config, shared) = (Arc::clone(config), Arc::clone(shared));
+        let (config, shared) = (shared.tls.config(), Arc::clone(shared));
         // If there is no thread for it, the connection and its seat are dropped.
         let _ = spawn("client", move || connection::serve(stream, &config, &shared, number, seat));
     }

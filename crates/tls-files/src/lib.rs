@@ -1,6 +1,8 @@
 //! Certificates and keys from PEM files, for every client and server of this project that speaks TLS.
 #![forbid(unsafe_code)]
 
+mod details;
+
 use rustls::RootCertStore;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
@@ -8,6 +10,8 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+pub use details::{Details, until};
 
 /// Why a file with a certificate or a key cannot be used.
 #[derive(Debug)]
@@ -18,6 +22,8 @@ pub enum FileError {
     Empty(PathBuf),
     /// TLS can't use what is in the file.
     Unfit(PathBuf, rustls::Error),
+    /// What is in the file can't be read as a certificate, and why.
+    Unreadable(PathBuf, String),
 }
 
 impl fmt::Display for FileError {
@@ -33,6 +39,9 @@ impl fmt::Display for FileError {
             }
             FileError::Pem(path, error) => write!(f, "{} is no PEM file: {error}", path.display()),
             FileError::Empty(path) => write!(f, "{} holds no certificate in PEM form", path.display()),
+            FileError::Unreadable(path, why) => {
+                write!(f, "{} has a certificate that can't be read: {why}", path.display())
+            }
             FileError::Unfit(path, error) => write!(f, "{} cannot be used: {error}", path.display()),
         }
     }
@@ -42,7 +51,7 @@ impl std::error::Error for FileError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             FileError::Pem(_, error) => Some(error),
-            FileError::Empty(_) => None,
+            FileError::Empty(_) | FileError::Unreadable(..) => None,
             FileError::Unfit(_, error) => Some(error),
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use futures::FutureExt;
 use serde::Serialize;
@@ -11,6 +12,7 @@ use crate::attach::Left;
 use crate::check::{Check, CheckProgress, CheckReport};
 use crate::core::Core;
 use crate::error::{Error, Result};
+use crate::format::protections::Freshness;
 use crate::io::Driven;
 use crate::queue::Queue;
 use crate::reseal::{Reseal, ResealProgress, ResealReport};
@@ -65,6 +67,8 @@ pub struct Status {
     pub anchor_away: Option<AnchorAway>,
     /// What its kind has to tell beside that, by name.
     pub anchor_facts: BTreeMap<String, String>,
+    /// When the first of the certificates ends that the anchor is reached with: seconds since 1970.
+    pub anchor_certificate_until: Option<u64>,
     /// Number of the last journal record.
     pub generation: u64,
     /// Number of the last anchored journal record.
@@ -167,6 +171,10 @@ const MAINTENANCE_DEPTH: u32 = 32;
 
 /// The same of a part of a check, of which several run side by side.
 const CHECK_DEPTH: u32 = 32;
+
+fn since_1970(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
 
 impl Volume {
     pub(crate) fn new(core: Arc<Core>) -> Self {
@@ -283,10 +291,23 @@ impl Volume {
         self.0.commit.poisoned()
     }
 
+    /// At level `transaction`: what completed since the last commit. `None` at the other levels, and on a volume that is attached for reading.
+    #[must_use]
+    pub fn uncommitted(&self) -> Option<Unanchored> {
+        let transactional = self.0.header.freshness == Freshness::Transaction;
+        self.0.unanchored().filter(|_| transactional)
+    }
+
     /// How the anchor is, if it does not answer.
     #[must_use]
     pub fn anchor_away(&self) -> Option<AnchorAway> {
         self.0.environment.anchor.as_ref()?.health().away.map(AnchorAway::new)
+    }
+
+    /// When the first of the certificates ends that the anchor is reached with: seconds since 1970.
+    #[must_use]
+    pub fn anchor_certificate_until(&self) -> Option<u64> {
+        self.0.environment.anchor.as_ref()?.health().certificate_until.map(since_1970)
     }
 
     /// What the volume says about itself, now.
@@ -326,6 +347,7 @@ impl Volume {
             anchor: anchor.map(|anchor| anchor.address()),
             anchor_away: health.away.map(AnchorAway::new),
             anchor_facts: health.facts.into_iter().map(|(name, value)| (name.into(), value)).collect(),
+            anchor_certificate_until: health.certificate_until.map(since_1970),
             generation: core.commit.position().0,
             anchored_generation: core.commit.stamp().map(|stamp| stamp.generation),
             claims: core.claims,

@@ -55,7 +55,10 @@ fn a_client_with_wrong_files_is_told_which() {
             "does not know the authority of the certificate in cert-file",
             Files { authority: good.authority.clone(), ..foreign.clone() },
         ),
-        ("the certificate in cert-file has expired", Files { certificate, key, ..good.clone() }),
+        (
+            "the certificate in cert-file has expired, or is not valid yet",
+            Files { certificate, key, ..good.clone() },
+        ),
         ("are no certificate with its key", Files { key: foreign.key, ..good.clone() }),
         ("none.pem: No such file", Files { certificate: none, ..good.clone() }),
         ("holds no certificate", Files { certificate: good.key.clone(), ..good.clone() }),

@@ -1,8 +1,10 @@
 //! The program as its owner runs it, with real clients over TLS on loopback.
 
 mod admin;
+mod damage;
 mod errors;
 mod kill;
+mod renew;
 mod rollback;
 mod room;
 mod strangers;

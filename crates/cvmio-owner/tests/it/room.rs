@@ -53,9 +53,15 @@ impl Room {
         Room::anchored().with_ledger()
     }
 
-    fn with_ledger(mut self) -> Room {
+    fn with_ledger(self) -> Room {
+        let mut room = self.with_ledger_at_rest();
+        room.start();
+        room
+    }
+
+    /// With the volume and its client, and no service yet.
+    pub fn with_ledger_at_rest(self) -> Room {
         self.volume("ledger", &["guest"]);
-        self.start();
         self
     }
 

@@ -108,6 +108,7 @@ fn volume(page: &mut Page, status: &Status) {
         anchor,
         anchor_away,
         anchor_facts: _,
+        anchor_certificate_until,
         generation,
         anchored_generation,
         claims,
@@ -204,6 +205,10 @@ fn volume(page: &mut Page, status: &Status) {
         page.gauge("anchor_away", "1 while the anchor does not answer.", u8::from(away.is_some()));
         let since = "For how long it has not answered.";
         page.gauge("anchor_away_seconds", since, away.map_or(0, |away| away.seconds));
+        if let Some(until) = anchor_certificate_until {
+            let what = "When the first of the certificates ends that the anchor is reached with, in seconds since 1970.";
+            page.gauge("anchor_certificate_expiry_timestamp_seconds", what, until);
+        }
     }
     page.counter("claims_total", "How often the volume was ever claimed.", claims);
     page.counter("commits_total", "Commits since the volume was attached.", commits);

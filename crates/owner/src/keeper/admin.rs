@@ -1,6 +1,6 @@
 //! What the owner can order: through the control socket of the running service, or on the database itself while there is none.
 
-use crate::database::{Change, Database};
+use crate::database::Change;
 use crate::error::Error;
 use crate::log::{ClientId, Event, MAX_CLIENTS};
 use anchor_owner::wire::Name;
@@ -93,17 +93,16 @@ pub struct VolumeReport {
 
 /// Carries out an order. The inner error is for the owner: nothing was changed.
 pub(super) fn carry_out(
-    database: &Database,
     change: &mut Change<'_>,
     time: u64,
     command: Command,
 ) -> Result<Result<Reply, String>, Error> {
     let events = match prepare(command) {
         Err(why) => return Ok(Err(why)),
-        Ok(Plan::List) => return list(database).map(Ok),
+        Ok(Plan::List) => return list(change).map(Ok),
         Ok(Plan::Entries(from)) => {
-            let entries = database.entries(from, ENTRIES)?.iter().map(hex::encode).collect();
-            return Ok(Ok(Reply::Entries { first: database.first()?, entries }));
+            let (first, entries) = change.entries(from, ENTRIES)?;
+            return Ok(Ok(Reply::Entries { first, entries: entries.iter().map(hex::encode).collect() }));
         }
         Ok(Plan::Events(events)) => events,
     };
@@ -160,8 +159,8 @@ fn parse_client(text: &str) -> Result<ClientId, String> {
     Ok(client)
 }
 
-fn list(database: &Database) -> Result<Reply, Error> {
-    let volumes = database.volumes()?;
+fn list(change: &Change<'_>) -> Result<Reply, Error> {
+    let volumes = change.volumes()?;
     let report = volumes.into_iter().map(|(name, volume)| VolumeReport {
         name: name.to_string(),
         state: match &volume.stamp {

@@ -80,8 +80,7 @@ fn a_long_log_is_archived_behind_a_snapshot_and_stays_one_chain() {
         assert_eq!(advance(&mut keeper, 1, Some(generation), generation + 1), Outcome::Moved);
     }
     drop(keeper);
-    let database = Database::open(&directory.path().join(crate::DATABASE)).unwrap();
-    let checked = database.check().unwrap();
+    let (database, checked) = Database::open(&directory.path().join(crate::DATABASE)).unwrap();
     assert!(checked.first > 80 && checked.head.number - checked.first < 30, "{checked:?}");
     assert_eq!(checked.state.volumes[&"ledger".parse().unwrap()].stamp, Some(Box::new(stamp(100))));
     drop(database);
@@ -134,4 +133,83 @@ fn the_anchor_covers_what_was_answered() {
     let head = keeper.database.head().unwrap();
     assert_eq!((held(&*own).generation, held(&*own).head), (head.number, head.hash));
     assert_eq!(held(&*own).state, anchor::State::Released);
+}
+
+/// The work, on a thread of its own: a keeper that hangs must fail its test, and not hang it.
+fn within_a_minute<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, done) = sync_channel(1);
+    std::thread::spawn(move || drop(sender.send(work())));
+    done.recv_timeout(std::time::Duration::from_secs(60)).expect("the keeper hangs")
+}
+
+/// A kill between the snapshot and the end of its work leaves a log that is long enough for the next one. The first batch may be one that
+/// changes nothing.
+#[test]
+fn a_keeper_that_finds_a_snapshot_due_answers_reads() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut keeper = keeper(directory.path());
+    assert_eq!(advance(&mut keeper, 1, None, 0), Outcome::Moved);
+    for generation in 0..30 {
+        assert_eq!(advance(&mut keeper, 1, Some(generation), generation + 1), Outcome::Moved);
+    }
+    keeper.snapshot_after = 20;
+    let mut keeper = within_a_minute(move || {
+        let held = Outcome::Held(Some(Box::new(stamp(30))));
+        assert_eq!(ask(&mut keeper, 1, Question::Read { settle: false }), held);
+        keeper
+    });
+    assert!(keeper.first > 30, "no snapshot was made");
+    assert_eq!(keeper.administer(Command::List {}).unwrap().map(|_| ()), Ok(()));
+}
+
+/// The archive can't be written: the service goes on, says so, and makes up for it.
+#[test]
+fn a_log_that_can_not_be_archived_waits_in_the_database() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut keeper = keeper(directory.path());
+    let lines: Arc<Mutex<Vec<String>>> = Arc::default();
+    let told = Arc::clone(&lines);
+    keeper.report = Arc::new(move |line| told.lock().unwrap().push(line.to_owned()));
+    std::fs::write(&keeper.archive, "no directory").unwrap();
+    keeper.snapshot_after = 20;
+    let mut held = None;
+    for generation in 0..60 {
+        assert_eq!(advance(&mut keeper, 1, held.replace(generation), generation), Outcome::Moved);
+    }
+    assert_eq!(lines.lock().unwrap().len(), 1, "{lines:?}");
+    assert!(lines.lock().unwrap()[0].contains("the log grows until"), "{lines:?}");
+
+    // A file that an attempt before left goes, and one that was cut short is not taken for a part of the log.
+    std::fs::remove_file(&keeper.archive).unwrap();
+    std::fs::create_dir(&keeper.archive).unwrap();
+    crate::archive::write(&keeper.archive, &keeper.database, 1, 9).unwrap();
+    std::fs::write(keeper.archive.join("unfinished"), [7; 99]).unwrap();
+    keeper.not_before = 0;
+    assert_eq!(advance(&mut keeper, 1, held, 60), Outcome::Moved);
+    assert_eq!(keeper.database.first().unwrap(), keeper.first);
+    assert!(keeper.first > 60 && lines.lock().unwrap().len() == 1);
+    drop(keeper);
+    let names: Vec<_> = std::fs::read_dir(directory.path().join(crate::ARCHIVE))
+        .unwrap()
+        .map(|file| file.unwrap().file_name())
+        .collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+    let mut office = crate::Office::open(directory.path(), || Ok(None), Arc::new(|_| {})).unwrap();
+    assert_eq!(office.verify(directory.path(), None).unwrap().first, 1);
+}
+
+/// In one batch, the owner's list has what was ordered before it.
+#[test]
+fn a_list_has_what_the_same_batch_changed() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut keeper = keeper(directory.path());
+    let (sender, receiver) = sync_channel(4);
+    let add = Command::Add { name: "other".into(), clients: Vec::new() };
+    let jobs = [add, Command::List {}, Command::Entries { from: 1 }];
+    keeper.work(jobs.into_iter().map(|command| Job::Administer(command, sender.clone()))).unwrap();
+    assert_eq!(receiver.recv().unwrap(), Ok(Reply::Done));
+    let Ok(Reply::Volumes(volumes)) = receiver.recv().unwrap() else { panic!("no list") };
+    assert_eq!(volumes.iter().map(|volume| volume.name.as_str()).collect::<Vec<_>>(), ["ledger", "other"]);
+    let Ok(Reply::Entries { first: 1, entries }) = receiver.recv().unwrap() else { panic!("no entries") };
+    assert_eq!(entries.len() as u64, keeper.database.head().unwrap().number);
 }

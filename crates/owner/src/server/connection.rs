@@ -29,8 +29,12 @@ pub(super) fn serve(
     let peer = stream.peer_addr().ok();
     let Ok(timed) = Timed::new(stream, shared.limits.handshake) else { return };
     let Some(mut stream) = handshake(timed, config, shared, peer) else { return };
-    let client = stream.conn.peer_certificates().and_then(|chain| client_of(chain.first()?).ok());
-    let Some(client) = client else { return };
+    let shown = stream.conn.peer_certificates().and_then(|chain| chain.first());
+    let client = shown.and_then(|certificate| Some((client_of(certificate).ok()?, certificate)));
+    let Some((client, certificate)) = client else { return };
+    if let Some(line) = shared.ending.note(client, certificate) {
+        (shared.report)(&line);
+    }
     drop(stranger);
     let Some(_seat) = shared.clients.take(client) else {
         (shared.report)(&format!("refused {}: too many connections", name_of(peer)));
