@@ -281,6 +281,17 @@ fn a_session_waits_for_its_anchor_and_says_so_or_ends_when_it_is_told() {
     session.detach();
 }
 
+/// Stops a process, and returns when each of its threads stands.
+fn stop(process: u32) {
+    common::machine::sh(&format!("kill -STOP {process}"));
+    let stands = |task: std::io::Result<fs::DirEntry>| {
+        let stat = fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
+        // Its third field, behind the name in parentheses (proc_pid_stat(5)).
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+    };
+    wait_for("the process to stand", || fs::read_dir(format!("/proc/{process}/task")).unwrap().all(stands));
+}
+
 #[test]
 fn a_second_guest_fences_the_first_and_a_volume_moves_to_another_anchor() {
     let cluster = Cluster::start();
@@ -289,12 +300,15 @@ fn a_second_guest_fences_the_first_and_a_volume_moves_to_another_anchor() {
     let file = File::options().write(true).open(&session.file).unwrap();
     file.write_all_at(&[7; 4096], 0).unwrap();
     file.sync_data().unwrap();
-    // Another machine, which the host gives a copy of the disk.
+    // Another machine, which the host gives a copy of the disk. The first session makes a commit or a checkpoint of its own now and then, and
+    // must not do so between the copy and the other's claim: the copy would be stale.
     let other = Rc::new(Desk::new());
+    stop(session.process);
     for name in ["disk.img", "disk.img.policy.toml"] {
         fs::copy(desk.path(name), other.path(name)).unwrap();
     }
     let successor = Session::attach_with(&other, "");
+    common::machine::sh(&format!("kill -CONT {}", session.process));
     file.write_all_at(&[8; 4096], 4096).unwrap();
     assert!(file.sync_data().is_err(), "the first session is fenced");
     let status = desk.run("volume commit disk");

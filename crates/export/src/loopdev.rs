@@ -6,7 +6,7 @@
 //! Source: loop(4), and `linux/loop.h`.
 
 use crate::{BLOCK_SIZE, Error};
-use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::ioctl::{self, Getter, Ioctl, IoctlOutput, NoArg, Opcode, Setter};
 use std::ffi::{OsStr, OsString, c_void};
@@ -107,7 +107,16 @@ pub fn attach(file: &Path, read_only: bool) -> Result<PathBuf, Error> {
             // Somebody else has taken it since.
             Err(Errno::BUSY) => {}
             Err(errno) => return Err(Error::at("attaching a loop device to", file, errno)),
-            Ok(()) => return check_direct(&path, number),
+            Ok(()) => {
+                let sized = check_size(&path, &device, &backing);
+                // With this one open, nobody could detach it.
+                drop(device);
+                if sized.is_err() {
+                    detach(&path)?;
+                }
+                sized?;
+                return check_direct(&path, number);
+            }
         }
     }
     Err(Error::Busy("other processes take every free loop device before we do: try again".into()))
@@ -126,6 +135,7 @@ pub fn detach(path: &Path) -> Result<(), Error> {
         Errno::BUSY => in_use(path),
         errno => Error::at("opening", path, errno),
     })?;
+    let before = sequence(number);
     // SAFETY: CLEAR takes no argument.
     match unsafe { ioctl::ioctl(&device, NoArg::<CLEAR>::new()) } {
         Ok(()) => {}
@@ -137,9 +147,10 @@ pub fn detach(path: &Path) -> Result<(), Error> {
     // The kernel lets go of the file when the last one closes the device.
     drop(device);
     let mut waited = Duration::ZERO;
-    while is_attached(number) {
+    // Another one may have the number by then.
+    while is_attached(number) && sequence(number) == before {
         if waited >= PATIENCE {
-            return if keep(path, number)? { Err(in_use(path)) } else { Ok(()) };
+            return if keep(path, number, before.as_deref())? { Err(in_use(path)) } else { Ok(()) };
         }
         std::thread::sleep(GLANCE);
         waited += GLANCE;
@@ -149,9 +160,12 @@ pub fn detach(path: &Path) -> Result<(), Error> {
 
 /// Takes back that a device is to be detached when its last user closes it: its number would be free then, and may soon be that of another one,
 /// while it is still named as ours. Says whether it was attached.
-fn keep(path: &Path, number: u32) -> Result<bool, Error> {
+fn keep(path: &Path, number: u32, before: Option<&str>) -> Result<bool, Error> {
     // While this is open, ours is not the last close.
     let device = open_device(path, number, OFlags::RDONLY)?;
+    if sequence(number).as_deref() != before {
+        return Ok(false);
+    }
     // SAFETY: GET_STATUS writes a `struct loop_info64`, and `Info` has its layout and is valid with any bytes.
     let mut info = match unsafe { ioctl::ioctl(&device, Getter::<GET_STATUS, Info>::new()) } {
         Err(Errno::NXIO) => return Ok(false),
@@ -242,9 +256,14 @@ pub fn backing(path: &Path) -> Option<Backing> {
 #[must_use]
 pub fn identity(path: &Path) -> Option<String> {
     let number = number_of(path).ok().filter(|number| is_attached(*number))?;
-    let sequence = fs::read_to_string(format!("/sys/block/loop{number}/diskseq")).ok()?;
+    let sequence = sequence(number)?;
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(format!("{} {} {}", path.display(), sequence.trim(), boot.trim()))
+}
+
+/// Another number for each use of the device; `None` where the kernel has none (before Linux 5.15).
+fn sequence(number: u32) -> Option<String> {
+    fs::read_to_string(format!("/sys/block/loop{number}/diskseq")).ok()
 }
 
 fn configuration(backing: &OwnedFd, file: &Path, read_only: bool) -> Result<Config, Error> {
@@ -318,6 +337,23 @@ fn open_node(
 
 /// The kernel falls back to the page cache where direct I/O is not possible. On our own export that would hold
 /// everything twice, and could lock up when memory runs out.
+/// The driver asks the file system for the file's size, and takes an error for a size of nothing (`lo_calculate_size`): the device would be there,
+/// and empty.
+fn check_size(path: &Path, device: &OwnedFd, backing: &OwnedFd) -> Result<(), Error> {
+    let looking = |errno| Error::at("looking at", path, errno);
+    let wanted = rustix::fs::fstat(backing).map_err(looking)?.st_size;
+    for again in [true, false] {
+        if rustix::fs::seek(device, SeekFrom::End(0)).map_err(looking)? > 0 || wanted == 0 {
+            return Ok(());
+        }
+        if again {
+            // SAFETY: SET_CAPACITY takes no argument.
+            unsafe { ioctl::ioctl(device, NoArg::<SET_CAPACITY>::new()) }.map_err(looking)?;
+        }
+    }
+    Err(Error::Busy(format!("the kernel does not learn the size of {}: try again", path.display())))
+}
+
 fn check_direct(path: &Path, number: u32) -> Result<PathBuf, Error> {
     if fs::read_to_string(format!("/sys/block/loop{number}/loop/dio")).is_ok_and(|dio| dio.trim() == "1") {
         return Ok(path.into());

@@ -97,7 +97,7 @@ pub fn clean_up(desk: &Desk) {
     // Whoever was just making the loop device must have ended, or have made it.
     wait_for("the helper's end", || helpers(&desk.path("run")) == 0);
     for device in loop_devices(&desk.path("run")) {
-        quietly(&format!("losetup -d {}", device.display()));
+        loop_detach(&device, &desk.path("run"));
     }
     wait_for("the loop device's end", || loop_devices(&desk.path("run")).is_empty());
 }
@@ -118,18 +118,30 @@ pub fn loop_devices(directory: &Path) -> Vec<PathBuf> {
         backing == "/disk\n" || Path::new(&backing).starts_with(directory)
     });
     let devices = attached.map(|entry| Path::new("/dev").join(entry.file_name()));
-    devices.filter(|device| loop_file(device).is_some_and(|file| file.starts_with(directory))).collect()
+    let file = |device: &PathBuf| loop_file(&fs::File::open(device).ok()?);
+    devices.filter(|device| file(device).is_some_and(|file| file.starts_with(directory))).collect()
+}
+
+/// Detaches a loop device if it is still one on a file below `directory`. A helper of the daemon's may have detached it since, and its number may
+/// be somebody else's by now: by its path alone, that one would be taken away.
+fn loop_detach(device: &Path, directory: &Path) {
+    const CLEAR: rustix::ioctl::Opcode = 0x4c01;
+    let Ok(device) = fs::File::open(device) else { return };
+    // As long as this is open, the device stays what it is.
+    if loop_file(&device).is_some_and(|file| file.starts_with(directory)) {
+        // SAFETY: the operation takes no argument.
+        let _ = unsafe { rustix::ioctl::ioctl(&device, rustix::ioctl::NoArg::<CLEAR>::new()) };
+    }
 }
 
 /// The file that a loop device was made of (loop(4), `lo_file_name`).
-fn loop_file(device: &Path) -> Option<PathBuf> {
+fn loop_file(device: &fs::File) -> Option<PathBuf> {
     const GET_STATUS64: rustix::ioctl::Opcode = 0x4c05;
     const FILE_NAME: std::ops::Range<usize> = 56..120;
-    let device = fs::File::open(device).ok()?;
     // SAFETY: the operation fills in a `struct loop_info64`, which is 232 bytes of integers.
     let info = unsafe {
         let get = rustix::ioctl::Getter::<GET_STATUS64, [u64; 29]>::new();
-        rustix::ioctl::ioctl(&device, get).ok()?
+        rustix::ioctl::ioctl(device, get).ok()?
     };
     let bytes: Vec<u8> = info.into_iter().flat_map(u64::to_ne_bytes).collect();
     let name = bytes[FILE_NAME].split(|&byte| byte == 0).next()?;
@@ -149,7 +161,7 @@ fn unmount(at: &Path) {
 pub fn leave_nothing(desk: &Desk) {
     quietly(&format!("umount -l {}", desk.path("at").display()));
     for device in loop_devices(&desk.path("run")) {
-        quietly(&format!("losetup -d {}", device.display()));
+        loop_detach(&device, &desk.path("run"));
     }
     quietly(&format!("umount -l {}", desk.path("run/disk/mnt").display()));
 }

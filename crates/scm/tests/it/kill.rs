@@ -149,7 +149,7 @@ fn kills_at_any_instruction_leave_every_page_whole() {
             .args(["--exact", "kill::kills_at_any_instruction_leave_every_page_whole", "--nocapture"])
             .env(VICTIM, place.path())
             .stdout(Stdio::null());
-        let mut child = starting::start(|| victim.spawn()).unwrap();
+        let mut child = starting::spawn(&mut victim).unwrap();
         while !ready.exists() {
             assert!(child.try_wait().unwrap().is_none(), "the victim has ended by itself");
             std::thread::sleep(Duration::from_millis(1));

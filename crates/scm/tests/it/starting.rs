@@ -4,13 +4,33 @@
 //! closed. So no test opens a region while another test starts a program.
 
 use std::path::Path;
+use std::process::{Child, Command};
 use std::sync::{PoisonError, RwLock};
 
 use scm::{Access, Error, Mapping};
 
 static STARTING: RwLock<()> = RwLock::new(());
 
-/// Starts a program; nothing is opened meanwhile.
+/// In the environment of a program that was started here.
+const STARTED: &str = "CVMIO_TEST_STARTED";
+
+/// Starts a program that goes on, and returns when it has none of our files any more.
+///
+/// `Command::spawn` returns before that: the kernel wakes the parent when the child has a memory of its own, and closes the files behind that
+/// (execve: `exec_mmap`, then `do_close_on_exec`). A child that is kept from running just there has a region locked for as long as it takes.
+pub fn spawn(program: &mut Command) -> std::io::Result<Child> {
+    let _alone = STARTING.write().unwrap_or_else(PoisonError::into_inner);
+    let mut child = program.env(STARTED, "yes").spawn()?;
+    // Its own environment is there when its files are closed.
+    let environment = format!("/proc/{}/environ", child.id());
+    let runs = || String::from_utf8_lossy(&std::fs::read(&environment).unwrap_or_default()).contains(STARTED);
+    while !runs() && child.try_wait()?.is_none() {
+        std::thread::yield_now();
+    }
+    Ok(child)
+}
+
+/// Runs a program to its end; nothing is opened meanwhile.
 pub fn start<T>(program: impl FnOnce() -> T) -> T {
     let _alone = STARTING.write().unwrap_or_else(PoisonError::into_inner);
     program()
