@@ -80,13 +80,7 @@ Example: a volume on the second disk, as a block device
 pub enum VolumeCommand {
     Create(Create),
     Attach(Attach),
-    /// Put a volume away
-    ///
-    /// Refuses while the device is mounted or open, and says by whom. When it returns, everything that was written is durable and anchored,
-    /// the process that served the volume is gone, and the store is free. A ublk device whose daemon was killed is taken away even while it is
-    /// in use, unless it was attached again.
-    #[command(after_help = "Example:\n  umount /srv/ledger && cvmio volume detach ledger")]
-    Detach(Named),
+    Detach(Detach),
     List(List),
     /// Show what an attached volume is doing
     #[command(after_help = "Example:\n  cvmio volume status ledger --json")]
@@ -219,7 +213,7 @@ pub struct NewVolume {
     #[arg(long)]
     pub no_integrity: bool,
     /// When old data is found out: strict (all flushed data is fresh), write (all written data), interval (all but the last second),
-    /// transaction (as of the last `commit`), off [default: strict; with a tpm: anchor, which wears out, transaction]
+    /// transaction (as of the last `commit` or `detach`), off [default: strict; with a tpm: anchor, which wears out, transaction]
     #[arg(long, value_name = "LEVEL")]
     pub freshness: Option<Freshness>,
     /// full: take all space now, so that overwrites never run out of it; thin: promise the size, and take space as it is written
@@ -402,6 +396,23 @@ pub struct NbdArgs {
     /// Authorities of clients: each client needs a certificate of one of them
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_cert")]
     pub tls_ca: Option<PathBuf>,
+}
+
+/// Put a volume away
+///
+/// Refuses while the device is mounted or open, and says by whom. When it returns, everything that was written is durable and anchored, the
+/// process that served the volume is gone, and the store is free. With freshness `transaction` it commits. A ublk device whose daemon was
+/// killed is taken away even while it is in use, unless it was attached again.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example:
+  umount /srv/ledger && cvmio volume detach ledger")]
+pub struct Detach {
+    #[command(flatten)]
+    pub named: Named,
+    /// With freshness `transaction`: go back to the last `commit`, and lose what was written since then
+    #[arg(long)]
+    pub discard_uncommitted: bool,
 }
 
 #[derive(Args, Debug)]

@@ -58,7 +58,11 @@ pub enum Request {
         slot: usize,
     },
     /// Put the volume away, and end.
-    Detach,
+    Detach {
+        /// At freshness `transaction`: forget what was not committed, instead of committing it.
+        #[serde(default)]
+        discard_uncommitted: bool,
+    },
 }
 
 /// What it answers.
@@ -114,7 +118,7 @@ fn talk(mut stream: UnixStream, answer: &Answer) {
         let credentials = (0..request.credentials()).map(&mut next).collect::<Result<Vec<_>, _>>()?;
         Ok((request, credentials))
     });
-    let leaves = matches!(&asked, Ok((Request::Detach, _)));
+    let leaves = matches!(&asked, Ok((Request::Detach { .. }, _)));
     let mut is_last = false;
     let mut send = |reply| {
         is_last = leaves && matches!(&reply, Reply::Ok(_));
@@ -174,7 +178,7 @@ mod tests {
             matches!(ask(b"{\"command\":\"status\"}\n"), Reply::Ok(Value::String(text)) if text == "Status []")
         );
         assert!(
-            matches!(ask(b"{\"command\":\"detach\"}\n"), Reply::Ok(Value::String(text)) if text == "Detach []")
+            matches!(ask(b"{\"command\":\"detach\"}\n"), Reply::Ok(Value::String(text)) if text == "Detach { discard_uncommitted: false } []")
         );
     }
 

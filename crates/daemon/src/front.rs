@@ -83,8 +83,8 @@ pub trait Front {
     /// Says who does; then all stays as it is.
     fn hide(&self) -> Result<(), Failure>;
 
-    /// The same for somebody who cannot wait for ever.
-    fn hide_within(&self, grace: Duration) {
+    /// The same for somebody who cannot wait for ever. Says whether nobody uses the device any more.
+    fn hide_within(&self, grace: Duration) -> bool {
         // Each attempt may itself take seconds.
         let begun = Instant::now();
         let mut told = false;
@@ -94,10 +94,11 @@ pub trait Front {
             }
             if begun.elapsed() >= grace {
                 events::tell("the device is taken away from those who use it");
-                return;
+                return false;
             }
             std::thread::sleep(PAUSE);
         }
+        true
     }
 }
 

@@ -44,6 +44,7 @@ use serde::{Deserialize, Serialize};
 use signal_hook::consts::{
     SIGALRM, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM, SIGXCPU,
 };
+use volume::format::protections::Freshness;
 use volume::policy::Policy;
 use volume::{Reading, Volume};
 
@@ -53,6 +54,7 @@ use failure::Failure;
 pub use front::fuse::clear_left;
 use front::{Front, Show, Shown};
 use runtime::{Claim, Place, being_put_away};
+pub use service::LastWrites;
 use service::Service;
 pub use slots::Changed as SlotsChanged;
 use tamper::Tamper;
@@ -109,6 +111,8 @@ pub struct Ready {
     pub shown: Shown,
     /// Bytes of the device.
     pub size: u64,
+    /// The volume's freshness level.
+    pub freshness: Freshness,
     /// What the user should know though it is no failure.
     pub warnings: Vec<String>,
 }
@@ -134,7 +138,9 @@ enum Event {
 
 /// Somebody who waits for the end.
 struct Asker {
-    result: Sender<Result<(), Failure>>,
+    result: Sender<Result<Option<LastWrites>, Failure>>,
+    /// What was not committed is to be forgotten.
+    discard: bool,
     /// Told when the result has been passed on: the process must not end before.
     heard: Receiver<()>,
 }
@@ -192,6 +198,7 @@ pub fn run(
         process: std::process::id(),
         shown: front.shown(),
         size: service.size(),
+        freshness: order.policy.freshness,
         warnings,
     };
     let service = Arc::new(service);
@@ -296,13 +303,16 @@ fn answer(
         Request::Slots => send(reply(slots::list(&service))),
         Request::AddSlot { label } => send(reply(slots::add(&service, credentials, label))),
         Request::RemoveSlot { slot } => send(reply(slots::remove(&service, credentials, slot))),
-        Request::Detach => {
+        Request::Detach { discard_uncommitted: discard } => {
             let (result, ended) = channel();
             let (said, heard) = channel();
-            let asked = events.lock().map(|events| events.send(Event::Detach(Asker { result, heard })));
+            let asked =
+                events.lock().map(|events| events.send(Event::Detach(Asker { result, discard, heard })));
             let ended = asked.ok().and_then(|_| ended.recv().ok());
             let ended = ended.unwrap_or_else(|| Err(being_put_away()));
-            send(reply(ended.map(|()| serde_json::Value::Null)));
+            send(reply(ended.and_then(|last| {
+                serde_json::to_value(last).map_err(|error| Failure::internal(error.to_string()))
+            })));
             let _ = said.send(());
         }
     };
@@ -348,10 +358,13 @@ fn stay(
 ) -> Result<(), Failure> {
     let asker = if wanted { until_told(front.as_ref(), events) } else { None };
     service.settle(false);
-    if asker.is_none() {
-        front.hide_within(GRACE);
-    }
-    let ended = service.stop();
+    // Where users were cut off, their transaction has not come to its end.
+    let keep = match &asker {
+        Some(asker) => !asker.discard,
+        None => front.hide_within(GRACE) && wanted,
+    };
+    let last = service.end_transaction(keep);
+    let ended = service.stop().and(last);
     // The front end goes last: until then requests are answered, with errors.
     drop(front);
     drop(claim);
@@ -365,7 +378,7 @@ fn stay(
         let _ = asker.result.send(ended.clone());
         let _ = asker.heard.recv_timeout(GRACE);
     }
-    ended
+    ended.map(drop)
 }
 
 /// Waits for a signal, or for somebody who may put the volume away.

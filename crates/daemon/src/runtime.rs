@@ -15,6 +15,7 @@ use std::time::Duration;
 use seal::slot::Credential;
 use serde_json::Value;
 
+use crate::LastWrites;
 use crate::control::{Reply, Request};
 use crate::failure::Failure;
 use crate::input;
@@ -113,11 +114,12 @@ impl Place {
         }
     }
 
-    /// Has the volume put away, and returns when the daemon's process is gone, and everything that it had open.
+    /// Has the volume put away, and returns when the daemon's process is gone, and everything that it had open. At level `transaction` what was
+    /// not committed is committed, or forgotten if `discard_uncommitted`.
     ///
     /// # Errors
     /// The daemon's own; one that refuses stays. When it does not end.
-    pub fn detach(&self) -> Result<(), Failure> {
+    pub fn detach(&self, discard_uncommitted: bool) -> Result<Option<LastWrites>, Failure> {
         let mut stream = self.connect()?;
         let peer = self.peer(&stream)?;
         // On a connection of its own: who does not answer this does not answer the other.
@@ -125,16 +127,20 @@ impl Place {
             true => Err(failure),
             false => Ok(Value::Null),
         })?;
-        let answer = self.talk(&mut stream, &Request::Detach, &[], None);
+        let answer = self.talk(&mut stream, &Request::Detach { discard_uncommitted }, &[], None);
         // It gives up its name before it answers, also where the volume could not be put away cleanly.
         if answer.is_err() && self.is_taken() {
-            return answer.map(drop);
+            return answer.map(|_| None);
         }
         let ended = peer.wait(&self.name(), peer::PATIENCE);
         match answer? {
             // Asked at its very end, when it had answered the first client.
             None if !self.0.exists() => Err(being_put_away()),
-            answer => self.answered(answer).and(ended),
+            answer => {
+                let last = self.answered(answer)?;
+                ended?;
+                serde_json::from_value(last).map_err(|error| Failure::internal(error.to_string()))
+            }
         }
     }
 

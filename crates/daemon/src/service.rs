@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use seal::slot::{Credential, SlotInfo, SlotLimits};
+use serde::{Deserialize, Serialize};
 use volume::{CheckProgress, Clock, KeyChange, KeysChanged, Kind, Volume};
 
 use super::disk::{Disk, Threads};
@@ -27,6 +28,23 @@ use crate::system::SystemClock;
 const CHECK_THREADS: usize = 4;
 /// How often it is looked whether a check has ended.
 const GLANCE: Duration = Duration::from_millis(5);
+
+/// What became at the end of what was not committed, at level `transaction`. Blocks of a transaction that was too large for memory are not
+/// counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LastWrites {
+    /// It was committed.
+    Committed {
+        /// Logical blocks.
+        blocks: u64,
+    },
+    /// It was forgotten.
+    Discarded {
+        /// Logical blocks.
+        blocks: u64,
+    },
+}
 
 /// An attached volume with its threads.
 pub struct Service {
@@ -134,6 +152,26 @@ impl Service {
             Ok(Err(errno)) => Err(self.volume()?.failure().map_or_else(|| by_errno(errno), Failure::from)),
             Err(_) => Err(Failure::internal("a commit ended without a result")),
         }
+    }
+
+    /// Ends the transaction of a volume at level `transaction` that is about to be put away: what was not committed is committed, or is
+    /// forgotten with the session. `None` if there is nothing of the kind.
+    ///
+    /// # Errors
+    /// As [`commit`](Self::commit). A session that has failed keeps its reason to itself: [`stop`](Self::stop) tells it.
+    pub fn end_transaction(&self, keep: bool) -> Result<Option<LastWrites>, Failure> {
+        let Ok(volume) = self.volume() else { return Ok(None) };
+        let Some(left) = volume.uncommitted().filter(|left| !left.is_empty() && volume.failure().is_none())
+        else {
+            return Ok(None);
+        };
+        if keep {
+            self.commit()?;
+            events::tell(&format!("committed at the end: {}", left.text()));
+            return Ok(Some(LastWrites::Committed { blocks: left.blocks }));
+        }
+        events::tell(&format!("not committed, and forgotten: {}", left.text()));
+        Ok(Some(LastWrites::Discarded { blocks: left.blocks }))
     }
 
     /// Reads and verifies everything, beside those who use it.

@@ -9,6 +9,9 @@ fn wears(anchor: Option<&str>) -> bool {
     anchor.is_some_and(|address| address.starts_with("tpm:"))
 }
 
+/// What level `transaction` means for a user who has named none.
+pub const TRANSACTION: &str = "what is written counts from the next `cvmio volume commit` on, or from the end by `detach` or `deactivate`; a crash or a power cut before takes it back";
+
 /// The level of a volume on this anchor, as named, or as is right for the anchor.
 pub fn level(named: Option<Freshness>, anchor: Option<&str>) -> Freshness {
     named.unwrap_or(if wears(anchor) { Freshness::Transaction } else { Freshness::Strict })

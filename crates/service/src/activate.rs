@@ -95,28 +95,29 @@ pub fn activate(target: &Target, runtime: &Path) -> Result<Active, Failure> {
     let done = check_same(target, &policy, &status).and_then(|shown| show(target, &policy, &shown, &turn));
     if done.is_err() && is_new {
         // The reason counts; that it cannot be put away would only hide it.
-        let _ = put_away(&place, &turn);
+        let _ = put_away(&place, &turn, true);
     }
     done
 }
 
-/// Takes a volume down, or finds that it is.
+/// Takes a volume down, or finds that it is. At level `transaction` what was not committed is committed, or forgotten if
+/// `discard_uncommitted`.
 ///
 /// # Errors
 /// When it is in use, and then it stays up; when it cannot be put away cleanly.
-pub fn deactivate(name: &str, runtime: &Path) -> Result<Inactive, Failure> {
+pub fn deactivate(name: &str, runtime: &Path, discard_uncommitted: bool) -> Result<Inactive, Failure> {
     let turn = Turn::take(runtime, name)?;
-    put_away(&Place::new(runtime, name), &turn)?;
+    put_away(&Place::new(runtime, name), &turn, discard_uncommitted)?;
     Ok(Inactive { name: name.into(), state: "inactive" })
 }
 
-fn put_away(place: &Place, turn: &Turn) -> Result<(), Failure> {
+fn put_away(place: &Place, turn: &Turn, discard_uncommitted: bool) -> Result<(), Failure> {
     if waits_for_daemon(place) {
         refuse_users(turn, place)?;
     }
     unmount(turn)?;
     match settled(place)? {
-        Some(_) => place.detach()?,
+        Some(_) => drop(place.detach(discard_uncommitted)?),
         None => clear(turn, place)?,
     }
     turn.remember(&Record::default())

@@ -179,6 +179,20 @@ impl Target {
         Ok(target)
     }
 
+    /// The name in a configuration in JSON. Nothing else of it matters to somebody who takes the volume down.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn name_in(text: &str) -> Result<String, Failure> {
+        #[derive(Deserialize)]
+        struct Named {
+            name: String,
+        }
+        let named: Named = serde_json::from_slice(without_mark(text.as_bytes()))
+            .map_err(|error| Failure::usage(format!("the configuration cannot be read: {error}")))?;
+        parse_name(&named.name).map_err(Failure::usage)
+    }
+
     /// The same with another front end.
     ///
     /// # Errors

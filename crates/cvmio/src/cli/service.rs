@@ -71,8 +71,8 @@ pub struct Activate {
 
 /// Take a volume down, with its file system, whatever state it is in
 ///
-/// Refuses while it is in use, and says by whom. When it returns, the process that served it is gone, and the store is free. Prints the same
-/// again when it is called again.
+/// Refuses while it is in use, and says by whom. When it returns, everything that was written is durable and anchored (with freshness
+/// `transaction` it commits), the process that served it is gone, and the store is free. Prints the same again when it is called again.
 #[derive(Args, Debug)]
 #[command(group = ArgGroup::new("what").required(true).args(["name", "config", "all"]), after_help = "\
 Example:
@@ -80,6 +80,9 @@ Example:
 pub struct Deactivate {
     #[command(flatten)]
     pub which: Which,
+    /// With freshness `transaction`: go back to the last `commit`, and lose what was written since then
+    #[arg(long)]
+    pub discard_uncommitted: bool,
     #[command(flatten)]
     pub runtime: RuntimeArgs,
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use volume::Reading;
+use volume::format::protections::Freshness;
 use volume::policy::Policy;
 
 use crate::cli::{Attach, FrontEnd};
@@ -146,6 +147,9 @@ fn report(args: &Attach, ready: &Ready) -> Result<(), Failure> {
     let mut text = format!("attached {} ({})", ready.name, output::bytes(ready.size));
     for (what, place) in ready.shown.places() {
         text += &format!("\n  {what:<12}  {place}");
+    }
+    if ready.freshness == Freshness::Transaction && !args.read_only {
+        text += &format!("\n  {:<12}  transaction: {}", "freshness", daemon::wear::TRANSACTION);
     }
     output::print(&text);
     Ok(())

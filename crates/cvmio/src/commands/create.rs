@@ -203,6 +203,17 @@ pub(super) fn shown(policy: &Policy) -> Policy {
     Policy { anchor_options, ..policy.clone() }
 }
 
+/// A line about what a user of this level should know before the first write.
+pub(super) fn meaning(freshness: Freshness) -> String {
+    match freshness {
+        Freshness::Transaction => format!(
+            "Freshness transaction: {}. For a volume that keeps what was flushed: --freshness interval.\n",
+            daemon::wear::TRANSACTION
+        ),
+        _ => String::new(),
+    }
+}
+
 fn report(args: &Create, policy: &Policy, policy_path: &Path) -> Result<(), Failure> {
     if args.new.json {
         return output::print_json(&serde_json::json!({
@@ -226,6 +237,7 @@ fn report(args: &Create, policy: &Policy, policy_path: &Path) -> Result<(), Fail
     if let Some(anchor) = &policy.anchor {
         text += &format!("  anchor  {anchor}\n");
     }
+    text += &meaning(policy.freshness);
     text += "Keep these where the host of the store cannot change them: they are what the volume is checked against.";
     output::print(&text);
     Ok(())

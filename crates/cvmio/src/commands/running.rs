@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::cli::{List, Named, Scrub};
+use crate::cli::{Detach, List, Named, Scrub};
+use daemon::LastWrites;
 use daemon::control::Request;
 use daemon::failure::Failure;
 use daemon::output;
@@ -20,15 +21,29 @@ fn done(args: &Named, what: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-pub fn detach(args: &Named) -> Result<(), Failure> {
+pub fn detach(args: &Detach) -> Result<(), Failure> {
+    let Detach { named: args, discard_uncommitted } = args;
     let place = Place::new(&args.runtime.directory()?, &args.name);
     if daemon::launch::clear_left(&place)? {
         return done(args, "cleared away what a killed daemon left of");
     }
     let spinner = output::spinner(format!("detaching {}", args.name));
-    place.detach()?;
+    let last = place.detach(*discard_uncommitted)?;
     drop(spinner);
-    done(args, "detached")
+    if args.json {
+        return output::print_json(&json!({ "name": args.name, "done": "detached", "uncommitted": last }));
+    }
+    done(args, "detached")?;
+    match last {
+        None => {}
+        Some(LastWrites::Committed { blocks }) => {
+            output::print(&format!("  committed what was not yet: {blocks} blocks"));
+        }
+        Some(LastWrites::Discarded { blocks }) => {
+            output::print(&format!("  forgot what was not committed: {blocks} blocks"));
+        }
+    }
+    Ok(())
 }
 
 pub fn commit(args: &Named) -> Result<(), Failure> {

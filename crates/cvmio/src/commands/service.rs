@@ -62,10 +62,11 @@ pub fn prepare(args: &Prepare) -> Result<(), Failure> {
     }
     output::print(&format!(
         "prepared a volume of {}; `cvmio volume activate` makes it on first use\n  policy  {}\n  anchor  {}\n\
-         Keep these where the host of the store cannot change them: they are what the volume is checked against.",
+         {}Keep these where the host of the store cannot change them: they are what the volume is checked against.",
         output::bytes(policy.size),
         args.policy.display(),
-        args.anchor
+        args.anchor,
+        super::create::meaning(freshness)
     ));
     Ok(())
 }
@@ -81,7 +82,7 @@ pub fn activate(args: &Activate) -> Result<(), Failure> {
     }
     let target = match (&which.name, &which.config) {
         (Some(name), _) => tab::find(&which.tab, name)?,
-        (None, Some(path)) => read_config(path)?,
+        (None, Some(path)) => Target::parse(&read_config(path)?)?,
         (None, None) => return Err(Failure::internal("nothing was named")),
     };
     let target = match args.front_end {
@@ -98,15 +99,15 @@ pub fn deactivate(args: &Deactivate) -> Result<(), Failure> {
         // The last one first: it may lie on another.
         let lines = tab::read(&which.tab)?;
         return each(lines.iter().rev().filter(|line| !line.initramfs), |line| {
-            service::deactivate(&line.target.name, &runtime)
+            service::deactivate(&line.target.name, &runtime, args.discard_uncommitted)
         });
     }
     let name = match (&which.name, &which.config) {
         (Some(name), _) => name.clone(),
-        (None, Some(path)) => read_config(path)?.name,
+        (None, Some(path)) => Target::name_in(&read_config(path)?)?,
         (None, None) => return Err(Failure::internal("nothing was named")),
     };
-    output::print_json(&service::deactivate(&name, &runtime)?)
+    output::print_json(&service::deactivate(&name, &runtime, args.discard_uncommitted)?)
 }
 
 pub fn units(args: &Units) -> Result<(), Failure> {
@@ -151,7 +152,7 @@ fn each<'a, T: Serialize>(
     failed.map_or(Ok(()), |failure| Err(failure.told()))
 }
 
-fn read_config(path: &Path) -> Result<Target, Failure> {
+fn read_config(path: &Path) -> Result<String, Failure> {
     let fail = |error: std::io::Error| {
         Failure::usage(format!("the configuration {} cannot be read: {error}", path.display()))
     };
@@ -165,5 +166,5 @@ fn read_config(path: &Path) -> Result<Target, Failure> {
     if text.len() as u64 > MAX_CONFIG {
         return Err(Failure::usage(format!("the configuration is longer than {MAX_CONFIG} bytes")));
     }
-    Target::parse(&text)
+    Ok(text)
 }

@@ -25,8 +25,7 @@ fn attached(desk: &Desk, image: &str) -> String {
 fn session(desk: &Desk, act: &str) -> String {
     let uri = attached(desk, "disk.img");
     let said = sh(&format!("qemu-io -f raw {act} '{uri}'"));
-    // At level transaction only what is committed stays.
-    desk.done("volume commit disk");
+    // It commits.
     wait_for("the volume to be put away", || desk.run("volume detach disk").code == 0);
     said
 }
@@ -78,6 +77,90 @@ fn of_two_guests_on_one_tpm_the_older_one_is_fenced_and_names_what_was_never_anc
 
 fn status_of(desk: &Desk, name: &str) -> Value {
     serde_json::from_str(&desk.done(&format!("volume status {name} --json"))).unwrap()
+}
+
+/// A newcomer's way: what was written is there after an end in order, at the level that a TPM has by default. After any other end the volume is
+/// as of its last commit.
+#[test]
+fn an_end_in_order_commits_and_no_other_does() {
+    if let Some(missing) = ["swtpm", "qemu-io"].into_iter().find(|program| !has(program)) {
+        return tell_skipped(&format!("there is no {missing}"));
+    }
+    let desk = Desk::new();
+    let swtpm = Swtpm::start(&desk.path("tpm"));
+    let made = create(&desk, &swtpm, &format!("--anchor-option endorsement-key={}", endorsement_key(&swtpm)));
+    assert_eq!(made.code, 0, "{made:?}");
+    assert!(made.out.contains("Freshness transaction: what is written counts from the next"), "{}", made.out);
+    let write = |uri: &str, pattern: u8| {
+        sh(&format!("qemu-io -f raw -c 'write -P {pattern} 0 64k' -c flush '{uri}'"));
+    };
+    let has_pattern = |uri: &str, pattern: u8| {
+        let said = sh(&format!("qemu-io -f raw -c 'read -P {pattern} 0 64k' '{uri}'"));
+        assert!(said.contains("read 65536/65536") && !said.contains("failed"), "not {pattern}: {said}");
+    };
+    let down = |command: &str| {
+        let mut said = desk.run(command);
+        // The server may not have noticed yet that its client is gone.
+        wait_for("the volume to be put away", || {
+            let put_away = said.code != 2;
+            if !put_away {
+                said = desk.run(command);
+            }
+            put_away
+        });
+        assert_eq!(said.code, 0, "{said:?}");
+        said.out
+    };
+
+    let uri = attached(&desk, "disk.img");
+    write(&uri, 1);
+    assert!(down("volume detach disk").contains("committed what was not yet: 16 blocks"));
+    let uri = attached(&desk, "disk.img");
+    has_pattern(&uri, 1);
+    write(&uri, 2);
+    assert!(
+        down("volume detach disk --discard-uncommitted").contains("forgot what was not committed: 16 blocks")
+    );
+    let uri = attached(&desk, "disk.img");
+    has_pattern(&uri, 1);
+    // Nothing is left to be committed, and nothing is said.
+    assert_eq!(down("volume detach disk").lines().count(), 1);
+
+    let config = serde_json::json!({
+        "name": "disk", "store": desk.path("disk.img"), "policy": desk.path("disk.img.policy.toml"),
+        "key-file": desk.path("key"), "as": "nbd"
+    });
+    desk.write("config.json", config.to_string().as_bytes());
+    let activated = || {
+        let up: Value = serde_json::from_str(&desk.done("volume activate --config config.json")).unwrap();
+        let here = desk.path("").display().to_string();
+        up["uri"].as_str().unwrap().replace("[DIR]", here.trim_end_matches('/'))
+    };
+    write(&activated(), 3);
+    down("volume deactivate disk");
+    let uri = activated();
+    has_pattern(&uri, 3);
+    write(&uri, 4);
+    down("volume deactivate disk --discard-uncommitted");
+    let uri = activated();
+    has_pattern(&uri, 3);
+
+    // A kill is no end in order.
+    write(&uri, 5);
+    let signal = |name: &str| {
+        let process = status_of(&desk, "disk")["process"].as_u64().unwrap();
+        sh(&format!("kill -{name} {process}"));
+        wait_for("the daemon's end", || has_ended(u32::try_from(process).unwrap()));
+    };
+    signal("KILL");
+    let uri = activated();
+    has_pattern(&uri, 3);
+    // A signal is, once nobody uses the device.
+    write(&uri, 6);
+    signal("TERM");
+    let uri = activated();
+    has_pattern(&uri, 6);
+    down("volume deactivate disk");
 }
 
 #[test]

@@ -45,7 +45,14 @@ fn done(service: &Service, request: export::Request) -> Result<Bytes, Errno> {
 
 fn report(service: &Service) -> Report {
     let shown = Shown::Nbd { uri: String::new() };
-    let ready = Ready { name: "disk".into(), process: 1, shown, size: 0, warnings: Vec::new() };
+    let ready = Ready {
+        name: "disk".into(),
+        process: 1,
+        shown,
+        size: 0,
+        freshness: Freshness::Strict,
+        warnings: Vec::new(),
+    };
     service.report(&ready).unwrap()
 }
 
