@@ -11,6 +11,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("uring", &[]),
     ("anchor", &[]),
     ("tls-files", &[]),
+    ("attest", &[]),
     ("anchor-etcd", &["anchor", "tls-files"]),
     ("seal", &["memory"]),
     ("anchor-tpm", &["anchor", "seal"]),

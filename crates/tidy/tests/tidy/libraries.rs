@@ -8,6 +8,7 @@ const LIBRARIES: &[&str] = &[
     "anchor-etcd",
     "anchor-owner",
     "anchor-tpm",
+    "attest",
     "export",
     "memory",
     "owner",
