@@ -13,6 +13,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("uring", &[]),
     ("anchor", &["error-kind"]),
     ("tls-files", &[]),
+    ("attest", &[]),
     ("anchor-etcd", &["anchor", "tls-files"]),
     ("seal", &["memory"]),
     ("anchor-tpm", &["anchor", "seal"]),

@@ -10,6 +10,7 @@ const LIBRARIES: &[&str] = &[
     "anchor-tpm",
     "anchors",
     "error-kind",
+    "attest",
     "export",
     "memory",
     "owner",
