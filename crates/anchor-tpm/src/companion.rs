@@ -141,7 +141,7 @@ impl Companion {
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     return Err(damaged(
                         path,
-                        "it is not there; put it back. Any whole copy from after the last move will do; if there is none, the volume's owner must set a new anchor (reanchor)",
+                        "it is not there. An anchor that was never made is made first, with its file (anchor init). Otherwise put it back: any whole copy from after the last move will do; if there is none, the volume's owner must set a new anchor (reanchor)",
                     ));
                 }
                 other => other.map_err(failed("opening"))?,

@@ -2,10 +2,10 @@
 
 mod cli;
 mod commands;
-mod failure;
 
-use clap::Parser;
-use std::io::Write;
+use ::cli::failure::Failure;
+use ::cli::output;
+use clap::CommandFactory;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -14,16 +14,11 @@ fn main() -> ExitCode {
     schemes.register(anchor_etcd::scheme());
     schemes.register(anchor_tpm::scheme());
     anchor::install(schemes);
-    owner::end_when_damaged(|error| std::process::exit(tell(&error.to_string(), 4).into()));
-    let cli = cli::Cli::parse();
-    match commands::run(cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => ExitCode::from(tell(&failure.to_string(), failure.code())),
-    }
-}
-
-/// Says what went wrong. A reader that has gone away is no failure of its own.
-fn tell(what: &str, code: u8) -> u8 {
-    let _ = writeln!(std::io::stderr(), "cvmio-owner: {what}");
-    code
+    owner::end_when_damaged(|error| {
+        let failure = Failure::from(error);
+        output::error(&failure);
+        std::process::exit(failure.code().into());
+    });
+    let words: Vec<_> = std::env::args_os().collect();
+    ::cli::run(cli::Cli::command, &words, |cli: cli::Cli| commands::run(cli.command))
 }

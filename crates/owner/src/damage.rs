@@ -28,12 +28,12 @@ pub(crate) fn first_reading<T>(path: &Path, read: impl FnOnce() -> Result<T, Err
 
 /// Has the process end by `end` where a database turns out to be damaged by a panic: what is dropped on the way out may panic again, and then
 /// the process would be aborted. For programs; without this, the error is returned where nothing panics twice.
-pub fn end_when_damaged(end: fn(&Error)) {
+pub fn end_when_damaged(end: fn(Error)) {
     let before = take_hook();
     set_hook(Box::new(move |panic: &PanicHookInfo<'_>| {
         let reading = READING.try_with(|reading| reading.borrow().clone()).ok().flatten();
         match reading {
-            Some(path) => end(&Error::Damaged(path, text(panic.payload()))),
+            Some(path) => end(Error::Damaged(path, text(panic.payload()))),
             None => before(panic),
         }
     }));

@@ -8,10 +8,11 @@ use volume::format::protections::Provision;
 use volume::policy::MAX_SIZE;
 
 use super::filesystem::FileSystem;
-use daemon::failure::Failure;
+use cli::failure::Failure;
+use cli::input::{parse_duration, parse_name, parse_size, parse_switch, without_mark};
 use daemon::front::nbd::Where;
 use daemon::front::{Show, Shown};
-use daemon::input::{Source, parse_duration, parse_name, parse_size, parse_switch, without_mark};
+use daemon::input::Source;
 use daemon::metrics::Address;
 use daemon::tamper::{OnTamper, Orders};
 
@@ -334,6 +335,15 @@ mod tests {
             let target = Target::parse(&format!("{{ {LEAST}, \"as\": \"{name}\" }}")).unwrap();
             assert_eq!(target.front_end, front_end);
         }
+    }
+
+    /// What the volume was brought up with may be gone by then.
+    #[test]
+    fn the_name_is_all_that_is_needed_to_take_a_volume_down() {
+        assert_eq!(Target::name_in("{\"name\": \"ledger\"}").unwrap(), "ledger");
+        assert_eq!(Target::name_in("{\"name\": \"a\", \"store\": \"relative\", \"more\": 1}").unwrap(), "a");
+        assert!(Target::name_in("{}").unwrap_err().is_usage());
+        assert!(Target::name_in("{\"name\": \"../a\"}").unwrap_err().to_string().contains("volume's name"));
     }
 
     #[test]

@@ -313,7 +313,9 @@ fn check_stamp(stamp: &Stamp, policy: &Policy, anchor: &dyn Anchor) -> Result<()
         let hint = stamp.moved_to().map_or(String::new(), |end| format!(" (its address ends in `{end}`)"));
         return Err(Error::new(
             Kind::Anchor,
-            format!("this volume has moved to another anchor{hint}; use the policy that names the new one"),
+            format!(
+                "this volume has moved to another anchor{hint}; use the policy that names the new one. A move that was cut short has to be done again (anchor migrate)"
+            ),
         ));
     }
     Ok(())

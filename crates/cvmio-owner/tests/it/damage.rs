@@ -63,7 +63,7 @@ fn a_damaged_database_is_refused_as_damaged_and_nothing_ends_by_a_panic() {
             }
             4 => {
                 assert!(
-                    said.error.starts_with("cvmio-owner: ") && !said.error.contains("panicked"),
+                    said.error.starts_with("cvmio: error: ") && !said.error.contains("panicked"),
                     "{said:?}"
                 );
                 refused[usize::try_from(kind).unwrap()] += 1;

@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 use crate::cli::{Detach, List, Named, Scrub};
+use cli::failure::Failure;
+use cli::output;
 use daemon::LastWrites;
 use daemon::control::Request;
-use daemon::failure::Failure;
-use daemon::output;
 use daemon::runtime::{self, Place, Silent};
 
 fn ask(args: &Named, request: &Request) -> Result<Value, Failure> {

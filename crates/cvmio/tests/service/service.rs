@@ -137,6 +137,13 @@ fn activate_says_the_same_again_and_deactivate_too() {
     wait_for("the daemon's end", || has_ended(process));
     assert!(!service.is_mounted());
     assert_eq!(service.down(), down);
+    // Again by standard input, which has the name alone.
+    let mut again = service.desk.command("volume deactivate --config -");
+    let mut again = again.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    again.stdin.take().unwrap().write_all(b"{\"name\": \"disk\"}").unwrap();
+    let again = again.wait_with_output().unwrap();
+    assert!(again.status.success());
+    assert_eq!(String::from_utf8(again.stdout).unwrap(), down);
 
     // The second time nothing is made.
     service.up();
