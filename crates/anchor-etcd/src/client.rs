@@ -161,7 +161,7 @@ impl Etcd {
 /// A refusal of etcd's with what to do about it, where its own words leave one puzzled.
 fn explained(message: String) -> String {
     // Its gateway is a client of the member's, and shows the member's own certificate.
-    let unreached = ["connection closed", "handshake failed", "error reading server preface"];
+    let unreached = ["connection closed", "handshake failed", "server preface", "client preface"];
     let advice = if unreached.iter().any(|words| message.contains(words)) {
         "its gateway does not reach the member; where members ask for certificates, the member's own certificate needs clientAuth beside serverAuth"
     } else if ["user name is empty", "auth token", "CommonName of client"]
@@ -251,7 +251,10 @@ mod tests {
     #[test]
     fn refusals_that_leave_one_puzzled_say_what_to_do() {
         let told = |message: &str| explained(message.to_owned());
-        assert!(told("connection closed").contains("needs clientAuth beside serverAuth"));
+        for unreached in ["connection closed", "transport: failed to write client preface: write tcp: reset"]
+        {
+            assert!(told(unreached).contains("needs clientAuth beside serverAuth"));
+        }
         assert!(told("etcdserver: user name is empty").contains("`etcdctl auth disable`"));
         assert_eq!(told("etcdserver: no leader"), "etcdserver: no leader");
     }

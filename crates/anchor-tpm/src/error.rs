@@ -63,6 +63,15 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// The file with the index's secret cannot be read or written.
+    SecretFile {
+        /// Where it is.
+        path: PathBuf,
+        /// What was being done.
+        doing: &'static str,
+        /// Why.
+        source: io::Error,
+    },
     /// The companion file does not have what the index's value stands for.
     Companion {
         /// Where it is.
@@ -104,6 +113,9 @@ impl fmt::Display for Error {
             Error::File { path, doing, source } => {
                 write!(f, "companion file {}: {doing}: {source}", path.display())
             }
+            Error::SecretFile { path, doing, source } => {
+                write!(f, "the file with the secret, {}: {doing}: {source}", path.display())
+            }
             Error::Companion { path, what } => write!(f, "companion file {}: {what}", path.display()),
             Error::Usage(what) => f.write_str(what),
             Error::Conflict(held) => anchor::Error::Conflict(held.clone()).fmt(f),
@@ -114,9 +126,10 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Error::NoTpm { source, .. } | Error::Lost { source, .. } | Error::File { source, .. } => {
-                Some(source)
-            }
+            Error::NoTpm { source, .. }
+            | Error::Lost { source, .. }
+            | Error::File { source, .. }
+            | Error::SecretFile { source, .. } => Some(source),
             Error::Nonsense(source) => Some(source),
             _ => None,
         }
@@ -146,7 +159,7 @@ impl Error {
                 _ => Remedy::Wait,
             },
             Error::Lost { .. } => Remedy::Wait,
-            Error::File { source, .. } => match source.kind() {
+            Error::File { source, .. } | Error::SecretFile { source, .. } => match source.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => Remedy::Mend,
                 _ => Remedy::Wait,
             },

@@ -163,9 +163,14 @@ fn secret_of(options: &Options) -> Result<SecretBytes, Error> {
     let path = options
         .get("secret-file")
         .ok_or_else(|| usage("a tpm: anchor needs the option secret or secret-file"))?;
-    let failed = |doing| move |source| Error::File { path: path.into(), doing, source };
-    let mut file = File::open(path).map_err(failed("opening the secret"))?;
-    let text = SecretBytes::read_from(&mut file, 1024).map_err(failed("reading the secret"))?;
+    let failed = |doing| move |source| Error::SecretFile { path: path.into(), doing, source };
+    let mut file = File::open(path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => usage(format!(
+            "there is no file {path} with the secret. An anchor that was never made is made first, with its secret (anchor init); otherwise put the file back"
+        )),
+        _ => failed("opening it")(error),
+    })?;
+    let text = SecretBytes::read_from(&mut file, 1024).map_err(failed("reading it"))?;
     let text = std::str::from_utf8(text.expose()).map_err(|_| usage(format!("{path} is no text")))?;
     secret(text).map_err(|error| usage(format!("{path}: {error}")))
 }
@@ -173,18 +178,18 @@ fn secret_of(options: &Options) -> Result<SecretBytes, Error> {
 /// Makes the file with the secret, if it is to be made.
 fn make_secret(options: &Options) -> Result<(), Error> {
     let Some(path) = options.get("secret-file") else { return Ok(()) };
-    let failed = |doing| move |source| Error::File { path: path.into(), doing, source };
+    let failed = |doing| move |source| Error::SecretFile { path: path.into(), doing, source };
     let mut file = match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(()),
-        other => other.map_err(failed("making the secret"))?,
+        other => other.map_err(failed("making it"))?,
     };
     loop {
         let secret = Secret::<32>::generate(&SystemRandom);
         if secret.expose()[31] != 0 {
             let text = SecretBytes::from_vec(hex::encode(secret.expose()).into_bytes());
-            file.write_all(text.expose()).map_err(failed("writing the secret"))?;
-            file.write_all(b"\n").map_err(failed("writing the secret"))?;
-            return file.sync_all().map_err(failed("syncing the secret"));
+            file.write_all(text.expose()).map_err(failed("writing it"))?;
+            file.write_all(b"\n").map_err(failed("writing it"))?;
+            return file.sync_all().map_err(failed("syncing it"));
         }
     }
 }
@@ -315,7 +320,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("secret");
         let options = options(&[("secret-file", path.to_str().unwrap())]);
-        assert!(secret_of(&options).unwrap_err().to_string().contains("opening the secret"));
+        assert!(secret_of(&options).unwrap_err().to_string().contains("there is no file"));
         make_secret(&options).unwrap();
         let made = secret_of(&options).unwrap();
         make_secret(&options).unwrap();

@@ -138,7 +138,7 @@ impl Ending {
         }
         said.insert(client, Instant::now());
         Some(format!(
-            "the certificate of the client {:?} ({}) {when}; renew it: `cvmio-owner renew --client FILE`",
+            "the certificate of the client {:?} ({}) {when}; renew it: `cvmio-owner renew` takes its file",
             details.name,
             hex::encode(client)
         ))
