@@ -32,7 +32,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("initramfs", &[]),
     ("scm", &["error-kind", "memory", "seal"]),
     ("scm-probe", &["scm", "seal"]),
-    ("measure", &["cli", "initramfs", "report", "scm-probe"]),
+    ("measure", &["cli", "error-kind", "initramfs", "report", "scm-probe"]),
     ("bench", &["anchor", "cli", "daemon", "export", "measure", "memory", "seal", "store", "volume"]),
     ("demo", &["anchor-tpm", "cli", "daemon", "seal", "store", "volume"]),
     ("cvmio-scm", &["cli", "error-kind", "export", "memory", "scm", "seal"]),
