@@ -8,6 +8,7 @@ mod policy;
 mod real;
 mod simulated;
 mod table;
+mod tdx;
 
 use attest::Check;
 
