@@ -4,6 +4,7 @@ mod chain;
 mod der;
 mod fields;
 mod flips;
+mod measure;
 mod policy;
 mod real;
 mod simulated;
