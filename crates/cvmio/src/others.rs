@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Stdio};
 
 use clap::{Arg, ArgAction, Command};
-use programs::find::{self, Other};
-use programs::grammar::Grammar;
+use cli::find::{self, Other};
+use cli::grammar::Grammar;
 
 /// Their place in the help, behind `volume`.
 const FIRST: usize = 1;
