@@ -9,6 +9,7 @@ use tidy::{crates, read, root, sources};
 const MAY_USE: &[(&str, &[&str])] = &[
     ("memory", &[]),
     ("uring", &[]),
+    ("virtqueue", &[]),
     ("anchor", &[]),
     ("tls-files", &[]),
     ("anchor-etcd", &["anchor", "tls-files"]),
@@ -17,6 +18,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("anchor-owner", &["anchor", "tls-files"]),
     ("owner", &["anchor", "anchor-owner", "seal", "tls-files"]),
     ("store", &["memory", "uring"]),
+    // Runs where nobody is trusted: neither `seal` nor `volume`.
+    ("host", &["memory", "store", "uring", "virtqueue"]),
     ("volume", &["anchor", "memory", "seal", "store"]),
     ("testkit", &["anchor", "memory", "seal", "store", "volume"]),
     ("export", &["memory", "tls-files", "uring", "seal", "store", "volume"]),

@@ -9,6 +9,7 @@ const LIBRARIES: &[&str] = &[
     "anchor-owner",
     "anchor-tpm",
     "export",
+    "host",
     "memory",
     "owner",
     "scm",
@@ -17,6 +18,7 @@ const LIBRARIES: &[&str] = &[
     "store",
     "tls-files",
     "uring",
+    "virtqueue",
     "volume",
 ];
 
