@@ -27,13 +27,22 @@ pub enum Command {
     QemuArgs(Vmm),
     /// Print what to add to Cloud Hypervisor's command line
     CloudHypervisorArgs(Vmm),
+    /// Prints the grammar of these commands in JSON, for the completions of `cvmio`
+    #[command(hide = true)]
+    Grammar,
+    /// Writes the manual pages of these commands; started by `cvmio man`
+    #[command(hide = true)]
+    Man {
+        /// Where to
+        directory: PathBuf,
+    },
 }
 
 /// What is served: one disk from the command line, or any number from a file.
 #[derive(Debug, Args)]
 pub struct What {
     /// Disks, and the cores that serve them, in a file (TOML)
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "disk"], required_unless_present = "socket")]
+    #[arg(long, value_name = "FILE", conflicts_with = "socket", required_unless_present = "socket")]
     pub config: Option<PathBuf>,
     /// Where the VMM connects
     #[arg(long, value_name = "PATH")]

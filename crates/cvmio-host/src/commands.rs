@@ -1,17 +1,19 @@
 //! The commands.
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
+use clap::CommandFactory;
+use cli::failure::Failure;
+use cli::grammar::Grammar;
+use cli::{manual, output};
 use host::{DiskSettings, Server, Settings};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::arguments::{Command, Serve, What};
+use crate::arguments::{Arguments, Command, Serve, What};
 use crate::control::{self, Control};
-use crate::failure::Failure;
 use crate::metrics::Metrics;
 use crate::{journal, vmm};
 
@@ -21,18 +23,18 @@ const LARGEST: u64 = 4 << 20;
 /// Runs a command to its end.
 pub fn run(command: Command) -> Result<(), Failure> {
     match command {
-        Command::Serve(args) => serve(&args),
-        Command::Status(args) => control::status(&args.control, args.json),
-        Command::QemuArgs(args) => say(&vmm::qemu(&disks(&args.what)?, &args)),
-        Command::CloudHypervisorArgs(args) => say(&vmm::cloud_hypervisor(&disks(&args.what)?, &args)?),
+        Command::Serve(args) => serve(&args)?,
+        Command::Status(args) => control::status(&args.control, args.json)?,
+        Command::QemuArgs(args) => output::print(&vmm::qemu(&disks(&args.what)?, &args)),
+        Command::CloudHypervisorArgs(args) => {
+            output::print(&vmm::cloud_hypervisor(&disks(&args.what)?, &args)?);
+        }
+        Command::Grammar => {
+            output::print(&serde_json::to_string(&Grammar::of(&Arguments::command())).map_err(Failure::io)?);
+        }
+        Command::Man { directory } => manual::write(Arguments::command(), &directory, |_| true)?,
     }
-}
-
-/// A text on standard output.
-pub fn say(text: &str) -> Result<(), Failure> {
-    let mut output = std::io::stdout().lock();
-    let written = writeln!(output, "{text}").and_then(|()| output.flush());
-    written.map_err(|error| Failure::io(format!("standard output cannot be written: {error}")))
+    Ok(())
 }
 
 fn read(path: &Path) -> Result<Settings, Failure> {
@@ -95,7 +97,7 @@ fn serve(args: &Serve) -> Result<(), Failure> {
     for disk in &settings.disks {
         log::info!("{}: serves {}", disk.socket.display(), disk.file.display());
     }
-    say("ready")?;
+    output::print("ready");
     let _ = signals.forever().next();
     drop((control, metrics));
     // The last of it: requests in flight end now, and sockets go.

@@ -10,11 +10,10 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
+use cli::failure::Failure;
+use cli::output;
 use host::Server;
 use serde_json::Value;
-
-use crate::commands::say;
-use crate::failure::Failure;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Most bytes of an answer.
@@ -72,11 +71,12 @@ pub fn status(path: &Path, is_json: bool) -> Result<(), Failure> {
     stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
     let mut text = String::new();
     stream.take(LARGEST).read_to_string(&mut text).map_err(failed)?;
-    if is_json {
-        return say(&text);
-    }
     let disks: Vec<Value> = serde_json::from_str(&text).map_err(Failure::io)?;
-    say(disks.iter().map(words).collect::<Vec<_>>().join("\n").trim_end())
+    if is_json {
+        return output::print_json(&disks);
+    }
+    output::print(disks.iter().map(words).collect::<Vec<_>>().join("\n").trim_end());
+    Ok(())
 }
 
 /// One disk, for people.

@@ -5,21 +5,16 @@
 mod arguments;
 mod commands;
 mod control;
-mod failure;
 mod journal;
 mod metrics;
 mod vmm;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use arguments::Arguments;
+use clap::CommandFactory;
 
 fn main() -> ExitCode {
-    match commands::run(arguments::Arguments::parse().command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("error: {failure}");
-            ExitCode::from(failure.code())
-        }
-    }
+    let words: Vec<_> = std::env::args_os().collect();
+    cli::run(Arguments::command, &words, |arguments: Arguments| commands::run(arguments.command))
 }

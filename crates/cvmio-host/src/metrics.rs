@@ -7,9 +7,8 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
+use cli::failure::Failure;
 use host::{Server, Status};
-
-use crate::failure::Failure;
 
 /// How long one who asks may take.
 const PATIENCE: Duration = Duration::from_secs(5);

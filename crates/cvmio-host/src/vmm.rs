@@ -1,9 +1,9 @@
 //! What a VMM's command line needs. Values with commas are written as QEMU reads them.
 
+use cli::failure::Failure;
 use host::DiskSettings;
 
 use crate::arguments::{Machine, Vmm};
-use crate::failure::Failure;
 
 /// What to add to QEMU's command line, one option a line.
 pub fn qemu(disks: &[DiskSettings], args: &Vmm) -> String {

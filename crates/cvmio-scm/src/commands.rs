@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::CommandFactory;
+use error_kind::Kind;
 use scm::geometry::PAGE_SIZES;
 use scm::{Access, Engine, Geometry, Mapping, Medium, Report, claimed_header};
 use seal::slot::Credential;
@@ -15,8 +16,8 @@ use seal::{Random, SecretBytes, SystemRandom};
 
 use crate::arguments::{Accept, Arguments, Check, Create, QemuArgs, Recover, Status};
 use crate::control;
-use crate::failure::Failure;
 use crate::progress::Bar;
+use cli::failure::Failure;
 
 pub use serve::serve;
 
@@ -103,9 +104,7 @@ fn open(region: &Path, key_file: &Path) -> Result<(Engine, Arc<Mapping>, Report)
 }
 
 fn told(region: &Path, error: scm::Error) -> Failure {
-    let failure = Failure::from(error);
-    let message = format!("{}: {failure}", region.display());
-    failure.with_message(message)
+    Failure::from(error).on(region.display())
 }
 
 fn say(report: &Report) {
@@ -133,7 +132,7 @@ pub fn recover(args: &Recover) -> Result<(), Failure> {
     say(&report);
     println!("{} of {} pages are encrypted", status.encrypted, status.pages);
     if report.corrupt > 0 {
-        return Err(Failure::corrupt(format!("{} pages are corrupt", report.corrupt)));
+        return Err(Failure::new(Kind::Corrupt, format!("{} pages are corrupt", report.corrupt)));
     }
     Ok(())
 }
@@ -155,11 +154,14 @@ pub fn check(args: &Check) -> Result<(), Failure> {
         );
     }
     if checked.corrupt_pages > 0 {
-        return Err(Failure::corrupt(format!(
-            "{}: corrupt pages: {}: they were changed or replayed on the medium; restore them from a backup",
-            args.region.display(),
-            named(&checked.corrupt, checked.corrupt_pages)
-        )));
+        return Err(Failure::new(
+            Kind::Corrupt,
+            format!(
+                "{}: corrupt pages: {}: they were changed or replayed on the medium; restore them from a backup",
+                args.region.display(),
+                named(&checked.corrupt, checked.corrupt_pages)
+            ),
+        ));
     }
     println!("{}: every encrypted page opens; {} are unverified", args.region.display(), report.unverified);
     if !checked.unverified.is_empty() {
@@ -197,13 +199,13 @@ pub fn accept(args: &Accept) -> Result<(), Failure> {
 }
 
 pub fn grammar() -> Result<(), Failure> {
-    let grammar = programs::grammar::Grammar::of(&Arguments::command());
+    let grammar = cli::grammar::Grammar::of(&Arguments::command());
     println!("{}", serde_json::to_string_pretty(&grammar).map_err(Failure::io)?);
     Ok(())
 }
 
 pub fn man(directory: &Path) -> Result<(), Failure> {
-    programs::manual::write(Arguments::command(), directory, |_| true).map_err(Failure::io)
+    cli::manual::write(Arguments::command(), directory, |_| true).map_err(Failure::io)
 }
 
 /// What a server says of itself, for people.

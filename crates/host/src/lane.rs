@@ -95,7 +95,7 @@ pub(crate) enum Taken {
 impl Lane {
     pub(crate) fn new(start: Start, now: Instant) -> Self {
         start.device.look();
-        Self {
+        let lane = Self {
             start,
             parts: Vec::new(),
             last_work: now,
@@ -105,7 +105,10 @@ impl Lane {
             poll: None,
             not_before: None,
             draining: None,
-        }
+        };
+        // A server that was killed may have shown what had ended, and interrupted nobody.
+        lane.interrupt();
+        lane
     }
 
     /// Takes the next request, if there is one and it may.

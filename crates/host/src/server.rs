@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
+use error_kind::{HasKind, Kind};
 use rustix::event::{PollFd, PollFlags, poll};
 use serde::Serialize;
 use uring::Event;
@@ -88,6 +89,23 @@ impl std::error::Error for StartError {
             Self::Ring(error) => Some(error),
             Self::Socket(_, error) | Self::System(error) => Some(error),
             Self::Core { .. } | Self::SocketInUse(_) => None,
+        }
+    }
+}
+
+impl HasKind for StartError {
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Settings(_) | Self::Core { .. } | Self::SocketInUse(_) => Kind::Usage,
+            Self::Disk(error) => error.kind(),
+            Self::Ring(_) | Self::Socket(..) | Self::System(_) => Kind::Io,
+        }
+    }
+
+    fn is_in_use(&self) -> bool {
+        match self {
+            Self::Disk(error) => error.is_in_use(),
+            error => matches!(error, Self::SocketInUse(_)),
         }
     }
 }

@@ -27,17 +27,17 @@ fn each_thing_that_cannot_be_served_is_a_clear_error() {
     fs::write(at("bad.toml"), "[[disk]]\nsocket = \"s\"\nfile = \"disk\"\nspeed = 1\n").unwrap();
     fs::write(at("none.toml"), "cores = [0]\n").unwrap();
     for (words, expected, code) in [
-        ("serve --socket s --disk nothing", "nothing: open failed: No such file", 3),
-        ("serve --socket s --disk directory", "it is a directory", 3),
-        ("serve --socket s --disk tiny", "tiny", 3),
-        ("serve --socket s --disk /dev/null", "neither a file nor a block device", 3),
-        ("serve --socket other --disk disk", "it is no socket", 10),
+        ("serve --socket s --disk nothing", "nothing: open failed: No such file", 2),
+        ("serve --socket s --disk directory", "it is a directory", 2),
+        ("serve --socket s --disk tiny", "tiny", 2),
+        ("serve --socket s --disk /dev/null", "neither a file nor a block device", 2),
+        ("serve --socket other --disk disk", "it is no socket", 2),
         ("serve --socket no/s --disk disk", "is its directory there", 3),
         ("serve --socket s --disk disk --core 9999", "core 9999 does not exist", 2),
         ("serve --socket s --disk disk --queues 65", "65 queues", 2),
         ("serve --socket s --disk disk --mode fast", "fast", 2),
         ("serve --socket s", "--disk", 2),
-        ("serve", "--socket", 2),
+        ("serve", "--config", 2),
         ("serve --config nothing.toml", "nothing.toml", 3),
         ("serve --config bad.toml", "speed", 2),
         ("serve --config none.toml", "no disk to serve", 2),
@@ -58,7 +58,7 @@ fn a_server_says_how_its_disks_are_and_holds_them_alone() {
     let (said, code) = run(place.path(), "status --control control");
     assert!(code == 0 && said.contains("no VMM is connected; mode adaptive"), "{said}");
     let (said, code) = run(place.path(), "serve --socket other --disk disk --read-only");
-    assert!(code == 3 && said.contains("disk: open failed"), "{said}");
+    assert!(code == 2 && said.contains("disk: open failed"), "{said}");
 
     let mut machine = Machine::new(&place.path().join("sock"), 1);
     machine.start(0, 0);

@@ -13,8 +13,8 @@ use signal_hook::iterator::Signals;
 use super::{open, say};
 use crate::arguments::{Mode, Serve};
 use crate::control;
-use crate::failure::Failure;
 use crate::fuse::{self, Pages};
+use cli::failure::Failure;
 
 pub fn serve(args: &Serve) -> Result<(), Failure> {
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])

@@ -306,6 +306,39 @@ fn a_vmm_that_comes_back_is_served_again() {
     assert_eq!(disk.ask(Kind::Read, 0, &[(DATA, 4096)]), OK);
 }
 
+/// What is found after a kill: a request in the log, one that is available, and one that ended without an interrupt.
+#[test]
+fn what_a_killed_server_had_taken_is_taken_again_and_what_it_ended_is_told() {
+    let place = Place::new();
+    let settings = place.disk("disk");
+    let server = place.server(std::slice::from_ref(&settings));
+    let mut machine = Machine::new(&settings.socket, 1);
+    let mut disk = machine.driver(0);
+    let data = |number: usize| [(DATA + 4096 * number, 4096)];
+    let heads = [0, 1, 2].map(|number| disk.send(number, Kind::Write, 8 * number as u64, &data(number)));
+    // The second of them has ended; the first was taken, and the third was not.
+    let [_, _, used] = Machine::places(0);
+    machine.memory.copy_from(used + 4, &u64::from(heads[1]).to_le_bytes());
+    machine.memory.store_u16(used + 2, 1);
+    let log = machine.inflight.as_ref().map(|(_, file)| file.try_clone().unwrap()).unwrap();
+    // Version, entries, head of the last batch, used index: the batch of the second is not marked as ended.
+    let words = [1, crate::guest::ENTRIES, heads[1], 0];
+    log.write_all_at(&words.map(u16::to_le_bytes).concat(), 8).unwrap();
+    for (head, counter) in [(heads[0], 0_u64), (heads[1], 1)] {
+        let entry = [1_u64.to_le_bytes(), counter.to_le_bytes()].concat();
+        log.write_all_at(&entry, 16 + 16 * u64::from(head)).unwrap();
+    }
+    let base = machine.used_index(0);
+    machine.start(0, base);
+    // The one that had ended is told first, and nobody else tells it.
+    let heard = [0; 3].map(|_| disk.woken());
+    assert_eq!((heard[0], disk.interrupted > 0), (heads[1], true));
+    assert!(heard.contains(&heads[0]) && heard.contains(&heads[2]), "{heard:?}");
+    let counters = server.status()[0].counters;
+    assert_eq!((counters.resumed, counters.writes, disk.driver.in_flight()), (1, 2, 0));
+    assert_eq!((disk.status(0), disk.status(1), disk.status(2)), (OK, 0xff, OK));
+}
+
 /// A guest's memory is not ours to fill: what no request names stays untouched.
 #[test]
 fn memory_that_no_request_names_stays_untouched() {

@@ -9,8 +9,8 @@ use super::show;
 use super::vm::confidential;
 use crate::dump::{Row, search};
 use crate::error::Result;
-use crate::interrupt::Interrupt;
 use crate::target::{Contents, Environment, Guests, Need, Vm};
+use cli::interrupt::Interrupt;
 
 /// What a host finds in the memory and on the disks of a virtual machine
 ///

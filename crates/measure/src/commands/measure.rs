@@ -13,10 +13,10 @@ use super::{AgainArgs, Measure, ResumeArgs, TargetArgs, Words, show};
 use crate::apps::{App, Apps, Sites, Sizes};
 use crate::error::{Context, Error, Result};
 use crate::fio::{Fio, Job, Scale, Set, open_loop};
-use crate::interrupt::Interrupt;
 use crate::program::version;
 use crate::session::{self, Plan, Work};
 use crate::target::{Accel, Environment, Spec};
+use cli::interrupt::Interrupt;
 
 /// fio on each target, in turns
 ///
@@ -361,7 +361,7 @@ fn tell_end(run: &Run, out: &Path) -> Result<()> {
         }
         _ => {
             show::print(&format!("{out} has what was measured; cvmio bench resume {out} goes on."));
-            Err(Error::interrupted())
+            Err(cli::interrupt::Interrupted.into())
         }
     }
 }

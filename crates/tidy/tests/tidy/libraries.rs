@@ -8,6 +8,9 @@ const LIBRARIES: &[&str] = &[
     "anchor-etcd",
     "anchor-owner",
     "anchor-tpm",
+    "anchors",
+    "error-kind",
+    "attest",
     "export",
     "host",
     "memory",
@@ -54,7 +57,7 @@ fn a_library_names_no_flag() {
     }
     assert!(
         bad.is_empty(),
-        "the program adds how it is asked for (see `volume::Remedy`):\n{}",
+        "the program adds how it is asked for (see `error_kind::Remedy`):\n{}",
         bad.join("\n")
     );
 }

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use daemon::failure::Failure;
+use crate::failure::Failure;
 
 /// A command whose work another program does.
 #[derive(Debug, Clone, Copy)]

@@ -1,4 +1,5 @@
 //! The kinds of anchors that `cvmio` and its benchmarks know: one line for each.
+#![forbid(unsafe_code)]
 
 use anchor::Schemes;
 

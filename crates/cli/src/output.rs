@@ -107,7 +107,10 @@ pub fn spinner(message: impl Into<String>) -> Spinner {
     Spinner(bar)
 }
 
-/// A bar for so many blocks, with the rate in bytes and the time that is left, if there is a terminal to show it on.
+/// Bytes of a block.
+const BLOCK: u64 = 4096;
+
+/// A bar for so many blocks of 4 KiB, with the rate in bytes and the time that is left, if there is a terminal to show it on.
 pub fn bar(message: &'static str, blocks: u64) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -123,7 +126,7 @@ pub fn bar(message: &'static str, blocks: u64) -> ProgressBar {
 fn rate(state: &ProgressState, out: &mut dyn std::fmt::Write) {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "three digits are shown")]
     let blocks = state.per_sec() as u64;
-    let _ = write!(out, "{}/s", bytes(blocks.saturating_mul(store::BLOCK_SIZE as u64)));
+    let _ = write!(out, "{}/s", bytes(blocks.saturating_mul(BLOCK)));
 }
 
 /// A bar for so many bytes, with their rate and the time that is left; where nobody knows how many, without.

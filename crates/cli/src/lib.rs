@@ -1,19 +1,22 @@
-//! What the programs of this project do alike: they answer in words or in JSON, end with the same exit codes, find and start each other,
-//! and make manual pages and completions from their grammar.
+//! Ground of all programs, below all rooms: failures and exit codes, output in words and in JSON, progress, interrupts, sizes and times as they
+//! are typed. The programs find and start each other, and make manual pages and completions from their grammar.
+#![forbid(unsafe_code)]
 
-pub mod anchors;
 pub mod answer;
+pub mod failure;
 pub mod find;
 pub mod grammar;
+pub mod input;
+pub mod interrupt;
 pub mod manual;
+pub mod output;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use answer::{Asked, Unclear};
 use clap::FromArgMatches;
-use daemon::failure::Failure;
-use daemon::output;
+use failure::Failure;
 
 /// Stack that the main thread needs. A large grammar takes most of it.
 const STACK: u64 = 512 << 10;

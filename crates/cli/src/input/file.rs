@@ -177,7 +177,12 @@ mod tests {
             ioctl_getflags(place).and_then(|flags| ioctl_setflags(place, flags.difference(fixed) | mark))
         };
         if mark(&file, IFlags::IMMUTABLE).is_err() {
-            return crate::testing::tell_skipped("no such marks here, or not for this user");
+            // Where it is seen although the test passes.
+            let _ = writeln!(
+                io::stderr(),
+                "\nSKIPPED what_is_marked_as_immutable_is_found_out_before: no such marks here, or not for this user"
+            );
+            return;
         }
         let immutable = check_new_file(&path, true);
         mark(&file, IFlags::APPEND).unwrap();

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
+use crate::failure::Failure;
+use crate::output;
 use clap::Command;
 use clap::builder::Resettable;
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, roman};
-use daemon::failure::Failure;
-use daemon::output;
 
 /// Prints the completions of a shell for a program.
 pub fn completions(grammar: Command, shell: Shell) {

@@ -3,9 +3,9 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use crate::failure::Failure;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, FromArgMatches};
-use daemon::failure::Failure;
 
 /// Commands whose answer is JSON, asked for or not.
 const ALWAYS: [&str; 2] = ["activate", "deactivate"];
