@@ -11,6 +11,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("cli", &["error-kind"]),
     ("memory", &[]),
     ("uring", &[]),
+    ("virtqueue", &[]),
+    ("anchor", &[]),
     ("anchor", &["error-kind"]),
     ("tls-files", &[]),
     ("attest", &[]),
@@ -18,6 +20,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("seal", &["memory"]),
     ("anchor-tpm", &["anchor", "seal"]),
     ("anchor-owner", &["anchor", "tls-files"]),
+    ("owner", &["anchor", "anchor-owner", "seal", "tls-files"]),
+    ("store", &["memory", "uring"]),
+    // Runs where nobody is trusted: neither `seal` nor `volume`.
+    ("host", &["error-kind", "memory", "store", "uring", "virtqueue"]),
+    ("cvmio-host", &["cli", "host"]),
+    ("volume", &["anchor", "memory", "seal", "store"]),
     ("anchors", &["anchor", "anchor-etcd", "anchor-owner", "anchor-tpm"]),
     ("owner", &["anchor", "anchor-owner", "error-kind", "seal", "tls-files"]),
     ("store", &["error-kind", "memory", "uring"]),
@@ -95,6 +103,7 @@ const MAY_LINK: &[(&str, &[&str])] = &[
             "volume",
         ],
     ),
+    ("cvmio-host", &["cli", "error-kind", "host", "memory", "store", "uring", "virtqueue"]),
     (
         "cvmio-owner",
         &[
