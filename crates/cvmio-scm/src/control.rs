@@ -11,7 +11,7 @@ use std::time::Duration;
 use scm::protocol::{self, ClientMessage};
 use scm::{Engine, Status};
 
-use crate::failure::Failure;
+use cli::failure::Failure;
 
 /// More than a status has.
 const LIMIT: u64 = 64 << 10;

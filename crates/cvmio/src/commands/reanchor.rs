@@ -13,10 +13,11 @@ use volume::{AttachOptions, Environment, Kind, StateName, Survey, Volume};
 
 use super::create::new_anchor;
 use crate::cli::header::Reanchor;
+use cli::failure::Failure;
+use cli::output;
 use daemon::check::{self, Report};
-use daemon::failure::Failure;
 use daemon::input::{self, Origin, VolumeFiles};
-use daemon::{output, system};
+use daemon::system;
 
 /// For an anchor of which its owner says that it is lost: to be told otherwise if it answers.
 const LOST_PATIENCE: Duration = Duration::from_secs(5);
