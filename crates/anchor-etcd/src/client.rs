@@ -10,11 +10,17 @@ use anchor::{Access, Address, BlockingAnchor, Error, Failure, Stamp};
 use crate::address::{Endpoint, Place};
 use crate::http::{Connection, Response};
 use crate::memory::Memory;
-use crate::message::{self, Answer, Content, Unexpected};
+use crate::message::{self, Answer, Content, Space, Unexpected};
 use crate::tls::Tls;
 
 const RANGE: &str = "/v3/kv/range";
 const TXN: &str = "/v3/kv/txn";
+const STATUS: &str = "/v3/maintenance/status";
+
+/// A member is asked for its space before the first move, and then once in so many: each leaves about 300 bytes behind.
+const MOVES_PER_LOOK: u64 = 64;
+/// gRPC's "resource exhausted": the space quota is used up, or the members are overloaded.
+const EXHAUSTED: u32 = 8;
 
 /// Status codes of gRPC that a person has to do something about: bad argument, no permission, not authenticated.
 const FOR_PEOPLE: [u32; 3] = [3, 7, 16];
@@ -37,6 +43,8 @@ pub(crate) struct Etcd {
     pub(crate) moves: u64,
     /// When our certificate ends, as of the last connection.
     pub(crate) certificate_until: Option<SystemTime>,
+    /// Of the member that was asked last.
+    pub(crate) space: Option<Space>,
 }
 
 /// One endpoint's failure.
@@ -132,6 +140,10 @@ impl Etcd {
                 Ok(refusal) if FOR_PEOPLE.contains(&refusal.code) => {
                     Failure::Setup(explained(refusal.message))
                 }
+                Ok(refusal) if refusal.code == EXHAUSTED => Failure::Away(format!(
+                    "{}; if its quota is used up, a person has to compact and defragment its database, and to disarm the alarm",
+                    refusal.message
+                )),
                 Ok(refusal) => Failure::Away(explained(refusal.message)),
                 // A proxy in front of a member that is away says so in its own words.
                 Err(_) if response.status >= 500 => Failure::Away(format!("HTTP status {}", response.status)),
@@ -145,6 +157,17 @@ impl Etcd {
                 self.place.key
             ))),
         })
+    }
+
+    /// Asks the member that answered last how much room its database takes. That it does not say so is no failure of the anchor.
+    fn look_at_space(&mut self) {
+        let Ok(mut connection) = self.connect(self.current) else { return };
+        let Ok(response) = connection.post(STATUS, "{}", self.timeout) else { return };
+        if response.keeps {
+            self.connection = Some(connection);
+        }
+        let found = (response.status == 200).then(|| message::read_space(&response.body).ok());
+        self.space = found.flatten().or(self.space);
     }
 
     fn held(&mut self, content: Content) -> Result<Option<Stamp>, Failure> {
@@ -216,6 +239,9 @@ impl BlockingAnchor for Etcd {
         let question = message::swap(&self.place.key, expected, new);
         let answer = self.ask(TXN, &question, message::read_swap, false)?;
         if answer.content == Content::Swapped {
+            if self.moves.is_multiple_of(MOVES_PER_LOOK) {
+                self.look_at_space();
+            }
             self.moves += 1;
             self.memory.note_key(answer.header.revision);
             return Ok(());
@@ -235,11 +261,18 @@ impl BlockingAnchor for Etcd {
             facts.push(("revision", revision.to_string()));
         }
         facts.push(("moves", self.moves.to_string()));
+        if let Some(Space { taken, used }) = self.space {
+            facts.push(("database", format!("{} KiB, {} KiB of it in use", taken / 1024, used / 1024)));
+        }
         facts
     }
 
     fn certificate_until(&self) -> Option<SystemTime> {
         self.certificate_until
+    }
+
+    fn space(&self) -> Option<u64> {
+        self.space.map(|space| space.taken)
     }
 }
 

@@ -93,6 +93,7 @@ fn open(opening: &Opening<'_>) -> Result<Arc<dyn Anchor>, Error> {
         memory: Memory::default(),
         moves: 0,
         certificate_until: None,
+        space: None,
     };
     Ok(Threaded::spawn(etcd, Limits { timeout: opening.timeout, ..Limits::default() })?)
 }

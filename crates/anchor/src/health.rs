@@ -11,6 +11,8 @@ pub struct Health {
     pub facts: Vec<(&'static str, String)>,
     /// When the first of the certificates ends that it is reached with: ours, or those of who answers.
     pub certificate_until: Option<SystemTime>,
+    /// Bytes that it takes where it is kept, if each move takes some and its kind can tell.
+    pub space: Option<u64>,
 }
 
 /// An anchor that does not answer.

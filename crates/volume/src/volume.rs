@@ -69,6 +69,8 @@ pub struct Status {
     pub anchor_facts: BTreeMap<String, String>,
     /// When the first of the certificates ends that the anchor is reached with: seconds since 1970.
     pub anchor_certificate_until: Option<u64>,
+    /// Bytes that it takes where it is kept, if each move takes some and its kind can tell.
+    pub anchor_space: Option<u64>,
     /// Number of the last journal record.
     pub generation: u64,
     /// Number of the last anchored journal record.
@@ -346,6 +348,7 @@ impl Volume {
             store: core.environment.store.name(),
             anchor: anchor.map(|anchor| anchor.address()),
             anchor_away: health.away.map(AnchorAway::new),
+            anchor_space: health.space,
             anchor_facts: health.facts.into_iter().map(|(name, value)| (name.into(), value)).collect(),
             anchor_certificate_until: health.certificate_until.map(since_1970),
             generation: core.commit.position().0,

@@ -109,6 +109,7 @@ fn volume(page: &mut Page, status: &Status) {
         anchor_away,
         anchor_facts: _,
         anchor_certificate_until,
+        anchor_space,
         generation,
         anchored_generation,
         claims,
@@ -208,6 +209,11 @@ fn volume(page: &mut Page, status: &Status) {
         if let Some(until) = anchor_certificate_until {
             let what = "When the first of the certificates ends that the anchor is reached with, in seconds since 1970.";
             page.gauge("anchor_certificate_expiry_timestamp_seconds", what, until);
+        }
+        if let Some(space) = anchor_space {
+            let what =
+                "What the anchor takes where it is kept; each move adds to it until that is compacted.";
+            page.gauge("anchor_space_bytes", what, *space);
         }
     }
     page.counter("claims_total", "How often the volume was ever claimed.", claims);
