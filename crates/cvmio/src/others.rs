@@ -15,7 +15,7 @@ const FIRST: usize = 1;
 pub const REST: &str = "rest";
 
 /// All of them, in the order of the help.
-pub const ALL: [Other; 5] = [
+pub const ALL: [Other; 6] = [
     Other {
         word: "bench",
         about: "Measure what protection costs on this machine",
@@ -44,6 +44,12 @@ pub const ALL: [Other; 5] = [
         word: "attest",
         about: "Evidence that a chip gives about a confidential VM: made, judged and predicted",
         program: "cvmio-attest",
+        passes_word: false,
+    },
+    Other {
+        word: "host",
+        about: "Disks for confidential guests, served from the host's side",
+        program: "cvmio-host",
         passes_word: false,
     },
 ];

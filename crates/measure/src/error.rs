@@ -5,7 +5,7 @@ use std::fmt;
 use cli::failure::Failure;
 use cli::interrupt::Interrupted;
 
-/// What kind of failure it is; the command line turns it into an exit code.
+/// What kind of failure it is, as a session tells them apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Asked for what cannot be done; nothing was changed.
@@ -64,6 +64,15 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_deref().map(|source| source as _)
+    }
+}
+
+impl error_kind::HasKind for Error {
+    fn kind(&self) -> error_kind::Kind {
+        match self.kind {
+            Kind::Usage | Kind::Interrupted => error_kind::Kind::Usage,
+            Kind::Io => error_kind::Kind::Io,
+        }
     }
 }
 

@@ -190,7 +190,7 @@ pub fn scm(args: &crate::scm::ScmArgs, order: Order) -> Result<()> {
     let out = order.out.or_else(|| args.out.clone()).unwrap_or_else(|| default_out("scm"));
     let args = crate::scm::ScmArgs { out: Some(out.clone()), ..args.clone() };
     let run = crate::scm::run(&args, order.words, &order.cvmio)?;
-    show::print(&show::summary(&run));
+    cli::output::print(&show::summary(&run));
     tell_end(&run, &out)
 }
 
@@ -334,7 +334,7 @@ pub fn carry_out(
     };
     tell_duration(&plan, work);
     let run = session::run(&plan, work, &environment, order.before)?;
-    show::print(&show::summary(&run));
+    cli::output::print(&show::summary(&run));
     tell_end(&run, &out)
 }
 
@@ -356,11 +356,11 @@ fn tell_end(run: &Run, out: &Path) -> Result<()> {
             Err(Error::io(format!("nothing was measured; {out} says why, as does what was printed above")))
         }
         State::Complete => {
-            show::print(&format!("{out} has all of it; cvmio bench report {out} makes a page."));
+            cli::output::print(&format!("{out} has all of it; cvmio bench report {out} makes a page."));
             Ok(())
         }
         _ => {
-            show::print(&format!("{out} has what was measured; cvmio bench resume {out} goes on."));
+            cli::output::print(&format!("{out} has what was measured; cvmio bench resume {out} goes on."));
             Err(cli::interrupt::Interrupted.into())
         }
     }
