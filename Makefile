@@ -5,7 +5,7 @@ PREFIX ?= /usr/local
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 BINARY := target/stripped/cvmio
 # What `cvmio bench` and `cvmio demo`, `cvmio owner` and `cvmio scm` start.
-OTHERS = cvmio-bench cvmio-owner cvmio-scm
+OTHERS = cvmio-attest cvmio-bench cvmio-owner cvmio-scm
 # What `cvmio scm` has a VMM preload.
 LIBRARIES = libcvmio_scm.so
 

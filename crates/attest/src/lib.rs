@@ -13,6 +13,7 @@ mod certificate;
 mod context;
 mod evidence;
 mod hexadecimal;
+mod kinds;
 pub mod pem;
 mod policy;
 pub mod simulated;

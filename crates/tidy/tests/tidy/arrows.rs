@@ -14,7 +14,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("virtqueue", &[]),
     ("anchor", &["error-kind"]),
     ("tls-files", &[]),
-    ("attest", &[]),
+    ("attest", &["error-kind"]),
     ("anchor-etcd", &["anchor", "tls-files"]),
     ("seal", &["memory"]),
     ("anchor-tpm", &["anchor", "seal"]),
@@ -39,6 +39,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("measure", &["cli", "error-kind", "initramfs", "report", "scm-probe"]),
     ("bench", &["anchor", "cli", "daemon", "export", "measure", "memory", "seal", "store", "volume"]),
     ("demo", &["anchor-tpm", "cli", "daemon", "seal", "store", "volume"]),
+    ("cvmio-attest", &["attest", "cli", "error-kind"]),
     ("cvmio-scm", &["cli", "error-kind", "export", "memory", "scm", "seal"]),
     ("scm-preload", &["memory", "scm"]),
     (
@@ -115,6 +116,7 @@ const MAY_LINK: &[(&str, &[&str])] = &[
             "tls-files",
         ],
     ),
+    ("cvmio-attest", &["attest", "cli", "error-kind"]),
     ("cvmio-scm", &["cli", "error-kind", "export", "memory", "scm", "seal", "tls-files", "uring"]),
     ("scm-preload", &["error-kind", "memory", "scm", "seal"]),
 ];

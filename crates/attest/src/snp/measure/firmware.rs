@@ -68,7 +68,7 @@ impl Firmware {
     /// # Errors
     /// If it lacks the tables of an image for SEV-SNP.
     pub fn parse(image: &[u8]) -> Result<Self, MeasureError> {
-        if image.is_empty() || image.len() > MAX_IMAGE || image.len() % PAGE != 0 {
+        if image.is_empty() || image.len() > MAX_IMAGE || !image.len().is_multiple_of(PAGE) {
             return Err(wrong(format!("{} bytes are no whole number of pages, or too many", image.len())));
         }
         let table = table(image)?;

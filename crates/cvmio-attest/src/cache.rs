@@ -1,0 +1,105 @@
+//! Certificates, revocation lists and collateral: from files, and in a directory for verifying without a network.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use attest::{Hex, pem};
+use cli::failure::Failure;
+
+use crate::files;
+
+/// Most files of a directory.
+const MOST: usize = 256;
+
+/// What a verifier has beside the evidence.
+#[derive(Debug, Default)]
+pub struct Beside {
+    /// DER.
+    pub certificates: Vec<Vec<u8>>,
+    /// DER.
+    pub revocation_lists: Vec<Vec<u8>>,
+    /// JSON.
+    pub collateral: Vec<Vec<u8>>,
+}
+
+const BEGIN_LIST: &str = "-----BEGIN X509 CRL-----";
+const END_LIST: &str = "-----END X509 CRL-----";
+
+/// Certificates of a file, PEM or DER.
+pub fn certificates(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
+    let bytes = files::read(path, files::SMALL)?;
+    if bytes.first() == Some(&0x30) {
+        return Ok(vec![bytes]);
+    }
+    let text = std::str::from_utf8(&bytes).ok().and_then(pem::certificates);
+    text.ok_or_else(|| {
+        Failure::usage(format!("{} holds no certificate, neither as PEM nor as DER", path.display()))
+    })
+}
+
+/// The revocation list of a file, PEM or DER.
+pub fn revocation_list(path: &Path) -> Result<Vec<u8>, Failure> {
+    let bytes = files::read(path, files::SMALL)?;
+    if bytes.first() == Some(&0x30) {
+        return Ok(bytes);
+    }
+    let text = String::from_utf8_lossy(&bytes).trim().to_string();
+    // The same text with the name of a certificate, which is what can be read.
+    let is_list = text.starts_with(BEGIN_LIST) && text.ends_with(END_LIST);
+    let renamed = text.replace("X509 CRL-----", "CERTIFICATE-----");
+    let list = if is_list { pem::certificates(&renamed) } else { None };
+    list.and_then(|mut all| all.pop()).ok_or_else(|| {
+        Failure::usage(format!("{} holds no revocation list, neither as PEM nor as DER", path.display()))
+    })
+}
+
+fn entries(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let unread = |error| Failure::usage(format!("{}: {error}", directory.display()));
+    let all = fs::read_dir(directory).map_err(unread)?;
+    let mut all: Vec<PathBuf> =
+        all.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>().map_err(unread)?;
+    all.retain(|path| path.is_file());
+    all.sort();
+    if all.len() > MOST {
+        return Err(Failure::usage(format!(
+            "{} has {} files, and at most {MOST} are read",
+            directory.display(),
+            all.len()
+        )));
+    }
+    Ok(all)
+}
+
+impl Beside {
+    /// Reads a directory: files named `*.json` are collateral, `*.crl` revocation lists, `*.pem`, `*.der`, `*.crt` and `*.cer` certificates. Others
+    /// are left out.
+    pub fn read(directory: &Path) -> Result<Self, Failure> {
+        let mut found = Self::default();
+        for path in entries(directory)? {
+            match path.extension().and_then(|extension| extension.to_str()) {
+                Some("json") => found.collateral.push(files::read(&path, files::SMALL)?),
+                Some("crl") => found.revocation_lists.push(revocation_list(&path)?),
+                Some("pem" | "der" | "crt" | "cer") => found.certificates.extend(certificates(&path)?),
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+
+    /// Writes each into a directory, under a name made from its content, so that the same is there once.
+    pub fn keep(&self, directory: &Path) -> Result<usize, Failure> {
+        fs::create_dir_all(directory)
+            .map_err(|error| Failure::io(format!("{}: {error}", directory.display())))?;
+        let all = [(&self.certificates, "der"), (&self.revocation_lists, "crl"), (&self.collateral, "json")];
+        let mut count = 0;
+        for (list, extension) in all {
+            for content in list {
+                let name = attest::simulated::measure(&[("content", content)]);
+                let name = Hex::<16>(name.0[..16].try_into().unwrap_or_default());
+                files::write(&directory.join(format!("{name}.{extension}")), content, 0o644, true)?;
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+}
