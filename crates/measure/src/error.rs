@@ -5,6 +5,8 @@ use std::fmt;
 use cli::failure::Failure;
 use cli::interrupt::Interrupted;
 
+use crate::visible::visible;
+
 /// What kind of failure it is; the command line turns it into an exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -53,9 +55,9 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
+        f.write_str(&visible(&self.message))?;
         match &self.source {
-            Some(source) => write!(f, ": {source}"),
+            Some(source) => write!(f, ": {}", visible(&source.to_string())),
             None => Ok(()),
         }
     }

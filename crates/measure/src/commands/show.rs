@@ -2,17 +2,19 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use report::page::{self, Options};
-use report::plot::Font;
+use report::export;
+use report::page::{self, Options, Picture};
+use report::plot::{self, Font};
 use report::question::Question;
 use report::run::Run;
 use report::table;
 
 use super::{CompareArgs, ReportArgs};
 use crate::error::{Context, Error, Result};
-use crate::session::write_whole;
+use crate::outfile::write_whole;
+use crate::visible::visible;
 
 /// A run file.
 ///
@@ -27,7 +29,7 @@ pub fn read_run(path: &Path) -> Result<Run> {
 /// Prints. That nobody reads it is no failure.
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush());
+    let _ = writeln!(out, "{}", visible(text.trim_end())).and_then(|()| out.flush());
 }
 
 /// What a run came to, for a terminal.
@@ -39,6 +41,9 @@ pub fn summary(run: &Run) -> String {
         .filter(|table| !table.rows.is_empty())
         .map(|table| table.text())
         .collect();
+    let more =
+        [table::percentiles(run), table::processors(run)].into_iter().filter(|table| !table.rows.is_empty());
+    parts.extend(more.map(|table| table.text()));
     let mut said = match run.question.and_then(Question::of) {
         Some(question) => question.here(run, &options),
         None => page::sentences(run, &options),
@@ -57,27 +62,62 @@ const ENLARGED: u8 = 3;
 /// # Errors
 /// When a file is no run file, or one cannot be written.
 pub fn report(args: &ReportArgs) -> Result<()> {
-    let runs = args.runs.iter().map(|path| read_run(path)).collect::<Result<Vec<Run>>>()?;
+    let (runs, left_out) = readable(&args.runs)?;
     let options = Options { baseline: args.baseline.clone(), without_papers: args.without_papers };
     check_baseline(&runs, args.baseline.as_deref())?;
     if args.markdown {
         let parts: Vec<String> = runs.iter().map(|run| page::markdown(run, &options)).collect();
         print(&parts.join("\n"));
-        return Ok(());
+        return left_out;
+    }
+    if args.csv {
+        print(&export::csv(&runs));
+        return left_out;
+    }
+    if args.latex {
+        let tables =
+            runs.iter().flat_map(|run| page::tables(run, &options)).filter(|table| !table.rows.is_empty());
+        print(&tables.map(|table| export::latex(&table)).collect::<Vec<_>>().join("\n"));
+        return left_out;
     }
     let first = args.runs.first().ok_or_else(|| Error::usage("there is no run file"))?;
     let out = args.out.clone().unwrap_or_else(|| first.with_extension("html"));
     let html = page::page(&runs, &options).doing("the page")?;
-    write_whole(&out, html.as_bytes())?;
+    write_whole(&out, html.as_bytes(), page::is_page)?;
     print(&format!("{}", out.display()));
     if let Some(directory) = &args.plots {
         fs::create_dir_all(directory).doing(directory.display())?;
         let font = if args.png { Some(font(&args.font)?) } else { None };
         for (index, run) in runs.iter().enumerate() {
-            pictures(run, index, &options, directory, font.as_ref())?;
+            save(&page::pictures(run, &options), &format!("{}", index + 1), directory, font.as_ref())?;
+        }
+        if runs.len() > 1 {
+            save(&page::pictures_of_all(&runs), "all", directory, font.as_ref())?;
         }
     }
-    Ok(())
+    left_out
+}
+
+/// The run files that are some, and whether one was left out: the others are worth a page all the same.
+fn readable(paths: &[PathBuf]) -> Result<(Vec<Run>, Result<()>)> {
+    let mut runs = Vec::new();
+    let mut bad = Vec::new();
+    for path in paths {
+        match read_run(path) {
+            Ok(run) => runs.push(run),
+            Err(error) => bad.push(error),
+        }
+    }
+    let count = bad.len();
+    match bad.into_iter().next() {
+        None => Ok((runs, Ok(()))),
+        Some(error) if runs.is_empty() => Err(error),
+        Some(error) => {
+            let message =
+                format!("{count} of {} run files were left out, the first because of this", paths.len());
+            Ok((runs, Err(Error::io(message).because(error))))
+        }
+    }
 }
 
 fn check_baseline(runs: &[Run], baseline: Option<&str>) -> Result<()> {
@@ -101,19 +141,23 @@ fn font(path: &Path) -> Result<Font> {
     Font::new(bytes).doing(path.display())
 }
 
-fn pictures(run: &Run, index: usize, options: &Options, directory: &Path, font: Option<&Font>) -> Result<()> {
-    for plot in page::plots(run, options) {
-        let words: String = plot
-            .title
-            .to_lowercase()
-            .chars()
-            .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
-            .collect();
+/// Writes plots, each named by its title.
+fn save(pictures: &[Picture], prefix: &str, directory: &Path, font: Option<&Font>) -> Result<()> {
+    for picture in pictures {
+        let title = picture.title();
+        let words: String =
+            title.to_lowercase().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         let words: Vec<&str> = words.split('-').filter(|word| !word.is_empty()).collect();
-        let path = directory.join(format!("{}-{}.svg", index + 1, words.join("-")));
-        write_whole(&path, plot.svg().doing(&plot.title)?.as_bytes())?;
+        // A file's name has at most 255 bytes.
+        let name: String = format!("{prefix}-{}", words.join("-")).chars().take(200).collect();
+        let path = directory.join(format!("{name}.svg"));
+        write_whole(&path, picture.svg().doing(title)?.as_bytes(), plot::is_svg)?;
         if let Some(font) = font {
-            write_whole(&path.with_extension("png"), &plot.png(font, ENLARGED).doing(&plot.title)?)?;
+            write_whole(
+                &path.with_extension("png"),
+                &picture.png(font, ENLARGED).doing(title)?,
+                plot::is_png,
+            )?;
         }
     }
     Ok(())
@@ -148,9 +192,7 @@ pub fn compare(args: &CompareArgs) -> Result<()> {
             "{case} was measured with another command in the second run: its ratio says nothing."
         ));
     }
-    print(
-        "The two runs were not taken in turns: what changed on the machine between them is part of the ratio.",
-    );
+    print(&table::about_across(&first, &second));
     Ok(())
 }
 
