@@ -112,6 +112,9 @@ pub fn etcd(bytes: &[u8]) {
             assert_eq!(Stamp::decode(&held.stamp.encode()), Ok(held.stamp));
         }
     }
+    if let Ok(space) = message::read_space(&body) {
+        assert!(space.taken > 0);
+    }
     if let Ok(refusal) = message::read_refusal(&body) {
         assert!(refusal.message.chars().count() <= 200 && !refusal.message.chars().any(char::is_control));
     }

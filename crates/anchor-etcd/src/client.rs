@@ -8,11 +8,17 @@ use anchor::{Access, Address, BlockingAnchor, Error, Failure, Stamp};
 use crate::address::{Endpoint, Place};
 use crate::http::{Connection, Response};
 use crate::memory::Memory;
-use crate::message::{self, Answer, Content, Unexpected};
+use crate::message::{self, Answer, Content, Space, Unexpected};
 use crate::tls::Tls;
 
 const RANGE: &str = "/v3/kv/range";
 const TXN: &str = "/v3/kv/txn";
+const STATUS: &str = "/v3/maintenance/status";
+
+/// A member is asked for its space before the first move, and then once in so many: each leaves about 300 bytes behind.
+const MOVES_PER_LOOK: u64 = 64;
+/// gRPC's "resource exhausted": the space quota is used up, or the members are overloaded.
+const EXHAUSTED: u32 = 8;
 
 /// Status codes of gRPC that a person has to do something about: bad argument, no permission, not authenticated.
 const FOR_PEOPLE: [u32; 3] = [3, 7, 16];
@@ -33,6 +39,8 @@ pub(crate) struct Etcd {
     pub(crate) current: usize,
     pub(crate) memory: Memory,
     pub(crate) moves: u64,
+    /// Of the member that was asked last.
+    pub(crate) space: Option<Space>,
 }
 
 /// One endpoint's failure.
@@ -125,6 +133,10 @@ impl Etcd {
         if response.status != 200 {
             return Err(match message::read_refusal(&response.body) {
                 Ok(refusal) if FOR_PEOPLE.contains(&refusal.code) => Failure::Setup(refusal.message),
+                Ok(refusal) if refusal.code == EXHAUSTED => Failure::Away(format!(
+                    "{}; if its quota is used up, a person has to compact and defragment its database, and to disarm the alarm",
+                    refusal.message
+                )),
                 Ok(refusal) => Failure::Away(refusal.message),
                 // A proxy in front of a member that is away says so in its own words.
                 Err(_) if response.status >= 500 => Failure::Away(format!("HTTP status {}", response.status)),
@@ -138,6 +150,17 @@ impl Etcd {
                 self.place.key
             ))),
         })
+    }
+
+    /// Asks the member that answered last how much room its database takes. That it does not say so is no failure of the anchor.
+    fn look_at_space(&mut self) {
+        let Ok(mut connection) = self.connect(self.current) else { return };
+        let Ok(response) = connection.post(STATUS, "{}", self.timeout) else { return };
+        if response.keeps {
+            self.connection = Some(connection);
+        }
+        let found = (response.status == 200).then(|| message::read_space(&response.body).ok());
+        self.space = found.flatten().or(self.space);
     }
 
     fn held(&mut self, content: Content) -> Result<Option<Stamp>, Failure> {
@@ -182,6 +205,9 @@ impl BlockingAnchor for Etcd {
         let question = message::swap(&self.place.key, expected, new);
         let answer = self.ask(TXN, &question, message::read_swap, false)?;
         if answer.content == Content::Swapped {
+            if self.moves.is_multiple_of(MOVES_PER_LOOK) {
+                self.look_at_space();
+            }
             self.moves += 1;
             self.memory.note_key(answer.header.revision);
             return Ok(());
@@ -201,6 +227,13 @@ impl BlockingAnchor for Etcd {
             facts.push(("revision", revision.to_string()));
         }
         facts.push(("moves", self.moves.to_string()));
+        if let Some(Space { taken, used }) = self.space {
+            facts.push(("database", format!("{} KiB, {} KiB of it in use", taken / 1024, used / 1024)));
+        }
         facts
+    }
+
+    fn space(&self) -> Option<u64> {
+        self.space.map(|space| space.taken)
     }
 }

@@ -92,6 +92,7 @@ fn open(opening: &Opening<'_>) -> Result<Arc<dyn Anchor>, Error> {
         current: 0,
         memory: Memory::default(),
         moves: 0,
+        space: None,
     };
     Ok(Threaded::spawn(etcd, Limits { timeout: opening.timeout, ..Limits::default() })?)
 }

@@ -109,6 +109,34 @@ pub fn read_swap(body: &[u8], key: &str) -> Result<Answer, Unexpected> {
     Ok(Answer { header, content })
 }
 
+/// Bytes of a member's database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Space {
+    /// Those that count against the quota.
+    pub taken: u64,
+    /// Those that are used; the rest is free for what comes, and is given back by a defragmentation.
+    pub used: u64,
+}
+
+/// Reads the answer to a question for a member's status.
+///
+/// # Errors
+/// See [`Unexpected`].
+pub fn read_space(body: &[u8]) -> Result<Space, Unexpected> {
+    #[derive(Deserialize)]
+    struct Status {
+        #[serde(default, rename = "dbSize")]
+        taken: Number,
+        #[serde(default, rename = "dbSizeInUse")]
+        used: Number,
+    }
+    let Status { taken, used } = parse(body)?;
+    if taken.0 == 0 {
+        return Err(foreign("no size of a database"));
+    }
+    Ok(Space { taken: taken.0, used: used.0 })
+}
+
 /// What etcd says when it refuses: its code (of gRPC) and its words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
@@ -344,6 +372,17 @@ mod tests {
         let text = format!(r#"{{{HEADER},"kvs":[{{"key":"{}","value":"aGVsbG8="}}]}}"#, encode(b"/a/b"));
         let said = read_range(text.as_bytes(), "/a/b");
         assert_eq!(said, Err(Unexpected::NotAStamp("a stamp has 192 bytes, not 5 (5 bytes)".into())));
+    }
+
+    #[test]
+    fn the_space_of_a_member_is_read() {
+        let text = format!(
+            r#"{{{HEADER},"version":"3.4.23","dbSize":"24576","leader":"1","raftIndex":"9","dbSizeInUse":"20480"}}"#
+        );
+        assert_eq!(read_space(text.as_bytes()), Ok(Space { taken: 24576, used: 20480 }));
+        for text in ["{}", "[]", "", r#"{"dbSize":"x"}"#, r#"{"dbSize":7}"#] {
+            assert!(matches!(read_space(text.as_bytes()), Err(Unexpected::Foreign(_))), "{text}");
+        }
     }
 
     #[test]

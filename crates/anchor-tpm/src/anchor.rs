@@ -216,15 +216,15 @@ impl TpmAnchor {
         let what = match self.tpm.public(index) {
             Err(_) => return error,
             Ok(None) => format!(
-                "the TPM has no such index; make the anchor with `cvmio anchor init {}`. If it was made, the TPM was cleared or its owner has undefined the index, and the volume's owner must set a new anchor (reanchor)",
+                "the TPM has no such index; make the anchor with `cvmio anchor init {}`. If it was made, the TPM was cleared or its owner has undefined the index: the anchor is lost then, and the volume's owner sets a new one (reanchor, without the old one)",
                 self.settings.address
             ),
             Ok(Some(there)) if there == NvPublic::anchor(index, false) => {
-                "it was never extended: either `cvmio anchor init` was cut short, then do it again; or the TPM's owner has undefined it and defined it anew, then the volume's owner must set a new anchor (reanchor)".into()
+                "it was never extended: either `cvmio anchor init` was cut short, then do it again; or the TPM's owner has undefined it and defined it anew: then the anchor is lost, and the volume's owner sets a new one (reanchor, without the old one)".into()
             }
             Ok(Some(there)) if there != NvPublic::anchor(index, true) => return taken(&there),
             Ok(Some(_)) => format!(
-                "its authorisation value is not the secret that the policy has ({error}). Either the secret is wrong; or the TPM's owner has undefined the index and defined it anew, then the volume's owner must set a new anchor (reanchor)"
+                "its authorisation value is not the secret that the policy has ({error}). Either the secret is wrong; or the TPM's owner has undefined the index and defined it anew: then the anchor is lost, and the volume's owner sets a new one (reanchor, without the old one)"
             ),
         };
         Error::Index { index, what }

@@ -141,7 +141,7 @@ impl Companion {
                 Err(error) if error.kind() == ErrorKind::NotFound => {
                     return Err(damaged(
                         path,
-                        "it is not there; put it back. Any whole copy from after the last move will do; if there is none, the volume's owner must set a new anchor (reanchor)",
+                        "it is not there; put it back. Any whole copy from after the last move will do; if there is none, the anchor is lost, and the volume's owner sets a new one (reanchor, without the old one)",
                     ));
                 }
                 other => other.map_err(failed("opening"))?,
@@ -217,7 +217,7 @@ impl Log for Companion {
     fn unknown(&self) -> Error {
         damaged(
             &self.path,
-            "its attempts do not lead to the value of the TPM's index: the file is an older copy or was changed, or something else has moved the index. Put back the newest whole copy; if there is none, the volume's owner must set a new anchor (reanchor)",
+            "its attempts do not lead to the value of the TPM's index: the file is an older copy or was changed, or something else has moved the index. Put back the newest whole copy; if there is none, the anchor is lost, and the volume's owner sets a new one (reanchor, without the old one)",
         )
     }
 }

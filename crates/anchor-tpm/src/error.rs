@@ -94,7 +94,7 @@ impl fmt::Display for Error {
             ),
             Error::OtherTpm { found, expected: Some(expected) } => write!(
                 f,
-                "this is another TPM: its endorsement key is {found}, and the policy names {expected}; if the TPM was replaced, the volume's owner must set a new anchor (reanchor)"
+                "this is another TPM: its endorsement key is {found}, and the policy names {expected}; if the TPM was replaced, the anchor is lost, and the volume's owner sets a new one (reanchor, without the old one)"
             ),
             Error::OtherTpm { found, expected: None } => write!(
                 f,

@@ -277,7 +277,7 @@ impl Anchor for FileAnchor {
     }
 
     fn health(&self) -> Health {
-        Health { away: self.patience.away(), facts: Vec::new() }
+        Health { away: self.patience.away(), ..Health::default() }
     }
 }
 

@@ -9,6 +9,8 @@ pub struct Health {
     pub away: Option<Away>,
     /// What else its kind has to tell, by name: the server in use, the writes so far.
     pub facts: Vec<(&'static str, String)>,
+    /// Bytes that it takes where it is kept, if each move takes some and its kind can tell.
+    pub space: Option<u64>,
 }
 
 /// An anchor that does not answer.

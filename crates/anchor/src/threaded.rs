@@ -7,7 +7,8 @@
 //! 1. A move whose answer was lost is resolved by reading. It is sent again only after a read that shows that it has not
 //!    arrived; as every move is a compare-and-swap, one that arrives late then finds another stamp and changes nothing.
 //! 2. A stamp that is older than one seen before is refused: the anchor was rolled back (`history.rs`).
-//! 3. An anchor that is away is tried again, with pauses that grow, until it answers or [`Limits::timeout`] has passed.
+//! 3. An anchor that is away is tried again, with pauses that grow, until it answers or [`Limits::timeout`] has passed. A move is
+//!    answered when the anchor says that it moved, or that it holds something else: one that answers reads and refuses moves is away.
 
 mod history;
 #[cfg(test)]
@@ -42,6 +43,11 @@ pub trait BlockingAnchor: Send + 'static {
     fn facts(&self) -> Vec<(&'static str, String)> {
         Vec::new()
     }
+
+    /// See [`Health::space`].
+    fn space(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// Why an attempt failed.
@@ -70,7 +76,8 @@ impl From<Error> for Failure {
 pub struct Limits {
     /// For how long an anchor may be away before requests fail with [`Error::Io`]; `None` is for ever.
     pub timeout: Option<Duration>,
-    /// The same before its first answer, where `timeout` says nothing: at that time a mistake in the address is likely.
+    /// The same before its first answer, and of moves before the first that was answered, where `timeout` says nothing: at that time a
+    /// mistake in the address is likely, and nobody has acknowledged anything yet.
     pub first_contact: Duration,
     /// The pause after the first failed attempt; each further one is twice as long.
     pub first_pause: Duration,
@@ -110,6 +117,7 @@ struct State {
     ended: bool,
     absence: Option<Absence>,
     facts: Vec<(&'static str, String)>,
+    space: Option<u64>,
 }
 
 /// Since when the anchor is away.
@@ -118,6 +126,15 @@ struct Absence {
     since: Instant,
     attempts: u64,
     error: String,
+    /// A move was not answered, so that no read ends it.
+    of_moves: bool,
+}
+
+/// What an anchor is asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Want {
+    Read,
+    Move,
 }
 
 struct Request {
@@ -232,6 +249,7 @@ impl Threaded {
             shared: Arc::clone(&shared),
             history: History::default(),
             contacted: false,
+            has_moved: false,
         };
         std::thread::Builder::new()
             .name("anchor".into())
@@ -278,7 +296,7 @@ impl Anchor for Threaded {
             attempts: absence.attempts,
             error: absence.error.clone(),
         });
-        Health { away, facts: state.facts.clone() }
+        Health { away, facts: state.facts.clone(), space: state.space }
     }
 }
 
@@ -289,6 +307,8 @@ struct Worker<T> {
     history: History,
     /// Whether it has ever answered.
     contacted: bool,
+    /// The same of a move.
+    has_moved: bool,
 }
 
 /// When the thread ends, by a defect too, every request that waits for it gets an error.
@@ -325,7 +345,7 @@ impl<T: BlockingAnchor> Worker<T> {
             // Not to be counted as a caller that waits.
             let answering = Answering(reply);
             let answer = match &ask {
-                Ask::Read => self.read(&answering.0),
+                Ask::Read => self.read(Want::Read, &answering.0),
                 Ask::Pause(time) => {
                     self.shared.pause_for_requests(*time);
                     Ok(None)
@@ -338,16 +358,17 @@ impl<T: BlockingAnchor> Worker<T> {
         }
     }
 
-    fn read(&mut self, reply: &Arc<Reply>) -> Result<Option<Stamp>, Error> {
+    /// `want`: what the reading is for.
+    fn read(&mut self, want: Want, reply: &Arc<Reply>) -> Result<Option<Stamp>, Error> {
         loop {
             let begun = Instant::now();
             match self.anchor.read() {
                 Ok(found) => {
-                    self.answered();
+                    self.answered(Want::Read);
                     self.history.check(found.as_ref()).map_err(|why| self.rolled_back(&why))?;
                     return Ok(found);
                 }
-                Err(failure) => self.failed(failure, begun, reply)?,
+                Err(failure) => self.failed(want, failure, begun, reply)?,
             }
         }
     }
@@ -358,41 +379,51 @@ impl<T: BlockingAnchor> Worker<T> {
             let begun = Instant::now();
             let conflict = match self.anchor.advance(expected, new) {
                 Ok(()) => {
-                    self.answered();
+                    self.answered(Want::Move);
                     self.history.note(new);
                     return Ok(());
                 }
                 Err(Failure::Refused(Error::Conflict(_))) => {
-                    self.answered();
+                    self.answered(Want::Move);
                     true
                 }
                 Err(failure) => {
-                    self.failed(failure, begun, reply)?;
+                    self.failed(Want::Move, failure, begun, reply)?;
                     unheard = true;
                     false
                 }
             };
-            let held = self.read(reply)?;
+            let held = self.read(Want::Move, reply)?;
             // One of the attempts has arrived, though its answer was lost.
             if unheard && held.as_ref() == Some(new) {
+                self.answered(Want::Move);
                 return Ok(());
             }
             if conflict || held.as_ref() != expected {
+                self.answered(Want::Move);
                 return Err(Error::Conflict(held.map(Box::new)));
             }
         }
     }
 
-    fn answered(&mut self) {
+    fn answered(&mut self, want: Want) {
         self.contacted = true;
-        let facts = self.anchor.facts();
+        self.has_moved |= want == Want::Move;
+        let (facts, space) = (self.anchor.facts(), self.anchor.space());
         let mut state = self.shared.lock();
-        state.absence = None;
+        state.space = space;
+        state.absence = state.absence.take().filter(|absence| absence.of_moves && want == Want::Read);
         state.facts = facts;
     }
 
     /// After a failed attempt: waits before the next one, or says why there is none.
-    fn failed(&mut self, failure: Failure, begun: Instant, reply: &Arc<Reply>) -> Result<(), Error> {
+    fn failed(
+        &mut self,
+        want: Want,
+        failure: Failure,
+        begun: Instant,
+        reply: &Arc<Reply>,
+    ) -> Result<(), Error> {
         let why = match failure {
             Failure::Refused(Error::Io(why)) | Failure::Away(why) => why,
             Failure::Refused(error) => return Err(error),
@@ -403,16 +434,17 @@ impl<T: BlockingAnchor> Worker<T> {
         let (absence, closed) = {
             let mut state = self.shared.lock();
             state.facts = facts;
-            let absence =
-                state.absence.get_or_insert(Absence { since: begun, attempts: 0, error: String::new() });
+            let new = Absence { since: begun, attempts: 0, error: String::new(), of_moves: false };
+            let absence = state.absence.get_or_insert(new);
+            absence.of_moves |= want == Want::Move;
             absence.attempts += 1;
             absence.error.clone_from(&why);
             (absence.clone(), state.closed)
         };
-        let limit = if self.contacted {
-            self.limits.timeout
-        } else {
-            Some(self.limits.timeout.unwrap_or(self.limits.first_contact))
+        let known = if want == Want::Move { self.has_moved } else { self.contacted };
+        let limit = match known {
+            true => self.limits.timeout,
+            false => Some(self.limits.timeout.unwrap_or(self.limits.first_contact)),
         };
         let away = absence.since.elapsed();
         let rest = limit.map_or(Duration::MAX, |limit| limit.saturating_sub(away));

@@ -1,8 +1,8 @@
 //! What a verifier knows beside the policy.
 
-use crate::simulated;
 use crate::snp::Family;
 use crate::{Hex, ReportData};
+use crate::{simulated, tdx};
 
 /// SHA-256 of the public keys (`SubjectPublicKeyInfo`, DER) of AMD's root keys, from the certificates `ARK-Milan`, `ARK-Genoa`, `ARK-Turin`.
 const AMD: [(Family, &str); 3] = [
@@ -16,6 +16,8 @@ const AMD: [(Family, &str); 3] = [
 pub struct Roots {
     /// For each chip family, SHA-256 of its root's public key (`SubjectPublicKeyInfo`, DER).
     pub(crate) amd: Vec<(Family, Hex<32>)>,
+    /// The certificate (DER) of Intel's root.
+    pub(crate) intel: Vec<u8>,
     /// Roots of simulated platforms.
     pub(crate) simulated: Vec<simulated::RootKey>,
 }
@@ -25,19 +27,26 @@ impl Roots {
     #[must_use]
     pub fn builtin() -> Self {
         let amd = AMD.iter().filter_map(|(family, digest)| Some((*family, Hex::parse(digest).ok()?)));
-        Self { amd: amd.collect(), simulated: Vec::new() }
+        Self { amd: amd.collect(), intel: tdx::INTEL_ROOT.to_vec(), simulated: Vec::new() }
     }
 
     /// No root at all.
     #[must_use]
     pub fn none() -> Self {
-        Self { amd: Vec::new(), simulated: Vec::new() }
+        Self { amd: Vec::new(), intel: Vec::new(), simulated: Vec::new() }
     }
 
     /// Adds a root of a chip family, by SHA-256 of its public key (`SubjectPublicKeyInfo`, DER). For chains of tests.
     #[must_use]
     pub fn with_amd(mut self, family: Family, digest: [u8; 32]) -> Self {
         self.amd.push((family, Hex(digest)));
+        self
+    }
+
+    /// Puts another certificate (DER) in the place of Intel's root. For chains of tests.
+    #[must_use]
+    pub fn with_intel(mut self, certificate: Vec<u8>) -> Self {
+        self.intel = certificate;
         self
     }
 
@@ -69,6 +78,8 @@ pub struct Context<'a> {
     pub certificates: &'a [Vec<u8>],
     /// Certificate revocation lists (DER), in any order.
     pub revocation_lists: &'a [Vec<u8>],
+    /// Intel's collateral for the platform of a TDX quote: the JSON document of its provisioning service's answers, with bytes as hexadecimal digits.
+    pub collateral: Option<&'a [u8]>,
     /// Which report data the evidence must have.
     pub report_data: Expected,
     /// Whether evidence of a simulated platform may pass. It proves nothing about a chip.
@@ -79,7 +90,15 @@ impl<'a> Context<'a> {
     /// A context without certificates and revocation lists, which refuses simulated evidence.
     #[must_use]
     pub fn new(time: u64, roots: &'a Roots, report_data: Expected) -> Self {
-        Self { time, roots, certificates: &[], revocation_lists: &[], report_data, allow_simulated: false }
+        Self {
+            time,
+            roots,
+            certificates: &[],
+            revocation_lists: &[],
+            collateral: None,
+            report_data,
+            allow_simulated: false,
+        }
     }
 }
 

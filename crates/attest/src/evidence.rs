@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::Platform;
 
 /// Most bytes of the document.
-pub const MAX_EVIDENCE: usize = 512 * 1024;
+pub const MAX_EVIDENCE: usize = 2 * 1024 * 1024;
 /// Most certificates that come with it.
 const MAX_CERTIFICATES: usize = 16;
 
@@ -21,6 +21,13 @@ pub enum Evidence {
         report: Vec<u8>,
         /// Certificates (DER), in any order.
         certificates: Vec<Vec<u8>>,
+    },
+    /// A TDX quote.
+    Tdx {
+        /// The quote.
+        quote: Vec<u8>,
+        /// The event log of firmware and boot loader (the content of the ACPI table CCEL's area), if it is there.
+        event_log: Option<Vec<u8>>,
     },
     /// A report of a simulated platform ([`crate::simulated`]).
     Simulated {
@@ -75,6 +82,11 @@ enum Document {
         #[serde(default)]
         certificates: Vec<String>,
     },
+    Tdx {
+        quote: String,
+        #[serde(default, rename = "event-log", skip_serializing_if = "Option::is_none")]
+        event_log: Option<String>,
+    },
     Simulated {
         report: String,
     },
@@ -86,6 +98,7 @@ impl Evidence {
     pub fn platform(&self) -> Platform {
         match self {
             Self::Snp { .. } => Platform::Snp,
+            Self::Tdx { .. } => Platform::Tdx,
             Self::Simulated { .. } => Platform::Simulated,
         }
     }
@@ -110,6 +123,10 @@ impl Evidence {
                     certificates: certificates.collect::<Result<_, _>>()?,
                 })
             }
+            Document::Tdx { quote, event_log } => Ok(Self::Tdx {
+                quote: decode("quote", &quote)?,
+                event_log: event_log.map(|log| decode("event-log", &log)).transpose()?,
+            }),
             Document::Simulated { report } => Ok(Self::Simulated { report: decode("report", &report)? }),
         }
     }
@@ -125,6 +142,10 @@ impl Evidence {
                 report: Base64::encode_string(report),
                 certificates: certificates.iter().map(|der| Base64::encode_string(der)).collect(),
             },
+            Self::Tdx { quote, event_log } => Document::Tdx {
+                quote: Base64::encode_string(quote),
+                event_log: event_log.as_ref().map(|log| Base64::encode_string(log)),
+            },
             Self::Simulated { report } => Document::Simulated { report: Base64::encode_string(report) },
         };
         serde_json::to_string(&document).expect("a document of text can be written")
@@ -139,6 +160,8 @@ mod tests {
     fn a_document_comes_back_and_others_are_refused() {
         let all = [
             Evidence::Snp { report: vec![1; 1184], certificates: vec![vec![2; 5], Vec::new()] },
+            Evidence::Tdx { quote: vec![4; 9], event_log: Some(vec![5; 3]) },
+            Evidence::Tdx { quote: vec![4; 9], event_log: None },
             Evidence::Simulated { report: vec![3; 7] },
         ];
         for evidence in all {

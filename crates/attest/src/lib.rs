@@ -17,6 +17,7 @@ pub mod pem;
 mod policy;
 pub mod simulated;
 pub mod snp;
+pub mod tdx;
 mod verdict;
 mod verify;
 
@@ -24,6 +25,6 @@ pub use binding::{Binding, REPORT_DATA_SIZE, ReportData};
 pub use context::{Context, Expected, Roots};
 pub use evidence::{Evidence, EvidenceError, MAX_EVIDENCE};
 pub use hexadecimal::Hex;
-pub use policy::{MAX_POLICY, Policy, PolicyError};
+pub use policy::{Features, MAX_POLICY, Policy, PolicyError};
 pub use verdict::{Check, Claims, Platform, Reason, Refusal, Verdict};
 pub use verify::verify;

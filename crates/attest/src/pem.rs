@@ -24,6 +24,22 @@ pub fn certificates(text: &str) -> Option<Vec<Vec<u8>>> {
     if found.is_empty() { None } else { Some(found) }
 }
 
+/// The text of certificates (DER): lines of 64 digits, each ended by a line feed.
+#[must_use]
+pub fn text(certificates: &[Vec<u8>]) -> String {
+    let mut text = String::new();
+    for der in certificates {
+        let digits = Base64::encode_string(der);
+        text.extend([BEGIN, "\n"]);
+        for line in digits.as_bytes().chunks(64) {
+            text.extend(line.iter().map(|byte| char::from(*byte)));
+            text.push('\n');
+        }
+        text.extend([END, "\n"]);
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -33,6 +49,8 @@ mod tests {
         let one = format!("{BEGIN}\nAQID\nBAUG\n{END}\n");
         assert_eq!(certificates(&one).unwrap(), [[1, 2, 3, 4, 5, 6]]);
         assert_eq!(certificates(&one.repeat(2)).unwrap().len(), 2);
+        let long = vec![vec![9; 100], vec![8; 48]];
+        assert_eq!(certificates(&text(&long)).unwrap(), long);
         for bad in
             ["", "hello", &one[..40], &format!("x{one}"), &format!("{one}x"), &one.replace("AQID", "AQ=D")]
         {

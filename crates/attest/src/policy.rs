@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{simulated, snp};
+use crate::{simulated, snp, tdx};
 
 /// The version of the policy's format.
 const VERSION: u32 = 1;
@@ -20,6 +20,9 @@ pub struct Policy {
     /// AMD SEV-SNP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snp: Option<snp::Policy>,
+    /// Intel TDX.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tdx: Option<tdx::Policy>,
     /// Simulated platforms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub simulated: Option<simulated::Policy>,
@@ -85,13 +88,54 @@ impl Policy {
         if let Some(snp) = &policy.snp {
             snp.check()?;
         }
+        if let Some(tdx) = &policy.tdx {
+            tdx.check()?;
+        }
         if let Some(simulated) = &policy.simulated {
             simulated.check()?;
         }
-        if policy.snp.is_none() && policy.simulated.is_none() {
+        if policy.snp.is_none() && policy.tdx.is_none() && policy.simulated.is_none() {
             return Err(PolicyError::value("snp", "is missing, and so is every other platform's table"));
         }
         Ok(policy)
+    }
+}
+
+/// Names of features that must be on, and of those that must be off.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Features {
+    /// Must be on.
+    #[serde(default)]
+    pub require: Vec<String>,
+    /// Must be off.
+    #[serde(default)]
+    pub refuse: Vec<String>,
+}
+
+impl Features {
+    pub(crate) fn check(&self, known: &[(&str, u64)], key: &'static str) -> Result<(), PolicyError> {
+        for name in self.require.iter().chain(&self.refuse) {
+            if !known.iter().any(|(known, _)| known == name) {
+                let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+                let message = format!("names {name:?}; known are {}", names.join(", "));
+                return Err(PolicyError::value(key, message));
+            }
+        }
+        match self.require.iter().find(|name| self.refuse.contains(name)) {
+            Some(name) => Err(PolicyError::value(key, format!("requires {name:?} and refuses it"))),
+            None => Ok(()),
+        }
+    }
+
+    /// What is wrong with `bits`, in words.
+    pub(crate) fn complaint(&self, bits: u64, known: &[(&str, u64)]) -> Option<String> {
+        let mask = |name: &String| known.iter().find(|(known, _)| known == name).map_or(0, |(_, mask)| *mask);
+        let off =
+            self.require.iter().filter(|name| bits & mask(name) == 0).map(|name| format!("{name} is off"));
+        let on = self.refuse.iter().filter(|name| bits & mask(name) != 0).map(|name| format!("{name} is on"));
+        let all: Vec<String> = off.chain(on).collect();
+        if all.is_empty() { None } else { Some(all.join(", ")) }
     }
 }
 

@@ -6,6 +6,7 @@
 mod chain;
 mod check;
 mod family;
+pub mod measure;
 mod policy;
 mod report;
 mod table;

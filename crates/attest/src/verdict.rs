@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use crate::{Hex, ReportData, simulated, snp};
+use crate::{Hex, ReportData, simulated, snp, tdx};
 
 /// The kind of machine that evidence is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
@@ -12,6 +12,8 @@ use crate::{Hex, ReportData, simulated, snp};
 pub enum Platform {
     /// AMD SEV-SNP.
     Snp,
+    /// Intel TDX.
+    Tdx,
     /// No confidential VM at all: a machine that says so, signed by a root of its own.
     Simulated,
 }
@@ -20,6 +22,7 @@ impl fmt::Display for Platform {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Snp => "snp",
+            Self::Tdx => "tdx",
             Self::Simulated => "simulated",
         })
     }
@@ -123,6 +126,28 @@ checks! {
     Firmware = "firmware",
     /// Mitigations that the firmware has in force.
     Mitigations = "mitigations",
+    /// Intel's signed word on the platform and its quoting enclave is there, current, and good.
+    Collateral = "collateral",
+    /// The quoting enclave is Intel's and vouches for the key that has signed the quote.
+    QuotingEnclave = "quoting-enclave",
+    /// Intel's state of the platform is accepted.
+    TcbStatus = "tcb-status",
+    /// Each advisory that applies to the platform is accepted.
+    Advisories = "advisories",
+    /// Attributes of the guest.
+    TdAttributes = "td-attributes",
+    /// Extended processor features of the guest.
+    Xfam = "xfam",
+    /// The TDX module is Intel's, and accepted.
+    TdxModule = "tdx-module",
+    /// No service guest is bound to the guest.
+    ServiceTd = "service-td",
+    /// Owner and owner's configuration, as the host said at launch.
+    Owner = "owner",
+    /// The runtime registers.
+    Rtmr = "rtmr",
+    /// The event log leads to the registers, and each of its events is accepted.
+    EventLog = "event-log",
 }
 
 impl fmt::Display for Check {
@@ -164,6 +189,8 @@ impl fmt::Display for Reason {
 pub enum Claims {
     /// An SNP report.
     Snp(Box<snp::Report>),
+    /// A TDX quote.
+    Tdx(Box<tdx::Report>),
     /// A report of a simulated platform.
     Simulated(Box<simulated::Report>),
 }
@@ -174,6 +201,7 @@ impl Claims {
     pub fn platform(&self) -> Platform {
         match self {
             Self::Snp(_) => Platform::Snp,
+            Self::Tdx(_) => Platform::Tdx,
             Self::Simulated(_) => Platform::Simulated,
         }
     }
@@ -183,6 +211,7 @@ impl Claims {
     pub fn measurement(&self) -> Hex<48> {
         match self {
             Self::Snp(report) => report.measurement,
+            Self::Tdx(report) => report.mr_td,
             Self::Simulated(report) => report.measurement,
         }
     }
@@ -192,6 +221,7 @@ impl Claims {
     pub fn report_data(&self) -> ReportData {
         match self {
             Self::Snp(report) => report.report_data,
+            Self::Tdx(report) => report.report_data,
             Self::Simulated(report) => report.report_data,
         }
     }

@@ -1,7 +1,7 @@
 //! One way in for evidence of every platform.
 
 use crate::verdict::{Check, Claims, Platform, Reason, Verdict};
-use crate::{Context, Evidence, Expected, Policy, ReportData, simulated, snp};
+use crate::{Context, Evidence, Expected, Policy, ReportData, simulated, snp, tdx};
 
 /// Judges evidence. Every check of its platform is made; none can be left out by the way in.
 #[must_use]
@@ -12,6 +12,10 @@ pub fn verify(evidence: &Evidence, policy: &Policy, context: &Context<'_>) -> Ve
         Evidence::Snp { report, certificates } => {
             snp::judge(report, certificates, policy.snp.as_ref(), context, &mut findings)
                 .map(|report| Claims::Snp(Box::new(report)))
+        }
+        Evidence::Tdx { quote, event_log } => {
+            tdx::judge(quote, event_log.as_deref(), policy.tdx.as_ref(), context, &mut findings)
+                .map(|report| Claims::Tdx(Box::new(report)))
         }
         Evidence::Simulated { report } => {
             simulated::judge(report, policy.simulated.as_ref(), context, &mut findings)

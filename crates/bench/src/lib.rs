@@ -105,11 +105,7 @@ fn with_programs(command: &measure::commands::Measure) -> std::result::Result<()
     // A run file has the words, so that the same can be run again.
     let words = std::env::args().skip_while(|word| word != "bench").skip(1).collect();
     let cvmio = cli::find::find("cvmio").unwrap_or_else(|| "cvmio".into());
-    measure::commands::run(command, words, cvmio).map_err(|error| match error.kind() {
-        measure::error::Kind::Usage => Failure::usage(error),
-        // Something was measured and something was not: that is no mistake in the command.
-        measure::error::Kind::Io | measure::error::Kind::Interrupted => Failure::io(error),
-    })
+    Ok(measure::commands::run(command, words, cvmio)?)
 }
 
 /// A volume against the bare store under it

@@ -56,6 +56,12 @@ pub fn print_by(write: impl FnOnce() -> std::io::Result<()>) {
     }
 }
 
+/// Prints a line of a result, with the arguments of `println!`, by [`print`](crate::output::print).
+#[macro_export]
+macro_rules! say {
+    ($($words:tt)*) => { $crate::output::print(&format!($($words)*)) };
+}
+
 /// Whether it makes sense to print more: someone reads, and what was printed arrived. What goes on without an end asks for it.
 pub fn can_print() -> bool {
     !UNHEARD.load(Ordering::Relaxed) && unprinted().is_none()

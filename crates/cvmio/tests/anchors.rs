@@ -4,11 +4,15 @@
 #[allow(dead_code, reason = "the anchor's own tests use the rest")]
 mod cluster;
 mod common;
+#[path = "anchors/lost.rs"]
+mod lost;
 #[path = "anchors/owner.rs"]
 mod owner;
 #[path = "../../anchor-etcd/tests/it/proxy.rs"]
 #[allow(dead_code, reason = "the anchor's own tests use the rest")]
 mod proxy;
+#[path = "anchors/quota.rs"]
+mod quota;
 #[path = "anchors/tpm.rs"]
 mod tpm;
 

@@ -59,8 +59,18 @@ pub fn open_store_read_only(path: &Path, buffered: bool) -> Result<FileStore, st
 
 /// The anchor that a policy names.
 pub fn open_anchor(policy: &volume::policy::Policy) -> Result<Option<Arc<dyn Anchor>>, Failure> {
-    let open =
-        |address: &String| anchor::open_address(address, &policy.anchor_options, Some(ANCHOR_PATIENCE));
+    open_anchor_within(policy, ANCHOR_PATIENCE)
+}
+
+/// The same for somebody with another patience.
+///
+/// # Errors
+/// As [`open_anchor`].
+pub fn open_anchor_within(
+    policy: &volume::policy::Policy,
+    patience: Duration,
+) -> Result<Option<Arc<dyn Anchor>>, Failure> {
+    let open = |address: &String| anchor::open_address(address, &policy.anchor_options, Some(patience));
     Ok(policy.anchor.as_ref().map(open).transpose()?)
 }
 

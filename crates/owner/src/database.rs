@@ -36,6 +36,20 @@ pub struct Checked {
     pub state: State,
 }
 
+/// An entry that a log was found to have, and what was held there.
+pub struct Reached {
+    head: Head,
+    state: State,
+}
+
+impl Reached {
+    /// Which.
+    #[must_use]
+    pub fn head(&self) -> Head {
+        self.head
+    }
+}
+
 impl Database {
     /// Makes a database. It has no entry yet.
     ///
@@ -193,16 +207,25 @@ impl Database {
         parse_head(&bytes).ok_or_else(|| Error::Fault(Fault::Table("it has no end of the log".into())))
     }
 
-    /// Drops what stands behind `covered` in the log, and makes the table of volumes anew. Returns what is held then.
+    /// Whether the log has the entry `covered`: evidence that this is the database that somebody vouches for, or one that went on from it.
     ///
     /// # Errors
-    /// [`Error::Fault`] if the log does not have the entry `covered`.
-    pub fn cut(&self, covered: Head) -> Result<State, Error> {
+    /// [`Error::Fault`] if it has not.
+    pub fn reach(&self, covered: Head) -> Result<Reached, Error> {
         let (_, chain) = self.walk(covered.number)?;
         let (head, state) = chain.end().map_err(Error::Fault)?;
         if head != covered {
             return Err(Error::Fault(Fault::Other(covered.number)));
         }
+        Ok(Reached { head, state })
+    }
+
+    /// Drops what stands behind `covered` in the log, and makes the table of volumes anew. Returns what is held then.
+    ///
+    /// # Errors
+    /// [`Error::Fault`] if the log does not have the entry `covered`.
+    pub fn cut(&self, covered: Head) -> Result<State, Error> {
+        let Reached { state, .. } = self.reach(covered)?;
         let transaction = self.write()?;
         {
             let mut log = transaction.open_table(LOG).map_err(|error| self.fail(error))?;

@@ -135,19 +135,23 @@ impl Keeper {
         anchor: Arc<dyn Anchor>,
         identity: [u8; 16],
     ) -> Result<Root, Error> {
-        let mut session = [0; 16];
-        seal::SystemRandom.fill(&mut session);
-        let (mut root, covered) = Root::claim(anchor, identity, session)?;
+        let look = Root::look(anchor, identity)?;
+        let covered = look.covered();
         if covered.number > checked.head.number {
             let fault = crate::log::Fault::Cut { expected: covered.number, found: checked.head.number };
             return Err(Error::RolledBack(fault));
         }
+        let rolled_back = |error| match error {
+            Error::Fault(fault) => Error::RolledBack(fault),
+            error => error,
+        };
+        let reached = database.reach(covered).map_err(rolled_back)?;
+        let mut session = [0; 16];
+        seal::SystemRandom.fill(&mut session);
+        let mut root = look.claim(session, &reached)?;
         let dropped = checked.head.number - covered.number;
         if dropped > 0 || covered != checked.head {
-            database.cut(covered).map_err(|error| match error {
-                Error::Fault(fault) => Error::RolledBack(fault),
-                error => error,
-            })?;
+            database.cut(covered).map_err(rolled_back)?;
             let mut change = database.begin()?;
             change.push(now(), Event::Cut(dropped))?;
             let head = change.commit()?;

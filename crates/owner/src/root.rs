@@ -1,5 +1,6 @@
 //! What the service's own freshness stands on: its disk, or an anchor that holds the end of its audit log.
 
+use crate::database::Reached;
 use crate::error::Error;
 use crate::log::Head;
 use anchor::{Anchor, MOVED_TO_SIZE, Stamp, State};
@@ -34,6 +35,38 @@ fn stamp(database: [u8; 16], head: Head, session: [u8; 16], claims: u64) -> Stam
     }
 }
 
+/// What the anchor of a database vouches for. Nothing has moved.
+pub struct Look {
+    anchor: Arc<dyn Anchor>,
+    held: Stamp,
+}
+
+impl Look {
+    /// Up to where the log is vouched for.
+    #[must_use]
+    pub fn covered(&self) -> Head {
+        Head { number: self.held.generation, hash: self.held.head }
+    }
+
+    /// Takes the anchor for this run of the service. `reached` is evidence that the database has what it vouches for: a rolled-back copy
+    /// must not take it from the service that runs.
+    ///
+    /// # Errors
+    /// If the anchor can't be moved; [`Error::Fenced`] if another process has.
+    pub fn claim(self, session: [u8; 16], reached: &Reached) -> Result<Root, Error> {
+        let covered = self.covered();
+        if reached.head() != covered {
+            return Err(Error::Fenced(
+                "another entry was looked for than the one that it vouches for".into(),
+            ));
+        }
+        let new = stamp(self.held.volume, covered, session, self.held.claims + 1);
+        let mut root = Root::Anchored(self.anchor, Box::new(self.held));
+        root.advance(new, &AtomicBool::new(false), &mut |_| {})?;
+        Ok(root)
+    }
+}
+
 impl Root {
     /// Takes an anchor that was never used for a new database.
     ///
@@ -50,15 +83,11 @@ impl Root {
         })
     }
 
-    /// Takes the anchor of a database for this run of the service, and tells up to where the log is vouched for.
+    /// Looks at the anchor of a database, before anything is moved.
     ///
     /// # Errors
-    /// If the anchor belongs to something else, or can't be used.
-    pub fn claim(
-        anchor: Arc<dyn Anchor>,
-        database: [u8; 16],
-        session: [u8; 16],
-    ) -> Result<(Root, Head), Error> {
+    /// If the anchor belongs to something else, or can't be read.
+    pub fn look(anchor: Arc<dyn Anchor>, database: [u8; 16]) -> Result<Look, Error> {
         let held = block_on(anchor.read()).map_err(Error::Root)?;
         let held = held.filter(|held| held.volume == database).ok_or_else(|| {
             Error::Usage(format!(
@@ -66,11 +95,7 @@ impl Root {
                 anchor.address()
             ))
         })?;
-        let covered = Head { number: held.generation, hash: held.head };
-        let new = stamp(database, covered, session, held.claims + 1);
-        let mut root = Root::Anchored(anchor, Box::new(held));
-        root.advance(new, &AtomicBool::new(false), &mut |_| {})?;
-        Ok((root, covered))
+        Ok(Look { anchor, held })
     }
 
     /// Makes the anchor vouch for the log up to `head`. An anchor that is away is asked again and again, since the entries are in the

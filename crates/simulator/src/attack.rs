@@ -21,11 +21,13 @@ pub(crate) struct Attack {
     pub(crate) stamps: Option<(Stamp, Stamp)>,
     /// Of an old image: what the anchor vouched for when it was made.
     made_at: Option<u64>,
+    /// Of an old image: nothing but header and key slots may be older than what the anchor vouches for.
+    only_header: bool,
 }
 
 impl Attack {
     pub(crate) fn that_must_fail(what: &'static str, genuine: Image, kinds: &'static [Kind]) -> Self {
-        Self { what, genuine, must_refuse: true, kinds, stamps: None, made_at: None }
+        Self { what, genuine, must_refuse: true, kinds, stamps: None, made_at: None, only_header: false }
     }
 
     /// What the host has a right to do.
@@ -40,6 +42,16 @@ impl Attack {
     /// Whether it put another state of the same volume in place.
     pub(crate) fn is_old_image(&self) -> bool {
         self.kinds == OLD_IMAGE
+    }
+
+    /// Whether the header from a backup would make it what the anchor vouches for.
+    pub(crate) fn is_mended_by_header(&self) -> bool {
+        self.only_header
+    }
+
+    /// Whether another state of this volume stands there, which no command may take.
+    pub(crate) fn is_other_image(&self) -> bool {
+        self.must_refuse && matches!(self.kinds, OLD_IMAGE | OLD_SIZE)
     }
 
     /// Whether this is how such an attack is refused.
@@ -211,6 +223,12 @@ impl Simulation {
         None
     }
 
+    /// An image that has been replaced since, and that must be refused.
+    pub(crate) fn old_image(&self, image: &Image, genuine: Image) -> Attack {
+        let kinds = if self.has_grown_since(image) { OLD_SIZE } else { OLD_IMAGE };
+        Attack::that_must_fail("an old image", genuine, kinds)
+    }
+
     fn roll_back(&mut self) -> Attack {
         self.let_late_writes_happen();
         let genuine = self.store.snapshot();
@@ -237,8 +255,8 @@ impl Simulation {
         if snapshot.given_up && !must_refuse {
             kinds = ANY_DAMAGE;
         }
-        let made_at = Some(snapshot.anchored);
-        Attack { must_refuse, made_at, ..Attack::that_must_fail("an old image", genuine, kinds) }
+        let (made_at, only_header) = (Some(snapshot.anchored), anchored <= snapshot.generation);
+        Attack { must_refuse, made_at, only_header, ..Attack::that_must_fail("an old image", genuine, kinds) }
     }
 
     /// The last record that the anchor vouches for.

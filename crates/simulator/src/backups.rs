@@ -63,7 +63,7 @@ impl Simulation {
             if attempt == 6 {
                 self.store.set_faults(Faults::default());
             }
-            let dies = (attempt < 4 && self.once_in(2)).then(|| self.rng.u32(..10));
+            let dies = (attempt < 4 && self.once_in(2)).then(|| self.rng.u32(..40));
             match self.restore_once(backup, dies)? {
                 Some(Ok(restored)) => {
                     self.begin_faults();
@@ -139,7 +139,7 @@ impl Simulation {
         let bytes = backup.encode().to_vec();
         let job = restore_header(environment, policy, numbered(0), bytes, self.plan.attach)
             .map_err(|error| Failure(format!("restoring the header: {error}")))?;
-        self.drive_or_die(&session, job, dies, ("restoring the header", 1000))
+        self.drive_or_die(&session, job, dies, ("restoring the header", 20_000))
     }
 
     /// Both copies are the backup's, and the anchor vouches for it.

@@ -137,6 +137,10 @@ coverage! {
     rollbacks: "rollbacks",
     /// Those that were accepted, lawfully.
     rollbacks_accepted: "rollbacks lawfully accepted",
+    /// Commands of the owner's on an image that is not the volume, refused.
+    refused_commands: "commands on other images refused",
+    /// Moves that were cut short, and done again on an old image, refused.
+    refused_second_moves: "cut moves on old images refused",
     /// States that the owner chose after a refusal.
     reanchors: "reanchored",
     /// Choices that came to nothing.

@@ -43,7 +43,7 @@ impl Simulation {
         for attempt in 0..ATTEMPTS {
             // Of just before: a machine that died in the last attempt may have taken with it what nobody had made durable.
             let image = self.store.snapshot();
-            let dies = (attempt < 4 && self.once_in(2)).then(|| self.rng.u32(..14));
+            let dies = (attempt < 4 && self.once_in(2)).then(|| self.rng.u32(..40));
             if attempt == 6 {
                 self.store.set_faults(Faults::default());
             }
@@ -95,7 +95,7 @@ impl Simulation {
         };
         let growth = Growth { logical_blocks: wish.logical, enlarge: Box::new(enlarge), save, force: true };
         let (session, job) = self.begin_growth(growth)?;
-        let ended = self.drive_or_die(&session, job, dies, ("growing", 1000));
+        let ended = self.drive_or_die(&session, job, dies, ("growing", 20_000));
         if let Ok(policy) = kept.try_recv() {
             say!(self, "the policy says {} bytes now", policy.size);
             self.policy = Some(policy);

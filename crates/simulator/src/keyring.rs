@@ -79,9 +79,9 @@ impl Simulation {
         let late_moves = self.anchor.pending() > 0;
         let Some(wanted) = self.wanted() else { return Ok(()) };
         let before = self.store.snapshot();
-        let dies = self.once_in(2).then(|| self.rng.u32(..12));
+        let dies = self.once_in(2).then(|| self.rng.u32(..40));
         let (session, job) = self.begin_change(wanted)?;
-        let Some(result) = self.drive_or_die(&session, job, dies, ("changing the keys", 1000))? else {
+        let Some(result) = self.drive_or_die(&session, job, dies, ("changing the keys", 20_000))? else {
             say!(self, "the change of the keys is cut short");
             self.coverage.cut_key_changes += 1;
             self.doubt(wanted);
@@ -219,12 +219,23 @@ impl Simulation {
     pub(crate) fn drive_or_die<T>(
         &mut self,
         session: &Session,
-        mut job: Driven<Result<T, Error>>,
+        job: Driven<Result<T, Error>>,
         dies: Option<u32>,
+        limit: (&str, u32),
+    ) -> Result<Option<Result<T, Error>>, Failure> {
+        self.drive_until(session, job, |_, round| dies == Some(round), limit)
+    }
+
+    /// The same, for a death at a moment of its own.
+    pub(crate) fn drive_until<T>(
+        &mut self,
+        session: &Session,
+        mut job: Driven<Result<T, Error>>,
+        mut dies: impl FnMut(&mut Self, u32) -> bool,
         (what, rounds): (&str, u32),
     ) -> Result<Option<Result<T, Error>>, Failure> {
         for round in 0..rounds {
-            if dies == Some(round) {
+            if dies(self, round) {
                 drop(job);
                 self.kill_job(session);
                 return Ok(None);

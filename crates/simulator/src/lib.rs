@@ -24,6 +24,7 @@ mod growing;
 mod guest;
 mod importing;
 mod keyring;
+mod looking;
 mod model;
 mod moving;
 #[cfg(feature = "mutations")]

@@ -1,6 +1,7 @@
 //! The owner moves the volume to another anchor, because he wants to or because the old one is lost; while nobody has it, or while somebody
 //! is believed dead, and perhaps not to the end.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use anchor::{Anchor, Stamp, State};
@@ -11,11 +12,13 @@ use volume::format::header::Header;
 use volume::format::protections::Freshness;
 use volume::policy::Policy;
 use volume::{
-    Choice, Environment, Error, Kind, Reanchor, StateName, attach, attach_read_only, reanchor, survey,
+    Choice, Environment, Error, Kind, Migrated, Reanchor, StateName, attach, attach_read_only, migrate,
+    reanchor, survey,
 };
 
 use crate::creation::keep;
 use crate::keyring::numbered;
+use crate::looking::order_of;
 use crate::simulation::{Failure, Outcomes, Simulation, say};
 
 /// How often a move is tried before something must be wrong.
@@ -37,6 +40,8 @@ struct Move {
     taken: Option<Stamp>,
     /// The old anchor is not at hand.
     lost: bool,
+    /// The owner looks at the state, and names it; else the volume moves as it is.
+    named: bool,
 }
 
 impl Simulation {
@@ -68,7 +73,10 @@ impl Simulation {
                 }
             }
             let dies = (attempt < 4 && self.once_in(2)).then(|| self.rng.u32(..12));
-            let moved = self.move_once(&moving, dies)?;
+            let moved = match moving.named {
+                true => self.move_once(&moving, dies)?,
+                false => self.migrate_once(&moving, attempt < 4)?,
+            };
             self.no_two_anchors(&moving)?;
             match moved {
                 Some(Ok((state, policy))) => {
@@ -88,6 +96,9 @@ impl Simulation {
                 None => {
                     say!(self, "the move is cut short");
                     self.coverage.cut_moves += 1;
+                    if !lost {
+                        self.move_again_on_an_old_image(&moving.to)?;
+                    }
                 }
             }
         }
@@ -95,10 +106,11 @@ impl Simulation {
     }
 
     fn begin_move(&mut self, taken: Option<Stamp>, lost: bool) -> Move {
+        let named = lost || self.once_in(3);
         let to = Arc::new(ScriptedAnchor::new(taken.clone()));
         to.hold(self.plan.slow_anchor || self.plan.mischief.anchor);
         self.next_anchor = Some(Arc::clone(&to));
-        Move { to, taken, lost }
+        Move { to, taken, lost, named }
     }
 
     /// One move, from a look at what there is; nothing, if the machine dies before it ends.
@@ -130,6 +142,33 @@ impl Simulation {
         Ok(match (ended, kept.try_recv().ok()) {
             // Where it died does not matter once the policy was kept.
             (Some(Ok(_)) | None, Some(policy)) => Some(Ok((state, policy))),
+            (Some(Ok(_)), None) => {
+                return Err(Failure("a move ended, and nobody was given its policy".into()));
+            }
+            (Some(Err(error)), _) => Some(Err(error)),
+            (None, None) => None,
+        })
+    }
+
+    /// One move of the volume as it is; nothing, if the machine dies before it ends. It may do so anywhere, and best between the anchors.
+    fn migrate_once(&mut self, moving: &Move, mortal: bool) -> Result<Option<Moved>, Failure> {
+        let (session, policy) = (self.store.attach(), self.owners_policy()?);
+        let environment = self.environment(&self.audit.watch(&session));
+        let (save, kept) = keep();
+        let order = order_of(&moving.to, save, Rc::default());
+        let job = migrate(environment, policy, Arc::new(numbered(0)), order, self.plan.attach)
+            .map_err(|error| Failure(format!("moving: {error}")))?;
+        let anywhere = (mortal && self.once_in(3)).then(|| self.rng.u32(..40));
+        let between = mortal && self.once_in(2);
+        let dies = |simulation: &mut Self, round| {
+            let ended = simulation.anchor.held().is_some_and(|stamp| stamp.state == State::Terminal);
+            anywhere == Some(round) || (between && ended && simulation.once_in(3))
+        };
+        let ended = self.drive_until(&session, job, dies, ("moving", 20_000))?;
+        Ok(match (ended, kept.try_recv().ok()) {
+            (Some(Ok(Migrated { state, .. })), Some(policy)) => Some(Ok((state, policy))),
+            // Where it died does not matter once the policy was kept.
+            (None, Some(policy)) => moving.to.held().map(|stamp| Ok((name_of(&stamp), policy))),
             (Some(Ok(_)), None) => {
                 return Err(Failure("a move ended, and nobody was given its policy".into()));
             }
@@ -255,7 +294,10 @@ impl Simulation {
         let mut other = held.clone();
         self.rng.fill(&mut other.volume);
         let moving = self.begin_move(Some(other), false);
-        let moved = self.move_once(&moving, None)?;
+        let moved = match moving.named {
+            true => self.move_once(&moving, None)?,
+            false => self.migrate_once(&moving, false)?,
+        };
         self.next_anchor = None;
         if moving.to.held() != moving.taken {
             return Err(Failure("a move has written to another volume's anchor".into()));

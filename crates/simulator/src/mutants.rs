@@ -27,7 +27,7 @@ pub fn hunt(mutation: Mutation, seeds: impl IntoIterator<Item = u64>, operations
     let _broken = break_rule(mutation);
     let mut hunt = Hunt { mutation, caught: None, runs: 0, panics: 0 };
     for seed in seeds {
-        if !matters(mutation, &Plan::of(&mut Rng::with_seed(seed))) {
+        if !is_worth_a_run(mutation, &Plan::of(&mut Rng::with_seed(seed))) {
             continue;
         }
         hunt.runs += 1;
@@ -44,6 +44,15 @@ pub fn hunt(mutation: Mutation, seeds: impl IntoIterator<Item = u64>, operations
 }
 
 /// Whether the rule makes a difference to such a volume with such a host.
+fn is_worth_a_run(mutation: Mutation, plan: &Plan) -> bool {
+    let host = &plan.mischief;
+    match mutation.name().ends_with("-unlooked") {
+        // What a command must look at is an image that is not the volume.
+        true => (host.rollback || host.fork) && plan.create.freshness != Freshness::Off,
+        false => matters(mutation, plan),
+    }
+}
+
 fn matters(mutation: Mutation, plan: &Plan) -> bool {
     use Mutation as M;
     let (volume, mischief) = (&plan.create, &plan.mischief);

@@ -78,6 +78,9 @@ impl Simulation {
                 session.complete_all();
             }
             let attack = if attempt < 3 { self.attack_at_rest() } else { None };
+            if let Some(attack) = &attack {
+                self.owner_meets(attack)?;
+            }
             let honest = attack.is_none();
             self.follow(honest);
             let claimed = |simulation: &Self| simulation.anchor.held().map(|stamp| stamp.session);

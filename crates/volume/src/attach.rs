@@ -14,7 +14,6 @@ use futures::FutureExt;
 use seal::slot::{Credential, SlotLimits};
 use seal::{DataMode, MacKey, VolumeKey};
 
-use crate::anchoring::{advance, overtaking, sign_stamp};
 use crate::block_cache::BlockCache;
 use crate::core::{Core, Environment};
 use crate::error::{Error, Kind, Remedy, Result};
@@ -25,11 +24,12 @@ use crate::geometry::Shape;
 use crate::io::{Driven, Io};
 use crate::keys::{Keyring, OldKey};
 use crate::mutation::{Mutation, mutated};
-use crate::open_header::{Opened, check_anchored, open_header, suite_of};
+use crate::open_header::{open_header, suite_of};
 use crate::policy::Policy;
-use crate::replay::{Replay, Replayed, Standing, standing_error};
+use crate::replay::Replayed;
 use crate::superblock_io::{candidates, read_superblocks};
 use crate::volume::Volume;
+use crate::witness::{Anchored, Look, Looker, Stood, Witness};
 
 /// How far the anchor may lag behind at level `interval`: whatever comes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -158,8 +158,6 @@ fn begin(
 const CLAIM_ATTEMPTS: u32 = 8;
 /// After so many it stops the session that moves it, and then looks again in peace.
 const PATIENCE: u32 = 2;
-/// How often it tries to be faster than that session, which has a journal to write between its moves.
-const OVERTAKES: u32 = 64;
 
 pub(crate) struct Attaching {
     pub(crate) environment: Environment,
@@ -176,6 +174,12 @@ fn has_released(stamp: &Stamp, replayed: &Replayed) -> bool {
 }
 
 impl Attaching {
+    /// For a command that looks at the volume as an attach does, and opens no session.
+    pub(crate) fn looking(environment: Environment, policy: Policy, options: AttachOptions, io: Io) -> Self {
+        let options = AttachOptions { reading: Reading::Latest, ..options };
+        Self { environment, policy, options, read_only: true, io }
+    }
+
     async fn run(self, credential: &Credential) -> Result<Volume> {
         let mut attempts = 1;
         loop {
@@ -196,21 +200,19 @@ impl Attaching {
     async fn attempt(&self, credential: &Credential, attempts: u32) -> Result<Volume> {
         let opened =
             open_header(&self.io, &self.environment, &self.policy, credential, &self.options).await?;
-        check_anchored(&self.environment, &opened.header)?;
         if self.read_only {
             self.check_unclaimed(opened.stamp.as_ref())?;
         }
-        let Opened { header, key, stamp, stamp_key, pair: in_force, .. } = opened;
-        let keys = keyring(&header, key)?;
-        let superblocks = self.superblocks(&header, &keys).await?;
-        let mut replayed = match self.find(&header, &keys, stamp.as_ref(), superblocks.clone()).await {
+        let before = opened.stamp.clone();
+        let stood = match self.stand(opened, Looker::Attach).await {
             // A writer went on between our looks at the anchor and at the store. It is not overtaken for that: this may be the wrong store.
-            Err(_) if attempts < CLAIM_ATTEMPTS && self.has_moved(stamp.as_ref()).await? => {
+            Err(_) if attempts < CLAIM_ATTEMPTS && self.has_moved(before.as_ref()).await? => {
                 return Err(anchor::Error::Conflict(None).into());
             }
             found => found?,
         };
-        self.check_follows(stamp.as_ref(), &replayed)?;
+        let Stood { header, pair: in_force, keys, stamp, stamp_key, look, .. } = stood;
+        let Look { mut replayed, superblocks, witness } = look;
         if self.read_only {
             let core = self.reading_core(header, keys, stamp, stamp_key, replayed)?;
             return Ok(Volume::new(Arc::new(core)));
@@ -226,18 +228,19 @@ impl Attaching {
             replayed.foreign_units.clear();
         }
         let claims = stamp.as_ref().map_or(replayed.superblock.claims, |stamp| stamp.claims) + 1;
-        let claimed = self.claim(&replayed, stamp.clone(), session, claims, &stamp_key).await;
-        if let (Err(error), Some(stamp), true) = (&claimed, &stamp, attempts > PATIENCE)
+        let claimed = claim(&replayed, witness.as_ref(), session, claims, &stamp_key).await;
+        if let (Err(error), Some(witness), true) = (&claimed, &witness, attempts > PATIENCE)
             && error.kind() == Kind::Fenced
         {
-            self.overtake(stamp, &stamp_key).await?;
+            witness.stop_writer(&stamp_key).await?;
         }
-        let stamp = claimed?;
+        let anchored = claimed?;
         // The predecessor may have published after we looked and before the claim; from now on it asks the anchor first, and stops.
-        let (again, unreadable) = self.superblocks(&header, &keys).await?;
-        if again != superblocks.0 {
+        let again = read_superblocks(&self.io, &keys, &header).await?;
+        if candidates(&header, &again)?.0 != candidates(&header, &superblocks)?.0 {
             // Who may not try again must not hear of a rival when it was the disk, at either look.
-            let unreadable = unreadable.or(superblocks.1).filter(|_| self.options.follows.is_some());
+            let unreadable = again.unreadable.or(superblocks.unreadable);
+            let unreadable = unreadable.filter(|_| self.options.follows.is_some());
             return Err(unreadable.unwrap_or_else(|| anchor::Error::Conflict(None).into()));
         }
         let pair = if mutated(Mutation::PairShared) {
@@ -246,7 +249,7 @@ impl Attaching {
             1 - replayed.superblock.pair
         };
         let core =
-            self.core(header, keys, session, claims, pair, stamp, stamp_key, &replayed, Some(in_force))?;
+            self.core(header, keys, session, claims, pair, anchored, stamp_key, &replayed, Some(in_force))?;
         Ok(Volume::new(self.start(core, replayed).await?))
     }
 
@@ -278,11 +281,6 @@ impl Attaching {
         }
     }
 
-    async fn has_moved(&self, stamp: Option<&Stamp>) -> Result<bool> {
-        let Some(anchor) = &self.environment.anchor else { return Ok(false) };
-        Ok(anchor.read().await?.as_ref() != stamp)
-    }
-
     /// The [`candidates`] that the store has now.
     pub(crate) async fn superblocks(
         &self,
@@ -290,43 +288,6 @@ impl Attaching {
         keys: &Keyring,
     ) -> Result<(Vec<Superblock>, Option<Error>)> {
         candidates(header, &read_superblocks(&self.io, keys, header).await?)
-    }
-
-    /// The state that the stamp vouches for, or the error that says what else this is.
-    pub(crate) async fn find(
-        &self,
-        header: &Header,
-        keys: &Keyring,
-        stamp: Option<&Stamp>,
-        (superblocks, unreadable): (Vec<Superblock>, Option<Error>),
-    ) -> Result<Replayed> {
-        let mut failed = Vec::new();
-        for superblock in superblocks {
-            let pinned = self.read_only && self.options.reading != Reading::Latest;
-            let replay = Replay { io: &self.io, header, keys, stamp, pinned };
-            let replayed = replay.run(superblock).await?;
-            if replayed.standing == Standing::Through {
-                return Ok(replayed);
-            }
-            failed.push(replayed);
-        }
-        // The one that leads there may be in the slot that could not be read; nobody has put an old copy back, then.
-        if let Some(error) = unreadable {
-            return Err(error);
-        }
-        let nowhere = Stamp {
-            volume: header.volume,
-            generation: 0,
-            head: [0; 32],
-            session: [0; 16],
-            claims: 0,
-            header_digest: [0; 32],
-            state: State::Released,
-            moved_to: [0; 32],
-            mac: [0; 32],
-        };
-        let error = standing_error(&failed, stamp.unwrap_or(&nowhere));
-        Err(error.on(&self.environment.store.name()))
     }
 
     /// For a volume that nobody writes through.
@@ -340,57 +301,37 @@ impl Attaching {
     ) -> Result<Core> {
         let claims = stamp.as_ref().map_or(replayed.superblock.claims, |stamp| stamp.claims);
         let pair = replayed.superblock.pair;
-        let mut core = self.core(header, keys, [0; 16], claims, pair, stamp, stamp_key, &replayed, None)?;
+        let anchored = Anchored::Shown(stamp);
+        let mut core =
+            self.core(header, keys, [0; 16], claims, pair, anchored, stamp_key, &replayed, None)?;
         core.overlay = replayed.overlay;
         Ok(core)
     }
+}
 
-    async fn claim(
-        &self,
-        replayed: &Replayed,
-        stamp: Option<Stamp>,
-        session: [u8; 16],
-        claims: u64,
-        key: &MacKey,
-    ) -> Result<Option<Stamp>> {
-        let (Some(anchor), Some(old)) = (&self.environment.anchor, stamp) else { return Ok(None) };
-        if mutated(Mutation::AttachWithoutClaim) {
-            return Ok(Some(old));
-        }
-        let new = Stamp {
-            generation: replayed.generation,
-            head: replayed.head,
-            session,
-            claims,
-            state: State::Claimed,
-            ..old.clone()
-        };
-        let new = sign_stamp(key, new);
-        advance(anchor.as_ref(), Some(&old), &new).await?;
-        Ok(Some(new))
+/// Makes the volume this session's, before it writes anything.
+async fn claim(
+    replayed: &Replayed,
+    witness: Option<&Witness>,
+    session: [u8; 16],
+    claims: u64,
+    key: &MacKey,
+) -> Result<Anchored> {
+    let Some((witness, old)) = witness.and_then(|witness| witness.held().map(|held| (witness, held))) else {
+        return Ok(Anchored::Shown(None));
+    };
+    if mutated(Mutation::AttachWithoutClaim) {
+        return Ok(Anchored::Claimed(witness.clone()));
     }
-
-    /// Stops a session that moves the anchor faster than we can read what it vouches for: a stamp that differs from the session's own in
-    /// the number of claims, and in nothing else, makes its next move fail. Nothing is vouched for by it that was not before, and until
-    /// somebody claims the volume the session's records still count.
-    async fn overtake(&self, ours: &Stamp, key: &MacKey) -> Result<()> {
-        let Some(anchor) = &self.environment.anchor else { return Ok(()) };
-        for _ in 0..OVERTAKES {
-            let Some(held) = anchor.read().await? else { return Ok(()) };
-            let known = key.verify(&[&held.authenticated_bytes()], &held.mac)
-                && held.header_digest == ours.header_digest
-                && held.state == State::Claimed;
-            if !known {
-                // Something else has happened; the next attempt finds out.
-                return Ok(());
-            }
-            match advance(anchor.as_ref(), Some(&held), &overtaking(key, &held)).await {
-                Err(error) if error.kind() == Kind::Fenced => {}
-                ended => return ended,
-            }
-        }
-        Ok(())
-    }
+    let new = Stamp {
+        generation: replayed.generation,
+        head: replayed.head,
+        session,
+        claims,
+        state: State::Claimed,
+        ..old.clone()
+    };
+    Ok(Anchored::Claimed(witness.advance(key, new).await?))
 }
 
 /// A session's id.

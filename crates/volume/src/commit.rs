@@ -35,6 +35,7 @@ use crate::io::Io;
 use crate::journal::Journal;
 use crate::mutation::{Mutation, mutated};
 use crate::space::Pin;
+use crate::witness::{Anchored, Witness};
 
 mod moves;
 mod rest;
@@ -97,7 +98,7 @@ struct Inner {
     control: Vec<Item>,
     /// What each commit superseded, until the anchor covers it.
     pins: VecDeque<(u64, Pin)>,
-    stamp: Option<Stamp>,
+    anchored_by: Anchored,
     anchored_at: Duration,
     unanchored_bytes: u64,
 }
@@ -114,7 +115,7 @@ pub(crate) struct Commit {
 }
 
 impl Commit {
-    pub(crate) fn new(geometry: &Geometry, journal: Journal, stamp: Option<Stamp>, now: Duration) -> Self {
+    pub(crate) fn new(geometry: &Geometry, journal: Journal, anchored_by: Anchored, now: Duration) -> Self {
         let inner = Inner {
             running: false,
             waiting: 0,
@@ -133,7 +134,7 @@ impl Commit {
             released: false,
             control: Vec::new(),
             pins: VecDeque::new(),
-            stamp,
+            anchored_by,
             anchored_at: now,
             unanchored_bytes: 0,
         };
@@ -204,7 +205,12 @@ impl Commit {
     }
 
     pub(crate) fn stamp(&self) -> Option<Stamp> {
-        self.lock().stamp.clone()
+        self.lock().anchored_by.stamp().cloned()
+    }
+
+    /// What this session may move its anchor by.
+    fn witness(&self) -> Option<Witness> {
+        self.lock().anchored_by.witness().cloned()
     }
 
     /// Generation and head of the chain now.

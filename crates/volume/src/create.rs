@@ -10,7 +10,6 @@ use memory::BLOCK_SIZE;
 use seal::slot::{Argon2Params, Credential, KeySlots};
 use seal::{DataMode, VolumeKey};
 
-use crate::anchoring::{advance, sign_stamp};
 use crate::core::Environment;
 use crate::error::{Error, Kind, Remedy, Result};
 use crate::format::entry::Entry;
@@ -26,6 +25,7 @@ use crate::open_header::suite_of;
 use crate::policy::Policy;
 use crate::superblock_io::seal_superblock;
 use crate::untold::take_first_places;
+use crate::witness::Witness;
 
 pub use first_use::create_by_policy;
 
@@ -318,9 +318,13 @@ impl Creating {
             moved_to: [0; 32],
             mac: [0; 32],
         };
-        advance(anchor.as_ref(), None, &sign_stamp(&key.mac("stamp"), stamp)).await
+        let witness = Witness::of_new_volume(&NewVolume(()), Arc::clone(anchor));
+        witness.advance(&key.mac("stamp"), stamp).await.map(drop)
     }
 }
+
+/// That a volume was made on the store just now; nothing else can say so.
+pub(crate) struct NewVolume(());
 
 /// The two blocks of a header pair.
 pub(crate) fn sign_header(

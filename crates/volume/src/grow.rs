@@ -13,8 +13,9 @@ use std::sync::Arc;
 use futures::FutureExt;
 use memory::BLOCK_SIZE;
 use seal::slot::Credential;
+use store::Store;
 
-use crate::attach::AttachOptions;
+use crate::attach::{AttachOptions, Attaching};
 use crate::core::Environment;
 use crate::create::SavePolicy;
 use crate::error::{Error, Kind, Result};
@@ -24,8 +25,9 @@ use crate::geometry::{Geometry, GrowthError};
 use crate::io::{Driven, Io};
 use crate::key_slots::Changing;
 use crate::mutation::{Mutation, mutated};
-use crate::open_header::{COPIES, Opened, check_anchored, open_header, read_pair};
+use crate::open_header::{COPIES, Opened, open_header, read_pair};
 use crate::policy::Policy;
+use crate::witness::Looker;
 
 /// Makes the store so many blocks long, if it is one that can be made longer; what then is there counts. Told whether the space must be there.
 pub type Enlarge = Box<dyn FnOnce(u64, Provision) -> Result<()>>;
@@ -69,10 +71,11 @@ pub fn grow(
     options: AttachOptions,
 ) -> Result<Driven<Result<Grown>>> {
     let store = Arc::clone(&environment.store);
-    Driven::new(store.as_ref(), 16, move |io| {
+    Driven::new(store.as_ref(), 64, move |io| {
         let force = growth.force;
-        let changing = Changing { environment, io, force };
-        async move { Growing { changing, policy, options }.run(&credential, growth).await }.boxed_local()
+        let attaching = Attaching::looking(environment, policy, options, io);
+        let growing = Growing { changing: Changing { attaching, force } };
+        async move { growing.run(&credential, growth).await }.boxed_local()
     })
 }
 
@@ -93,8 +96,8 @@ pub fn check_growth(
     Driven::new(store.as_ref(), 16, move |io| {
         async move {
             let opened = open_header(&io, &environment, &policy, &credential, &options).await?;
-            let changing = Changing { environment, io, force: false };
-            let growing = Growing { changing, policy, options };
+            let attaching = Attaching::looking(environment, policy, options, io);
+            let growing = Growing { changing: Changing { attaching, force: false } };
             let was = opened.header.geometry;
             let wanted = growing.plan(&opened.header, logical_blocks, enlarge)?;
             Ok(growing.grown(&was, &wanted.unwrap_or(was)))
@@ -105,36 +108,41 @@ pub fn check_growth(
 
 struct Growing {
     changing: Changing,
-    policy: Policy,
-    options: AttachOptions,
 }
 
 impl Growing {
     async fn run(&self, credential: &Credential, growth: Growth) -> Result<Grown> {
-        let mut opened = self.open(credential).await?;
-        let Changing { environment, .. } = &self.changing;
-        check_anchored(environment, &opened.header)?;
-        self.changing.check_released(&opened)?;
-        let was = opened.header.geometry;
-        let wanted = self.plan(&opened.header, growth.logical_blocks, growth.enlarge)?;
+        let opened = self.open(credential).await?;
+        self.changing.check_released(opened.stamp.as_ref())?;
+        let mut stood = self.changing.attaching.stand(opened, Looker::Growth).await?;
+        let was = stood.header.geometry;
+        let wanted = self.plan(&stood.header, growth.logical_blocks, growth.enlarge)?;
         let grown = self.grown(&was, &wanted.unwrap_or(was));
-        let mut save = (grown.policy != self.policy).then_some(growth.save);
+        let mut save = (grown.policy != *self.policy()).then_some(growth.save);
         if mutated(Mutation::PolicyBeforeHeader) {
             save.take().map_or(Ok(()), |save| save(&grown.policy))?;
         }
-        self.changing.equalize(&mut opened).await?;
+        self.changing.equalize(&mut stood).await?;
         if let Some(geometry) = wanted {
-            opened.header.geometry = geometry;
-            self.changing.put(&mut opened).await?;
+            stood.header.geometry = geometry;
+            self.changing.put(&mut stood).await?;
         }
         save.map_or(Ok(()), |save| save(&grown.policy))?;
         Ok(grown)
     }
 
+    fn policy(&self) -> &Policy {
+        &self.changing.attaching.policy
+    }
+
+    fn store(&self) -> &dyn Store {
+        self.changing.attaching.environment.store.as_ref()
+    }
+
     fn grown(&self, was: &Geometry, now: &Geometry) -> Grown {
         Grown {
-            policy: Policy { size: now.logical_bytes(), ..self.policy.clone() },
-            before: (self.policy.size / BLOCK_SIZE as u64, was.physical_blocks),
+            policy: Policy { size: now.logical_bytes(), ..self.policy().clone() },
+            before: (self.policy().size / BLOCK_SIZE as u64, was.physical_blocks),
             now: (now.logical_blocks, now.physical_blocks),
             growths: now.growths(),
         }
@@ -142,16 +150,16 @@ impl Growing {
 
     /// Opens the header by the policy; or, where that has not followed a growth yet, by the policy that would have.
     async fn open(&self, credential: &Credential) -> Result<Opened> {
-        let Changing { environment, io, .. } = &self.changing;
-        let refused = match open_header(io, environment, &self.policy, credential, &self.options).await {
+        let Attaching { environment, io, options, .. } = &self.changing.attaching;
+        let refused = match open_header(io, environment, self.policy(), credential, options).await {
             Err(error) if may_be_cut(&error) => error,
             opened => return opened,
         };
         let (sizes, unreadable) = self.larger_sizes(io).await;
         for size in sizes {
-            let policy = Policy { size, ..self.policy.clone() };
+            let policy = Policy { size, ..self.policy().clone() };
             // Everything that is checked for an attach is checked here, too.
-            match open_header(io, environment, &policy, credential, &self.options).await {
+            match open_header(io, environment, &policy, credential, options).await {
                 Err(error) if may_be_cut(&error) => {}
                 opened => return opened,
             }
@@ -171,9 +179,12 @@ impl Growing {
                     continue;
                 }
             };
-            let Ok(header) = Header::decode_as(&pair[..BLOCK_SIZE], self.options.shape) else { continue };
+            let Ok(header) = Header::decode_as(&pair[..BLOCK_SIZE], self.changing.attaching.options.shape)
+            else {
+                continue;
+            };
             let size = header.geometry.logical_bytes();
-            if size > self.policy.size && header.geometry.growths() > 0 {
+            if size > self.policy().size && header.geometry.growths() > 0 {
                 sizes.push(size);
             }
         }
@@ -183,7 +194,7 @@ impl Growing {
 
     /// The geometry that is wanted; `None` if it is the one that there is. The store is made longer only for what can be.
     fn plan(&self, header: &Header, asked: Option<u64>, enlarge: Enlarge) -> Result<Option<Geometry>> {
-        let (has, store) = (&header.geometry, &self.changing.environment.store);
+        let (has, store) = (&header.geometry, self.store());
         let whole = || {
             let blocks = store.blocks().min(has.most_physical()).max(has.physical_blocks);
             // A few blocks at the end of a store are left alone.
@@ -228,7 +239,7 @@ impl Growing {
             Kind::Usage,
             format!(
                 "the map of so large a volume may need {map} of the {data} blocks that {} has for data; nothing was changed. Make the store larger first, or let the volume grow less",
-                self.changing.environment.store.name()
+                self.store().name()
             ),
         ))
     }
@@ -236,7 +247,7 @@ impl Growing {
     /// Sees to it that the store has the blocks that full provisioning promises.
     fn make_room(&self, geometry: Option<Geometry>, enlarge: Enlarge) -> Result<Option<Geometry>> {
         let Some(wanted) = geometry else { return Ok(None) };
-        let (store, needs) = (&self.changing.environment.store, wanted.physical_blocks);
+        let (store, needs) = (self.store(), wanted.physical_blocks);
         enlarge(needs, Provision::Full)?;
         let has = store.blocks();
         if has >= needs {

@@ -2,10 +2,12 @@
 //!
 //! Invariants:
 //! 1. Nothing is written before the backup has passed all that an attach asks of a pair: the policy, the anchor's digest, a key slot, the
-//!    header's MAC; and before a superblock on the store has opened under its key: the store holds this volume, and no other data.
+//!    header's MAC; and before the store, opened by it, was found to stand where the anchor says: it holds this volume, and no other data.
 //! 2. With an anchor the pair in force is the one that the stamp names, and so is what is restored: a copy that has it is not written. At
 //!    freshness `off` the pair in force is the newest that verifies; it is written last.
-//! 3. So wherever it is cut short, either the pair that was in force is whole, or the restored one is; doing it again ends it.
+//! 3. On a store that does not stand there nothing is written, unless no header is left on it: then it gets the one that the anchor vouches for,
+//!    so that its owner can look at it.
+//! 4. So wherever it is cut short, either the pair that was in force is whole, or the restored one is; doing it again ends it.
 
 use std::sync::Arc;
 
@@ -15,21 +17,19 @@ use memory::BLOCK_SIZE;
 use seal::MacKey;
 use seal::slot::{Credential, SlotInfo};
 
-use crate::attach::{AttachOptions, keyring};
+use crate::attach::{AttachOptions, Attaching};
 use crate::core::Environment;
 use crate::error::{Error, Kind, Result};
 use crate::format::backup::HeaderBackup;
 use crate::format::header::Header;
-use crate::io::{Driven, Io};
-use crate::key_slots::take_anchor;
-use crate::keys::Keyring;
+use crate::io::Driven;
 use crate::mutation::{Mutation, mutated};
 use crate::open_header::{
-    COPIES, Pair, check_anchored, check_pair, check_stamp_mac, check_store, header_holds, open_header,
-    read_pair, read_stamp, unlock, write_pair,
+    COPIES, Opened, Pair, check_anchored, check_pair, check_stamp_mac, check_store, header_holds,
+    open_header, read_pair, read_stamp, unlock, write_pair,
 };
 use crate::policy::Policy;
-use crate::superblock_io::{Slots, check_growths, read_superblocks};
+use crate::witness::{Look, Looker, Stood};
 
 /// What a header backup holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -101,9 +101,9 @@ pub fn restore_header(
     options: AttachOptions,
 ) -> Result<Driven<Result<Restored>>> {
     let store = Arc::clone(&environment.store);
-    Driven::new(store.as_ref(), 16, move |io| {
-        async move { Restoring { environment, policy, options, io }.run(&backup, &credential).await }
-            .boxed_local()
+    Driven::new(store.as_ref(), 64, move |io| {
+        let attaching = Attaching::looking(environment, policy, options, io);
+        async move { Restoring { attaching }.run(&backup, &credential).await }.boxed_local()
     })
 }
 
@@ -111,10 +111,7 @@ pub fn restore_header(
 type Found = (Option<u32>, u64, Option<Box<Pair>>);
 
 struct Restoring {
-    environment: Environment,
-    policy: Policy,
-    options: AttachOptions,
-    io: Io,
+    attaching: Attaching,
 }
 
 impl Restoring {
@@ -126,9 +123,10 @@ impl Restoring {
                 "the header backup is damaged: its digest does not hold. Nothing was written; use another backup",
             ));
         }
-        let (header, slots) = check_pair(&pair, &self.policy, &self.options)?;
-        check_anchored(&self.environment, &header)?;
-        let stamp = read_stamp(&self.environment, &self.policy).await?;
+        let Attaching { environment, policy, options, .. } = &self.attaching;
+        let (header, slots) = check_pair(&pair, policy, options)?;
+        check_anchored(environment, &header)?;
+        let stamp = read_stamp(environment, policy).await?;
         let vouched = |stamp: &Stamp| stamp.header_digest == digest || mutated(Mutation::OldBackupTaken);
         if !stamp.as_ref().is_none_or(vouched) {
             return Err(Error::new(
@@ -139,55 +137,65 @@ impl Restoring {
                 ),
             ));
         }
-        check_store(&self.environment, &header)?;
-        let key = unlock(&header, &slots, &pair, credential, &self.options)?;
+        check_store(environment, &header)?;
+        let key = unlock(&header, &slots, &pair, credential, options)?;
+        let stamp_key = key.mac("stamp");
         if let Some(stamp) = &stamp {
-            check_stamp_mac(stamp, &key.mac("stamp"))?;
+            check_stamp_mac(stamp, &stamp_key)?;
         }
         let holds = key.mac("header");
-        let keys = keyring(&header, key)?;
-        self.check_ours(&header, &keys).await?;
+        let backup = pair.clone();
+        let opened = Opened { header, slots, pair, digest, key, stamp, stamp_key };
+        let stood = match self.attaching.stand(opened, Looker::Restore).await {
+            Err(error) if matches!(error.kind(), Kind::Stale | Kind::Forked) => {
+                return Err(self.leave_to_owner(error, &backup, &holds).await?);
+            }
+            stood => stood?,
+        };
+        let Stood { header, slots, pair, stamp, stamp_key, look, .. } = stood;
         if stamp.is_none() {
             self.check_not_rekeyed(&header, &holds).await?;
         }
         let found = self.copies(&holds).await;
         let newest = found.iter().filter_map(|(generation, ..)| *generation).max();
         let newer = newest.filter(|newest| *newest > header.generation);
-        let anchored = stamp.is_some();
-        if found.iter().any(|(.., copy)| self.is_of_a_change(copy.as_deref(), &pair)) {
+        if let Look { witness: Some(witness), .. } = look
+            && found.iter().any(|(.., copy)| self.is_of_a_change(copy.as_deref(), &pair))
+        {
             // A change was cut short, or is going on: its move of the anchor must not arrive when its copy is gone.
-            take_anchor(&self.environment, stamp, &keys.key.mac("stamp")).await?;
+            witness.take(&stamp_key).await?;
         }
         let copies = self.write(&pair, found).await?;
-        Ok(Restored { copies, anchored, newer, header: info(&header, slots.list()) })
+        Ok(Restored { copies, anchored: stamp.is_some(), newer, header: info(&header, slots.list()) })
     }
 
-    /// The store may be any other disk of this machine.
-    async fn check_ours(&self, header: &Header, keys: &Keyring) -> Result<()> {
-        let Slots { found, unreadable } = read_superblocks(&self.io, keys, header).await?;
-        let superblocks: Vec<_> = found.into_iter().map(|found| found.superblock).collect();
-        if superblocks.is_empty() {
-            if let Some(error) = unreadable {
-                return Err(error);
-            }
-            return Err(Error::new(
-                Kind::Usage,
-                format!(
-                    "nothing on {} belongs to this volume: no superblock opens. Nothing was written; check the path",
-                    self.environment.store.name()
-                ),
-            ));
+    /// The store is not what the anchor vouches for. Where no header is left on it, its owner could not even look at which states it offers: it
+    /// gets what the anchor vouches for, and no anchor moves for that. The error.
+    async fn leave_to_owner(&self, error: Error, pair: &Pair, key: &MacKey) -> Result<Error> {
+        let found = self.copies(key).await;
+        let is_header = |copy: &Option<Box<Pair>>| {
+            copy.as_deref() == Some(pair) || self.is_of_a_change(copy.as_deref(), pair)
+        };
+        if found.iter().any(|(.., copy)| is_header(copy)) {
+            return Ok(error);
         }
-        check_growths(header, &superblocks)
+        self.write(pair, found).await?;
+        let sentence = "No header was left on it, and the backup's is there again, so that it can be looked at; nothing else was changed";
+        Ok(error.with_sentence(sentence))
     }
 
     /// Without an anchor nothing else says that the volume has another key by now, under which this backup would be no use.
     async fn check_not_rekeyed(&self, header: &Header, key: &MacKey) -> Result<()> {
-        let copies = [read_pair(&self.io, COPIES[0]).await.ok(), read_pair(&self.io, COPIES[1]).await.ok()];
+        let copies = [
+            read_pair(&self.attaching.io, COPIES[0]).await.ok(),
+            read_pair(&self.attaching.io, COPIES[1]).await.ok(),
+        ];
         // Damage does not make two copies alike.
         let alike = copies[0] == copies[1];
         for copy in copies.iter().flatten() {
-            let Ok((found, _)) = check_pair(copy, &self.policy, &self.options) else { continue };
+            let Ok((found, _)) = check_pair(copy, &self.attaching.policy, &self.attaching.options) else {
+                continue;
+            };
             let rekeyed = found.rekeying.is_some() || alike;
             if rekeyed && found.generation > header.generation && !header_holds(copy, key)? {
                 return Err(Error::new(
@@ -207,7 +215,7 @@ impl Restoring {
         let mut found = Vec::new();
         for at in COPIES {
             // What cannot be read is damaged like what does not verify; writing may mend it.
-            let copy = read_pair(&self.io, at).await.ok();
+            let copy = read_pair(&self.attaching.io, at).await.ok();
             let generation = copy.as_deref().and_then(|copy| self.generation(copy, key));
             found.push((generation, at, copy));
         }
@@ -220,7 +228,7 @@ impl Restoring {
         let mut written = 0;
         for (_, at, copy) in found {
             if copy.as_deref() != Some(pair) {
-                write_pair(&self.io, at, pair).await?;
+                write_pair(&self.attaching.io, at, pair).await?;
                 written += 1;
             }
         }
@@ -231,14 +239,14 @@ impl Restoring {
     /// growth is not of the policy's size.
     fn is_of_a_change(&self, copy: Option<&Pair>, ours: &Pair) -> bool {
         copy.filter(|copy| *copy != ours).is_some_and(|copy| {
-            Header::decode_as(&copy[..BLOCK_SIZE], self.options.shape)
-                .is_ok_and(|header| header.volume == self.policy.volume)
+            Header::decode_as(&copy[..BLOCK_SIZE], self.attaching.options.shape)
+                .is_ok_and(|header| header.volume == self.attaching.policy.volume)
         })
     }
 
     /// The generation of a copy that an attach could take.
     fn generation(&self, copy: &Pair, key: &MacKey) -> Option<u32> {
-        let (header, _) = check_pair(copy, &self.policy, &self.options).ok()?;
+        let (header, _) = check_pair(copy, &self.attaching.policy, &self.attaching.options).ok()?;
         header_holds(copy, key).ok()?.then_some(header.generation)
     }
 }

@@ -11,18 +11,18 @@ use std::sync::Arc;
 use anchor::{Stamp, State};
 use futures::FutureExt;
 use seal::slot::{Argon2Params, Credential, KeySlots, SlotError, SlotInfo, SlotLimits};
-use seal::{MacKey, Random, VolumeKey};
+use seal::{Random, VolumeKey};
 
-use crate::anchoring::{advance, overtaking, sign_stamp};
-use crate::attach::AttachOptions;
+use crate::attach::{AttachOptions, Attaching};
 use crate::core::Environment;
 use crate::create::sign_header;
 use crate::error::{Error, Kind, Remedy, Result};
 use crate::format::header::Header;
 use crate::io::{Driven, Io};
 use crate::mutation::{Mutation, mutated};
-use crate::open_header::{COPIES, Opened, Pair, open_header, read_pair, write_pair};
+use crate::open_header::{COPIES, Pair, open_header, read_pair, write_pair};
 use crate::policy::Policy;
+use crate::witness::{Looker, Stood};
 
 /// What to do to the key slots.
 #[derive(Debug)]
@@ -123,12 +123,9 @@ pub fn change_keys(
     options: AttachOptions,
 ) -> Result<Driven<Result<KeysChanged>>> {
     let store = Arc::clone(&environment.store);
-    Driven::new(store.as_ref(), 16, move |io| {
-        async move {
-            let opened = open_header(&io, &environment, &policy, &credential, &options).await?;
-            Changing { environment, io, force }.run(opened, change, &credential, &options.slot_limits).await
-        }
-        .boxed_local()
+    Driven::new(store.as_ref(), 64, move |io| {
+        let changing = Changing { attaching: Attaching::looking(environment, policy, options, io), force };
+        async move { changing.run(&credential, change).await }.boxed_local()
     })
 }
 
@@ -142,18 +139,6 @@ pub(crate) async fn put_in_force(io: &Io, pair: &Pair, step: impl Future<Output 
     write_pair(io, COPIES[0], pair).await
 }
 
-/// Makes the anchor hold a stamp that nobody else knew: what was sent to it before comes too late from then on. The new stamp.
-pub(crate) async fn take_anchor(
-    environment: &Environment,
-    stamp: Option<Stamp>,
-    key: &MacKey,
-) -> Result<Option<Stamp>> {
-    let (Some(anchor), Some(held)) = (&environment.anchor, stamp) else { return Ok(None) };
-    let taken = overtaking(key, &held);
-    advance(anchor.as_ref(), Some(&held), &taken).await?;
-    Ok(Some(taken))
-}
-
 /// The generation of what takes this header's place.
 pub(crate) fn next_generation(header: &Header) -> Result<u32> {
     header.generation.checked_add(1).ok_or_else(|| {
@@ -163,53 +148,47 @@ pub(crate) fn next_generation(header: &Header) -> Result<u32> {
 
 /// A change of header and key slots, whatever it changes in them.
 pub(crate) struct Changing {
-    pub(crate) environment: Environment,
-    pub(crate) io: Io,
+    pub(crate) attaching: Attaching,
     pub(crate) force: bool,
 }
 
 impl Changing {
-    async fn run(
-        &self,
-        mut opened: Opened,
-        change: KeyChange,
-        by: &Credential,
-        limits: &SlotLimits,
-    ) -> Result<KeysChanged> {
-        self.check_released(&opened)?;
+    async fn run(&self, credential: &Credential, change: KeyChange) -> Result<KeysChanged> {
+        let Attaching { environment, policy, options, io, .. } = &self.attaching;
+        let opened = open_header(io, environment, policy, credential, options).await?;
+        self.check_released(opened.stamp.as_ref())?;
+        let mut stood = self.attaching.stand(opened, Looker::Keys).await?;
         // First what may be refused: to take the anchor would end a session for nothing.
-        let random = self.environment.random.as_ref();
-        let key = (&opened.key, by);
-        let notice = change.apply(&mut opened.slots, &opened.header.volume, key, limits, random)?;
-        self.equalize(&mut opened).await?;
-        self.put(&mut opened).await?;
-        Ok(KeysChanged { slots: opened.slots.list(), notice })
+        let key = (&stood.keys.key, credential);
+        let (volume, random) = (&stood.header.volume, environment.random.as_ref());
+        let notice = change.apply(&mut stood.slots, volume, key, &options.slot_limits, random)?;
+        self.equalize(&mut stood).await?;
+        self.put(&mut stood).await?;
+        Ok(KeysChanged { slots: stood.slots.list(), notice })
     }
 
     /// Puts what was changed in force, as a new generation. Both copies must be the one in force until then.
-    pub(crate) async fn put(&self, opened: &mut Opened) -> Result<()> {
-        opened.header.generation = next_generation(&opened.header)?;
-        let pair = sign_header(&opened.header, &opened.slots, &opened.key)?;
-        put_in_force(&self.io, &pair, self.move_anchor(opened, seal::sha256(&[&pair]))).await
+    pub(crate) async fn put(&self, stood: &mut Stood) -> Result<()> {
+        stood.header.generation = next_generation(&stood.header)?;
+        let pair = sign_header(&stood.header, &stood.slots, &stood.keys.key)?;
+        put_in_force(&self.attaching.io, &pair, move_anchor(stood, seal::sha256(&[&pair]))).await
     }
 
-    pub(crate) fn check_released(&self, opened: &Opened) -> Result<()> {
-        match &opened.stamp {
-            Some(stamp) if stamp.state != State::Released && !self.force => Err(Error::new(
-                Kind::Usage,
-                "the volume was not detached, so a session may still be running; detach it, attach and detach it if that session crashed, or go on all the same and end that session's writing",
-            )
-            .or(Remedy::Force)),
-            _ => Ok(()),
-        }
+    pub(crate) fn check_released(&self, stamp: Option<&Stamp>) -> Result<()> {
+        check_released(stamp, self.force)
     }
 
     /// Takes the anchor, and makes both copies the one in force: an earlier change may have been cut short, and B is written next.
-    pub(crate) async fn equalize(&self, opened: &mut Opened) -> Result<()> {
-        opened.stamp = take_anchor(&self.environment, opened.stamp.take(), &opened.stamp_key).await?;
+    pub(crate) async fn equalize(&self, stood: &mut Stood) -> Result<()> {
+        if let Some(witness) = &stood.look.witness {
+            let taken = witness.take(&stood.stamp_key).await?;
+            stood.stamp = taken.held().cloned();
+            stood.look.witness = Some(taken);
+        }
+        let io = &self.attaching.io;
         // One that cannot be read is like one that is not in force; writing may mend it.
-        let copies = [read_pair(&self.io, COPIES[0]).await, read_pair(&self.io, COPIES[1]).await];
-        let in_force = |pair: &Pair| seal::sha256(&[pair]) == opened.digest;
+        let copies = [read_pair(io, COPIES[0]).await, read_pair(io, COPIES[1]).await];
+        let in_force = |pair: &Pair| seal::sha256(&[pair]) == stood.digest;
         let Some(current) = copies.iter().flatten().find(|pair| in_force(pair)) else {
             copies.into_iter().collect::<Result<Vec<_>>>()?;
             return Err(Error::new(
@@ -219,17 +198,27 @@ impl Changing {
         };
         for (at, pair) in COPIES.into_iter().zip(&copies) {
             if !pair.as_ref().is_ok_and(|pair| in_force(pair)) {
-                write_pair(&self.io, at, current).await?;
+                write_pair(io, at, current).await?;
             }
         }
         Ok(())
     }
+}
 
-    async fn move_anchor(&self, opened: &Opened, digest: [u8; 32]) -> Result<()> {
-        let (Some(anchor), Some(old)) = (&self.environment.anchor, &opened.stamp) else { return Ok(()) };
-        let mut new = old.clone();
-        new.header_digest = digest;
-        let new = sign_stamp(&opened.stamp_key, new);
-        advance(anchor.as_ref(), Some(old), &new).await
+/// Refuses, unless forced, while a session may be running.
+pub(crate) fn check_released(stamp: Option<&Stamp>, force: bool) -> Result<()> {
+    match stamp {
+        Some(stamp) if stamp.state != State::Released && !force => Err(Error::new(
+            Kind::Usage,
+            "the volume was not detached, so a session may still be running; detach it, attach and detach it if that session crashed, or go on all the same and end that session's writing",
+        )
+        .or(Remedy::Force)),
+        _ => Ok(()),
     }
+}
+
+async fn move_anchor(stood: &Stood, header_digest: [u8; 32]) -> Result<()> {
+    let Some(witness) = &stood.look.witness else { return Ok(()) };
+    let Some(old) = witness.held() else { return Ok(()) };
+    witness.advance(&stood.stamp_key, Stamp { header_digest, ..old.clone() }).await.map(drop)
 }

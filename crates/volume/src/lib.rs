@@ -7,7 +7,6 @@
 
 mod admission;
 mod allocation;
-mod anchoring;
 mod attach;
 mod block_cache;
 mod cache;
@@ -30,6 +29,7 @@ mod key_slots;
 mod keys;
 mod landing;
 mod merge;
+mod migrate;
 #[cfg(not(feature = "mutations"))]
 mod mutation;
 #[cfg(feature = "mutations")]
@@ -61,6 +61,7 @@ mod tree;
 mod unanchored;
 mod untold;
 mod volume;
+mod witness;
 
 pub use crate::core::{Clock, Environment};
 pub use allocation::Extent;
@@ -72,6 +73,7 @@ pub use grow::{Enlarge, Grown, Growth, check_growth, grow};
 pub use header_backup::{BackedUp, HeaderInfo, Restored, backup_header, restore_header};
 pub use io::Driven;
 pub use key_slots::{KeyChange, KeyNotice, KeysChanged, change_keys};
+pub use migrate::{Migrated, Migration, migrate};
 pub use queue::{Completion, Queue, Request};
 pub use reanchor::{Reanchor, reanchor};
 pub use rekey::{RekeyOrder, Rekeyed, begin_rekey, check_rekey};

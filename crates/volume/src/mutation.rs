@@ -72,6 +72,12 @@ mutations! {
     ForgottenOffered, "forgotten-offered", "what is offered as the latest is what an attach would begin from";
     NewAnchorFirst, "new-anchor-first", "it does so before the new one vouches for it";
     LeftAnchorAttached, "left-anchor-attached", "nobody attaches by an anchor that the volume has left";
+    KeysUnlooked, "keys-unlooked", "a change of the key slots begins with a look at whether the store stands where the anchor says";
+    GrowthUnlooked, "growth-unlooked", "so does a growth";
+    RekeyUnlooked, "rekey-unlooked", "so does a change of the volume key";
+    RestoreUnlooked, "restore-unlooked", "so does a header that comes back from a backup";
+    MigrationUnlooked, "migration-unlooked", "so does a move to another anchor";
+    SecondMigrationUnlooked, "second-migration-unlooked", "so does one that was cut short, and is done again";
     TakenAnchorTaken, "taken-anchor-taken", "an anchor that another volume lives by is not taken";
     OthersFollowed, "others-followed", "a session that follows another one follows no other";
     ClaimNotConfirmed, "claim-not-confirmed", "what others may rely on is used after the claim was confirmed";

@@ -14,18 +14,18 @@ use std::sync::Arc;
 
 use anchor::{Anchor, Stamp, State};
 use futures::FutureExt;
+use seal::MacKey;
 use seal::slot::Credential;
 
-use crate::anchoring::{advance, sign_stamp};
 use crate::attach::{AttachOptions, draw_session};
 use crate::core::Environment;
 use crate::create::SavePolicy;
 use crate::error::{Error, Kind, Result};
 use crate::io::Driven;
-use crate::mutation::{Mutation, mutated};
-use crate::open_header::check_stamp_mac;
+use crate::migrate::{Move, check_new_anchor};
 use crate::policy::Policy;
-use crate::survey::{Choice, Looked, Looking, StateName, stamp_of};
+use crate::survey::{Choice, Looking, StateName, stamp_of};
+use crate::witness::Witness;
 
 /// What the owner wants.
 pub struct Reanchor {
@@ -38,6 +38,9 @@ pub struct Reanchor {
     /// Stores the new policy durably. Called only if the anchor's address changes.
     pub save: SavePolicy,
 }
+
+/// That the owner has said which state counts; nothing else can say so.
+pub(crate) struct OwnersWord(());
 
 /// Makes a state that the store offers ([`survey`](crate::survey())) the one that counts. The environment's anchor is the old one, `None`
 /// if it is lost. The result is the policy from now on.
@@ -64,88 +67,35 @@ pub fn reanchor(
             let session = draw_session(&environment)?;
             // Not one more: the next claim must be the odd one out of those that were alive (see the superblock's slots).
             let stamp = stamp_of(&policy.volume, looked.chosen, session, looked.claims, looked.header_digest);
-            let stamp = sign_stamp(&looked.stamp_key, stamp);
+            let word = OwnersWord(());
+            let of_old = old.map(|old| Witness::of_owner(&word, old, looked.stamp.clone()));
             match order.anchor {
                 Some(new) => {
-                    Moving { looked, old, new, stamp }.run(policy, order.anchor_options, order.save).await
+                    let held = new.read().await?;
+                    check_new_anchor(new.as_ref(), held.as_ref(), &stamp, &looked.stamp_key)?;
+                    let to = Witness::of_owner(&word, Arc::clone(&new), held);
+                    // One that was left before has nothing to be told.
+                    let from =
+                        of_old.filter(|old| old.held().is_some_and(|held| held.state != State::Terminal));
+                    let moving = Move { from, to, address: new.address(), stamp, key: &looked.stamp_key };
+                    moving.run(policy, order.anchor_options, order.save).await
                 }
-                None => stay(old.as_deref(), looked.stamp.as_ref(), &stamp, policy).await,
+                None => stay(of_old, stamp, &looked.stamp_key).await.map(|()| policy),
             }
         }
         .boxed_local()
     })
 }
 
-async fn stay(
-    anchor: Option<&dyn Anchor>,
-    old: Option<&Stamp>,
-    stamp: &Stamp,
-    policy: Policy,
-) -> Result<Policy> {
+async fn stay(anchor: Option<Witness>, stamp: Stamp, key: &MacKey) -> Result<()> {
     let Some(anchor) = anchor else {
         return Err(Error::new(Kind::Usage, "the anchor is lost; name the one that takes its place"));
     };
-    if old.is_some_and(|old| old.state == State::Terminal) {
+    if anchor.held().is_some_and(|old| old.state == State::Terminal) {
         return Err(Error::new(
             Kind::Usage,
             "the volume has moved away from this anchor, which cannot be used any more; use the policy that names the new one, or name the new anchor to end a move that was cut short",
         ));
     }
-    advance(anchor, old, stamp).await?;
-    Ok(policy)
-}
-
-/// A move to another anchor.
-struct Moving {
-    looked: Looked,
-    old: Option<Arc<dyn Anchor>>,
-    new: Arc<dyn Anchor>,
-    stamp: Stamp,
-}
-
-impl Moving {
-    async fn run(self, policy: Policy, anchor_options: anchor::Options, save: SavePolicy) -> Result<Policy> {
-        let held = self.new.read().await?;
-        if let Some(held) = &held {
-            self.check_left_behind(held)?;
-        }
-        if !mutated(Mutation::NewAnchorFirst) {
-            self.end_old().await?;
-        }
-        advance(self.new.as_ref(), held.as_ref(), &self.stamp).await?;
-        if mutated(Mutation::NewAnchorFirst) {
-            self.end_old().await?;
-        }
-        let policy = Policy { anchor: Some(self.new.address()), anchor_options, ..policy };
-        save(&policy)?;
-        Ok(policy)
-    }
-
-    /// The new anchor may hold what a move that was cut short left there, and nothing else.
-    fn check_left_behind(&self, held: &Stamp) -> Result<()> {
-        let same = held.volume == self.stamp.volume
-            && held.generation == self.stamp.generation
-            && held.head == self.stamp.head
-            && held.header_digest == self.stamp.header_digest
-            && held.state == State::Released;
-        let same = same && check_stamp_mac(held, &self.looked.stamp_key).is_ok();
-        if same || mutated(Mutation::TakenAnchorTaken) {
-            return Ok(());
-        }
-        Err(Error::new(
-            Kind::Anchor,
-            format!("the anchor {} belongs to a volume already; name a new one", self.new.address()),
-        ))
-    }
-
-    /// From here on the old anchor lets nobody attach, and fences whoever is.
-    async fn end_old(&self) -> Result<()> {
-        let (Some(anchor), Some(old)) = (&self.old, &self.looked.stamp) else { return Ok(()) };
-        if old.state == State::Terminal || mutated(Mutation::OldAnchorGoesOn) {
-            return Ok(());
-        }
-        let moved_to = Stamp::hint_of(&self.new.address());
-        let last = Stamp { state: State::Terminal, moved_to, ..self.stamp.clone() };
-        advance(anchor.as_ref(), Some(old), &sign_stamp(&self.looked.stamp_key, last)).await
-    }
+    anchor.advance(key, stamp).await.map(drop)
 }

@@ -14,8 +14,7 @@ use futures::FutureExt;
 use seal::VolumeKey;
 use seal::slot::{Credential, KeySlots, SlotInfo};
 
-use crate::anchoring::{advance, sign_stamp};
-use crate::attach::{AttachOptions, Attaching, Reading, draw_session, keyring};
+use crate::attach::{AttachOptions, Attaching, draw_session};
 use crate::core::Environment;
 use crate::create::sign_header;
 use crate::error::{Error, Kind, Result};
@@ -23,12 +22,12 @@ use crate::format::header::Header;
 use crate::format::protections::Freshness;
 use crate::format::rekeying::Rekeying;
 use crate::io::Driven;
-use crate::key_slots::{Changing, next_generation, put_in_force};
+use crate::key_slots::{Changing, check_released, next_generation, put_in_force};
 use crate::keys::{EPOCHS, Keyring};
 use crate::open_header::{Opened, check_anchored, open_header, suite_of};
 use crate::policy::Policy;
 use crate::replay::Replayed;
-use crate::superblock_io::{candidates, read_superblocks};
+use crate::witness::{Look, Looker, Stood, Witness};
 
 /// What the owner wants of a change of key.
 #[derive(Debug, Default)]
@@ -100,11 +99,10 @@ fn drive<T: 'static>(
     job: impl AsyncFnOnce(Beginning, Opened, Credential) -> Result<T> + 'static,
 ) -> Result<Driven<Result<T>>> {
     let store = Arc::clone(&environment.store);
-    let options = AttachOptions { reading: Reading::Latest, ..options };
     Driven::new(store.as_ref(), 64, move |io| {
         async move {
             let opened = open_header(&io, &environment, &policy, &credential, &options).await?;
-            let attaching = Attaching { environment, policy, options, read_only: true, io };
+            let attaching = Attaching::looking(environment, policy, options, io);
             job(Beginning { attaching, order }, opened, credential).await
         }
         .boxed_local()
@@ -124,26 +122,32 @@ struct Beginning {
 }
 
 impl Beginning {
-    async fn run(&self, mut opened: Opened, credential: &Credential) -> Result<Rekeyed> {
-        let Attaching { environment, io, .. } = &self.attaching;
-        let changing = Changing { environment: environment.clone(), io: io.clone(), force: self.order.force };
+    async fn run(self, opened: Opened, credential: &Credential) -> Result<Rekeyed> {
         if opened.header.rekeying.is_none() {
-            changing.check_released(&opened)?;
+            check_released(opened.stamp.as_ref(), self.order.force)?;
         }
         let Some(NewKey { key, slots, removed }) = self.new_key(&opened, credential)? else {
             return Ok(Rekeyed { under_way: true, slots: opened.slots.list(), removed: Vec::new() });
         };
-        changing.equalize(&mut opened).await?;
-        let Opened { mut header, key: old, stamp, .. } = opened;
-        let keys = keyring(&header, old)?;
-        let (replayed, superblock) = self.state(&header, &keys, stamp.as_ref()).await?;
-        self.attaching.check_follows(stamp.as_ref(), &replayed)?;
+        let changing = Changing { attaching: self.attaching, force: self.order.force };
+        let attaching = &changing.attaching;
+        let mut stood = attaching.stand(opened, Looker::Rekey).await?;
+        changing.equalize(&mut stood).await?;
+        let Stood { mut header, keys, stamp, .. } = stood;
+        // Again, behind the taking: until then a session that still ran may have gone on.
+        let Look { replayed, superblocks, witness } =
+            attaching.look(&header, &keys, stamp.as_ref(), Looker::Rekey).await?;
         // What was accepted becomes durable before anything vouches for it.
-        io.flush().await?;
-        header.rekeying = Some(self.seal_old(&header, &keys, &key, replayed.next_epoch, superblock)?);
+        attaching.io.flush().await?;
+        let leading = superblocks.found.iter().find(|found| found.superblock == replayed.superblock);
+        let superblock = leading.expect("a replay begins at one of those that were read").digest;
+        let environment = &attaching.environment;
+        let boundary = replayed.next_epoch;
+        header.rekeying = Some(seal_old(environment, &header, &keys, &key, boundary, superblock)?);
         header.generation = next_generation(&header)?;
         let pair = sign_header(&header, &slots, &key)?;
-        put_in_force(io, &pair, self.move_anchor(stamp, &replayed, seal::sha256(&[&pair]), &key)).await?;
+        let step = move_anchor(environment, witness, &replayed, seal::sha256(&[&pair]), &key);
+        put_in_force(&attaching.io, &pair, step).await?;
         Ok(Rekeyed { under_way: false, slots: slots.list(), removed })
     }
 
@@ -179,64 +183,49 @@ impl Beginning {
             .rewrap(volume, &opened.key, key, &credentials, limits, environment.random.as_ref())
             .map_err(|error| Error::new(Kind::Locked, error.to_string()))
     }
+}
 
-    /// The state that counts, and the digest of the superblock that leads there.
-    async fn state(
-        &self,
-        header: &Header,
-        keys: &Keyring,
-        stamp: Option<&Stamp>,
-    ) -> Result<(Replayed, [u8; 32])> {
-        // Read once: a slot that the store can't read another time would be missing for no reason.
-        let slots = read_superblocks(&self.attaching.io, keys, header).await?;
-        let replayed = self.attaching.find(header, keys, stamp, candidates(header, &slots)?).await?;
-        let leading = slots.found.iter().find(|found| found.superblock == replayed.superblock);
-        let digest = leading.expect("a replay begins at one of those that were read").digest;
-        Ok((replayed, digest))
+fn seal_old(
+    environment: &Environment,
+    header: &Header,
+    keys: &Keyring,
+    key: &VolumeKey,
+    boundary: u32,
+    superblock: [u8; 32],
+) -> Result<Rekeying> {
+    if boundary >= EPOCHS.min(header.geometry.last_epoch()) {
+        return Err(Error::new(
+            Kind::Usage,
+            "all key epochs of this volume are used up; copy its content to a new volume",
+        ));
     }
+    let mut salt = [0; 32];
+    environment.random.fill(&mut salt);
+    let mut rekeying = Rekeying { boundary, superblock, salt, sealed: [0; 32], tag: [0; 16] };
+    let ad = rekeying.associated_data(&header.volume);
+    (rekeying.sealed, rekeying.tag) = key.seal_old(suite_of(header), &salt, &ad, &keys.key);
+    Ok(rekeying)
+}
 
-    fn seal_old(
-        &self,
-        header: &Header,
-        keys: &Keyring,
-        key: &VolumeKey,
-        boundary: u32,
-        superblock: [u8; 32],
-    ) -> Result<Rekeying> {
-        if boundary >= EPOCHS.min(header.geometry.last_epoch()) {
-            return Err(Error::new(
-                Kind::Usage,
-                "all key epochs of this volume are used up; copy its content to a new volume",
-            ));
-        }
-        let mut salt = [0; 32];
-        self.attaching.environment.random.fill(&mut salt);
-        let mut rekeying = Rekeying { boundary, superblock, salt, sealed: [0; 32], tag: [0; 16] };
-        let ad = rekeying.associated_data(&header.volume);
-        (rekeying.sealed, rekeying.tag) = key.seal_old(suite_of(header), &salt, &ad, &keys.key);
-        Ok(rekeying)
-    }
-
-    /// The step that counts. The stamp names a session that wrote nothing, so no record behind the boundary counts, whoever can write one.
-    async fn move_anchor(
-        &self,
-        stamp: Option<Stamp>,
-        replayed: &Replayed,
-        header_digest: [u8; 32],
-        key: &VolumeKey,
-    ) -> Result<()> {
-        let environment = &self.attaching.environment;
-        let (Some(anchor), Some(old)) = (&environment.anchor, stamp) else { return Ok(()) };
-        let new = Stamp {
-            generation: replayed.generation,
-            head: replayed.head,
-            session: draw_session(environment)?,
-            state: State::Released,
-            header_digest,
-            ..old.clone()
-        };
-        advance(anchor.as_ref(), Some(&old), &sign_stamp(&key.mac("stamp"), new)).await
-    }
+/// The step that counts. The stamp names a session that wrote nothing, so no record behind the boundary counts, whoever can write one.
+async fn move_anchor(
+    environment: &Environment,
+    witness: Option<Witness>,
+    replayed: &Replayed,
+    header_digest: [u8; 32],
+    key: &VolumeKey,
+) -> Result<()> {
+    let Some(witness) = witness else { return Ok(()) };
+    let Some(old) = witness.held() else { return Ok(()) };
+    let new = Stamp {
+        generation: replayed.generation,
+        head: replayed.head,
+        session: draw_session(environment)?,
+        state: State::Released,
+        header_digest,
+        ..old.clone()
+    };
+    witness.advance(&key.mac("stamp"), new).await.map(drop)
 }
 
 fn removed(before: &KeySlots, after: &KeySlots) -> Vec<SlotInfo> {

@@ -436,7 +436,7 @@ fn note_reservations(state: &mut Replayed, record: &RecordHeader, commit: &[u32]
 }
 
 /// The failure that a replay's standing means.
-pub(crate) fn standing_error(found: &[Replayed], stamp: &Stamp) -> Error {
+pub(crate) fn standing_error(found: &[Replayed], anchored: u64) -> Error {
     let best = found.iter().max_by_key(|replayed| replayed.generation);
     let beside = found.iter().any(|replayed| replayed.standing == Standing::Beside);
     match best {
@@ -444,18 +444,17 @@ pub(crate) fn standing_error(found: &[Replayed], stamp: &Stamp) -> Error {
             Kind::Corrupt,
             "no superblock of this volume opens: they were overwritten or replaced. Restore the image from a backup",
         ),
-        Some(best) if beside || best.superblock.generation > stamp.generation => Error::new(
+        Some(best) if beside || best.superblock.generation > anchored => Error::new(
             Kind::Forked,
             format!(
-                "this image has a history of its own beside the one that the anchor vouches for (generation {}). Somebody ran a copy of it, or anchor and image were restored from different times. Attach the image that belongs to the anchor",
-                stamp.generation
+                "this image has a history of its own beside the one that the anchor vouches for (generation {anchored}). Somebody ran a copy of it, or anchor and image were restored from different times. Attach the image that belongs to the anchor"
             ),
         ),
         Some(best) => Error::new(
             Kind::Stale,
             format!(
-                "this image is an older state: its journal ends at generation {}, the anchor vouches for {}. The host put an old copy back, or lost flushed writes. Attach the current image",
-                best.generation, stamp.generation
+                "this image is an older state: its journal ends at generation {}, the anchor vouches for {anchored}. The host put an old copy back, or lost flushed writes. Attach the current image",
+                best.generation
             ),
         ),
     }

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
-use anchor::Stamp;
 use event_listener::Event;
 use seal::MacKey;
 
@@ -35,6 +34,7 @@ use crate::replay::Replayed;
 use crate::space::Space;
 use crate::store_room::{StoreRoom, allocate_fixed};
 use crate::untold::changes_with;
+use crate::witness::Anchored;
 
 impl Attaching {
     #[expect(clippy::too_many_arguments, reason = "each is one finding of the attach, used once, here")]
@@ -45,7 +45,7 @@ impl Attaching {
         session: [u8; 16],
         claims: u64,
         pair: u8,
-        stamp: Option<Stamp>,
+        anchored: Anchored,
         stamp_key: MacKey,
         replayed: &Replayed,
         in_force: Option<Box<Pair>>,
@@ -63,7 +63,7 @@ impl Attaching {
         let (limits, cache) = limits(&geometry, self.options.memory, thin, untold);
         Ok(Core {
             random: Arc::clone(&self.environment.random),
-            commit: Commit::new(&geometry, journal, stamp, self.environment.clock.now()),
+            commit: Commit::new(&geometry, journal, anchored, self.environment.clock.now()),
             environment: self.environment.clone(),
             space: Space::new(
                 geometry,

@@ -65,6 +65,8 @@ pub struct Status {
     pub anchor_away: Option<AnchorAway>,
     /// What its kind has to tell beside that, by name.
     pub anchor_facts: BTreeMap<String, String>,
+    /// Bytes that it takes where it is kept, if each move takes some and its kind can tell.
+    pub anchor_space: Option<u64>,
     /// Number of the last journal record.
     pub generation: u64,
     /// Number of the last anchored journal record.
@@ -325,6 +327,7 @@ impl Volume {
             store: core.environment.store.name(),
             anchor: anchor.map(|anchor| anchor.address()),
             anchor_away: health.away.map(AnchorAway::new),
+            anchor_space: health.space,
             anchor_facts: health.facts.into_iter().map(|(name, value)| (name.into(), value)).collect(),
             generation: core.commit.position().0,
             anchored_generation: core.commit.stamp().map(|stamp| stamp.generation),

@@ -16,14 +16,20 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Cluster {
     directory: TempDir,
     port: u16,
+    quota: Option<u64>,
 }
 
 impl Cluster {
     /// Starts one, and waits until it serves.
     pub fn start() -> Cluster {
+        Self::start_with_quota(None)
+    }
+
+    /// The same with so many bytes of space for each member's database.
+    pub fn start_with_quota(quota: Option<u64>) -> Cluster {
         // Members keep their data in memory.
         let directory = tempfile::Builder::new().prefix("etcd-").tempdir_in("/dev/shm").expect("a directory");
-        let cluster = Cluster { directory, port: free_ports() };
+        let cluster = Cluster { directory, port: free_ports(), quota };
         cluster.script("new", &[]);
         cluster.wait();
         cluster
@@ -57,6 +63,16 @@ impl Cluster {
     /// Starts a member again, with the data that it has.
     pub fn restart(&self, member: u16) {
         self.script("start", &[&member.to_string()]);
+    }
+
+    /// A new cluster in the place of this one, with none of its data.
+    pub fn begin_anew(&self) {
+        for member in 0..3 {
+            self.kill(member);
+            fs::remove_dir_all(self.data(member)).expect("data");
+        }
+        self.script("new", &[]);
+        self.wait();
     }
 
     /// A new member in the place of this one.
@@ -185,11 +201,11 @@ impl Cluster {
 
     fn script(&self, command: &str, arguments: &[&str]) {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/etcd-cluster");
-        run(Command::new(script)
-            .env("CLUSTER_PORT", self.port.to_string())
-            .arg(command)
-            .arg(self.path())
-            .args(arguments));
+        let mut script = Command::new(script);
+        if let Some(quota) = self.quota {
+            script.env("ETCD_QUOTA_BACKEND_BYTES", quota.to_string());
+        }
+        run(script.env("CLUSTER_PORT", self.port.to_string()).arg(command).arg(self.path()).args(arguments));
     }
 
     fn logs(&self) -> String {

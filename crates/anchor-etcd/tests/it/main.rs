@@ -1,6 +1,7 @@
 //! The anchor against a real cluster, and against what else may answer under its address.
 #![allow(clippy::disallowed_methods, reason = "real processes, and real time")]
 
+#[allow(dead_code, reason = "tests of volumes use the rest")]
 mod cluster;
 mod peers;
 mod proxy;

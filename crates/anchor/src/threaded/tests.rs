@@ -106,6 +106,9 @@ fn holding(stamp: Option<Stamp>, fates: &[Fate]) -> (Network, Arc<Threaded>) {
     network.peer().held = stamp;
     let anchor = over(&network, QUICK);
     block_on(anchor.read()).unwrap();
+    // A session has moved it before; that it holds something else is an answer, too.
+    let refused = block_on(anchor.advance(Some(&sample(999)), &sample(1000)));
+    assert!(matches!(refused, Err(Error::Conflict(_))));
     network.peer().fates = fates.iter().copied().collect();
     (network, anchor)
 }
@@ -239,6 +242,51 @@ fn the_timeout_counts_from_when_it_went_away() {
     assert_eq!(anchor.health().away.unwrap().attempts, attempts + 1);
     network.peer().fates.clear();
     assert_eq!(block_on(anchor.read()), Ok(None));
+}
+
+/// As a database whose space is used up: each look is answered, and no move.
+fn refuses_moves(network: &Network) {
+    network.peer().fates = [Fate::Lost, Fate::Prompt].into_iter().cycle().take(200_000).collect();
+}
+
+#[test]
+fn an_anchor_that_answers_reads_and_refuses_moves_is_away() {
+    let network = Network::default();
+    let anchor = over(&network, Limits { timeout: Some(Duration::from_millis(60)), ..QUICK });
+    block_on(anchor.read()).unwrap();
+    refuses_moves(&network);
+    let begun = Instant::now();
+    let Err(Error::Io(why)) = block_on(anchor.advance(None, &sample(1))) else { panic!("no Io") };
+    assert!(why.contains("no answer") && begun.elapsed() >= Duration::from_millis(60), "{why}");
+    let away = anchor.health().away.unwrap();
+    assert!(away.attempts > 1 && away.duration >= Duration::from_millis(60), "{away:?}");
+    // A read says nothing of moves.
+    network.peer().fates.clear();
+    assert_eq!(block_on(anchor.read()), Ok(None));
+    assert!(anchor.health().away.is_some());
+    assert_eq!(block_on(anchor.advance(None, &sample(1))), Ok(()));
+    assert_eq!(anchor.health().away, None);
+}
+
+#[test]
+fn a_first_move_is_waited_for_as_long_as_a_first_answer_and_a_later_one_for_ever() {
+    let network = Network::default();
+    let anchor = over(&network, QUICK);
+    block_on(anchor.read()).unwrap();
+    refuses_moves(&network);
+    assert!(matches!(block_on(anchor.advance(None, &sample(1))), Err(Error::Io(_))));
+
+    let (network, anchor) = holding(None, &[]);
+    refuses_moves(&network);
+    let mut moving = anchor.advance(None, &sample(1));
+    assert!((&mut moving).now_or_never().is_none());
+    let long = 2 * QUICK.first_contact;
+    while anchor.health().away.is_none_or(|away| away.duration < long) {
+        std::thread::yield_now();
+    }
+    network.peer().fates.clear();
+    assert_eq!(block_on(moving), Ok(()));
+    assert_eq!(anchor.health().away, None);
 }
 
 #[test]

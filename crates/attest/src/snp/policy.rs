@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::Hex;
-use crate::policy::{PolicyError, not_empty};
+use crate::policy::{Features, PolicyError, not_empty};
 
 use super::report::{GuestPolicy, PLATFORM_INFO};
 use super::{Family, FirmwareVersion, SigningKey, Tcb};
@@ -19,18 +19,6 @@ pub enum Revocation {
     Required,
     /// Lists are judged if they are given.
     WhenGiven,
-}
-
-/// Names of features that must be on, and of those that must be off.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub struct Features {
-    /// Must be on.
-    #[serde(default)]
-    pub require: Vec<String>,
-    /// Must be off.
-    #[serde(default)]
-    pub refuse: Vec<String>,
 }
 
 /// Which SNP machines the owner trusts. Debugging is always refused.
@@ -170,31 +158,5 @@ impl Policy {
         }
         self.guest_policy.check(&GuestPolicy::FEATURES, "snp.guest-policy")?;
         self.platform_info.check(&PLATFORM_INFO, "snp.platform-info")
-    }
-}
-
-impl Features {
-    fn check(&self, known: &[(&str, u64)], key: &'static str) -> Result<(), PolicyError> {
-        for name in self.require.iter().chain(&self.refuse) {
-            if !known.iter().any(|(known, _)| known == name) {
-                let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
-                let message = format!("names {name:?}; known are {}", names.join(", "));
-                return Err(PolicyError::value(key, message));
-            }
-        }
-        match self.require.iter().find(|name| self.refuse.contains(name)) {
-            Some(name) => Err(PolicyError::value(key, format!("requires {name:?} and refuses it"))),
-            None => Ok(()),
-        }
-    }
-
-    /// What is wrong with `bits`, in words.
-    pub(crate) fn complaint(&self, bits: u64, known: &[(&str, u64)]) -> Option<String> {
-        let mask = |name: &String| known.iter().find(|(known, _)| known == name).map_or(0, |(_, mask)| *mask);
-        let off =
-            self.require.iter().filter(|name| bits & mask(name) == 0).map(|name| format!("{name} is off"));
-        let on = self.refuse.iter().filter(|name| bits & mask(name) != 0).map(|name| format!("{name} is on"));
-        let all: Vec<String> = off.chain(on).collect();
-        if all.is_empty() { None } else { Some(all.join(", ")) }
     }
 }

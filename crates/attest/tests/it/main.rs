@@ -4,10 +4,12 @@ mod chain;
 mod der;
 mod fields;
 mod flips;
+mod measure;
 mod policy;
 mod real;
 mod simulated;
 mod table;
+mod tdx;
 
 use attest::Check;
 

@@ -35,7 +35,7 @@ fn serve_fuse(args: &Serve, mut signals: Signals) -> Result<(), Failure> {
     let pages = Arc::new(Pages::new(Arc::clone(&engine)));
     let options = Options { threads: args.threads as usize, mapped: true, ..Options::default() };
     let mount = Arc::new(Mount::new(mountpoint, fuse::FILE, pages, &options)?);
-    println!("ready: {}", mount.file().display());
+    cli::say!("ready: {}", mount.file().display());
     let handle = signals.handle();
     let stopper = {
         let mount = Arc::clone(&mount);
@@ -55,7 +55,7 @@ fn serve_fuse(args: &Serve, mut signals: Signals) -> Result<(), Failure> {
     let _ = stopper.join();
     engine.stop()?;
     served?;
-    println!("stopped: every page is encrypted");
+    cli::say!("stopped: every page is encrypted");
     Ok(())
 }
 
@@ -72,7 +72,7 @@ fn serve_userfaultfd(args: &Serve, mut signals: Signals) -> Result<(), Failure> 
     };
     let server = Server::new(Arc::new(engine), mapping, limits)?;
     let listener = control::listen(socket)?;
-    println!("ready: {}", socket.display());
+    cli::say!("ready: {}", socket.display());
     let stop = Arc::new(AtomicBool::new(false));
     let handle = signals.handle();
     let stopper = {
@@ -90,6 +90,6 @@ fn serve_userfaultfd(args: &Serve, mut signals: Signals) -> Result<(), Failure> 
     // Whoever finds it gone waits for the next server.
     let _ = std::fs::remove_file(socket);
     served?;
-    println!("stopped: every page is encrypted");
+    cli::say!("stopped: every page is encrypted");
     Ok(())
 }

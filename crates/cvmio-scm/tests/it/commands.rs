@@ -241,3 +241,14 @@ fn a_failure_is_told_a_program_with_its_code_and_the_name_of_its_kind() {
     assert!(said.code == Some(3) && told["error"]["code"] == 3 && told["error"]["kind"] == "io", "{told}");
     assert_eq!(said.errors, format!("cvmio: error: {}\n", told["error"]["message"].as_str().unwrap()));
 }
+
+/// As with `cvmio scm status region | head -0`.
+#[test]
+fn a_reader_that_has_gone_away_is_no_failure() {
+    let place = Place::new();
+    place.succeed(CREATE);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let ended = place.command("status region").stdout(writer).status().unwrap();
+    assert!(ended.success(), "{ended}");
+}

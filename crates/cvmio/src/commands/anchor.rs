@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anchor::{Anchor, Health, Stamp, State};
 use futures::executor::block_on;
 use serde_json::{Value, json};
-use volume::{AttachOptions, Choice, Environment, Kind, Reading};
+use volume::{AttachOptions, Environment, Kind, Reading};
 
 use super::create::new_anchor;
 use super::offline::{self, Opened};
@@ -125,47 +125,23 @@ fn migrate(args: &Migrate) -> Result<(), Failure> {
     let Some(from) = from.filter(|from| *from != args.to) else {
         return Err(Failure::usage("the policy names no anchor, or this very one; nothing was changed"));
     };
-    let credential = Arc::new(credential);
-    let state = {
-        let _spinner = output::spinner("looking at the store");
-        let attach = AttachOptions::default();
-        let job = volume::survey(
-            environment.clone(),
-            policy.clone(),
-            Arc::clone(&credential),
-            Choice::Latest,
-            attach,
-        )?;
-        let (survey, _volume) = job.block()?;
-        let anchored = survey.anchor.as_ref().ok_or_else(|| {
-            Failure::usage("the anchor was never claimed, so there is nothing to move; name it in the policy")
-        })?;
-        if !survey.header_is_anchored {
-            return Err(volume::Error::new(
-                Kind::Stale,
-                "the header on the store is not the one that the anchor vouches for; nothing was changed. Look at it with `cvmio volume reanchor`",
-            )
-            .into());
-        }
-        if anchored.standing == "claimed" && !args.force {
-            return Err(Failure::usage(
-                "the last session did not detach; nothing was changed. Attach and detach the volume, or say --force if nobody has it",
-            ));
-        }
-        survey.chosen
-    };
-    // A store that is not what the anchor vouches for is refused as by an attach, and one that was moved half-way goes on.
-    let created = new_anchor(&args.to, &options)?;
     let path = policy_path.clone();
     let save = Box::new(move |policy: &volume::policy::Policy| {
         input::save_policy(&path, policy, true)
             .map_err(|failure| volume::Error::new(Kind::Io, failure.to_string()))
     });
-    let order = volume::Reanchor { state, anchor: Some(created.anchor), anchor_options: options, save };
-    let after = {
+    let (to, of_new) = (args.to.clone(), options.clone());
+    // An anchor that stays behind unclaimed when this fails is taken when it is done again.
+    let open = Box::new(move || Ok(anchor::create_address(&to, &of_new, Some(system::ANCHOR_PATIENCE))?));
+    let order =
+        volume::Migration { to: args.to.clone(), open, anchor_options: options, save, force: args.force };
+    let moved = {
         let _spinner = output::spinner("moving to the new anchor");
-        volume::reanchor(environment, policy, credential, order, AttachOptions::default())?.block()?
+        volume::migrate(environment, policy, Arc::new(credential), order, AttachOptions::default())?
+            .block()?
     };
+    let volume::Migrated { policy: after, state, notes } = moved;
+    notes.iter().for_each(|note| output::warning(note));
     if offline.json {
         return output::print_json(&json!({
             "store": offline.store, "policy": policy_path, "from": from, "anchor": after.anchor, "state": state.to_string(),

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anchor::Anchor;
+use futures::executor::block_on;
 use seal::slot::Credential;
 use serde_json::{Value, json};
 use volume::policy::Policy;
@@ -16,6 +18,9 @@ use cli::output;
 use daemon::check::{self, Report};
 use daemon::input::{self, Origin, VolumeFiles};
 use daemon::system;
+
+/// For an anchor of which its owner says that it is lost: to be told otherwise if it answers.
+const LOST_PATIENCE: Duration = Duration::from_secs(5);
 
 pub fn run(args: &Reanchor) -> Result<(), Failure> {
     let offline = &args.offline;
@@ -62,12 +67,26 @@ pub fn run(args: &Reanchor) -> Result<(), Failure> {
     show(args, &after, &survey, &damage, Some(&policy_path))
 }
 
+/// The old anchor, which the owner may have lost. That it could be opened says nothing: most kinds ask nobody before they are read.
 fn old_anchor(args: &Reanchor, policy: &Policy) -> Result<Option<Arc<dyn Anchor>>, Failure> {
-    match system::open_anchor(policy) {
-        Ok(Some(_)) if args.lost_anchor => {
-            Err(Failure::usage("the anchor can be read, so it is not lost; leave --lost-anchor out"))
+    let patience = if args.lost_anchor { LOST_PATIENCE } else { system::ANCHOR_PATIENCE };
+    let read = system::open_anchor_within(policy, patience).and_then(|anchor| {
+        let _spinner = output::spinner("asking the old anchor");
+        let held = anchor.as_deref().map(|anchor| block_on(anchor.read())).transpose()?.flatten();
+        Ok((anchor, held))
+    });
+    match read {
+        Ok((Some(anchor), held)) if args.lost_anchor => {
+            if held.is_some_and(|held| held.volume == policy.volume) {
+                return Err(Failure::usage(
+                    "the anchor can be read, so it is not lost; leave --lost-anchor out",
+                ));
+            }
+            let address = anchor.address();
+            output::warning(&format!("the anchor {address} holds nothing of this volume; going on without"));
+            Ok(None)
         }
-        Ok(anchor) => Ok(anchor),
+        Ok((anchor, _)) => Ok(anchor),
         Err(failure) if args.lost_anchor => {
             output::warning(&format!("{failure}; going on without"));
             Ok(None)

@@ -12,14 +12,14 @@ use ::owner::{Authority, Files, Limits, Office, Service, Setup, fingerprint};
 use serde_json::Value;
 
 /// An owner's service in this process, with one volume and its client.
-struct Owner<'a> {
+pub struct Owner<'a> {
     desk: &'a Desk,
     service: Option<Service>,
     address: SocketAddr,
 }
 
 impl<'a> Owner<'a> {
-    fn new(desk: &'a Desk) -> Self {
+    pub fn new(desk: &'a Desk) -> Self {
         let state = desk.path("owner");
         ::owner::make(&state, None).unwrap();
         let authority = Authority::make(&state.join(::owner::TLS), &["127.0.0.1".into()]).unwrap();
@@ -52,12 +52,12 @@ impl<'a> Owner<'a> {
         self.service = Some(service);
     }
 
-    fn stop(&mut self) {
+    pub fn stop(&mut self) {
         self.service.take().unwrap().stop().unwrap();
     }
 
     /// What a volume is created with.
-    fn options(&self) -> String {
+    pub fn options(&self) -> String {
         let client = self.desk.path("client").display().to_string();
         format!(
             "--anchor owner:{}/ledger --anchor-option ca-file={client}/ca.pem --anchor-option cert-file={client}/client.pem --anchor-option key-file={client}/client.key",

@@ -2,7 +2,7 @@
 
 #[path = "../../../anchor-tpm/tests/it/bed.rs"]
 #[allow(dead_code, reason = "the anchor's own tests use the rest")]
-mod bed;
+pub mod bed;
 
 use anchor_tpm::tpm::Tpm;
 use anchor_tpm::transport::Place;
@@ -31,7 +31,7 @@ fn session(desk: &Desk, act: &str) -> String {
     said
 }
 
-fn create(desk: &Desk, swtpm: &Swtpm, more: &str) -> Said {
+pub fn create(desk: &Desk, swtpm: &Swtpm, more: &str) -> Said {
     let anchor = format!("tpm:{},0x01800100", swtpm.socket().display());
     let [companion, secret] =
         ["companion", "secret-file"].map(|name| format!("{name}={}", desk.path(name).display()));
@@ -41,7 +41,7 @@ fn create(desk: &Desk, swtpm: &Swtpm, more: &str) -> Said {
     ))
 }
 
-fn endorsement_key(swtpm: &Swtpm) -> String {
+pub fn endorsement_key(swtpm: &Swtpm) -> String {
     hex::encode(Tpm::new(Place::Path(swtpm.socket()), None).endorsement_key().unwrap())
 }
 

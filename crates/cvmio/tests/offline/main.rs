@@ -8,4 +8,5 @@ mod cut_short;
 mod header;
 mod reader;
 mod reanchor;
+mod stale;
 mod stream;

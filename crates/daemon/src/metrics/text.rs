@@ -108,6 +108,7 @@ fn volume(page: &mut Page, status: &Status) {
         anchor,
         anchor_away,
         anchor_facts: _,
+        anchor_space,
         generation,
         anchored_generation,
         claims,
@@ -204,6 +205,11 @@ fn volume(page: &mut Page, status: &Status) {
         page.gauge("anchor_away", "1 while the anchor does not answer.", u8::from(away.is_some()));
         let since = "For how long it has not answered.";
         page.gauge("anchor_away_seconds", since, away.map_or(0, |away| away.seconds));
+        if let Some(space) = anchor_space {
+            let what =
+                "What the anchor takes where it is kept; each move adds to it until that is compacted.";
+            page.gauge("anchor_space_bytes", what, *space);
+        }
     }
     page.counter("claims_total", "How often the volume was ever claimed.", claims);
     page.counter("commits_total", "Commits since the volume was attached.", commits);

@@ -472,7 +472,7 @@ fn tell_end(run: &Run, out: &Path) -> Result<()> {
             }
         }
         _ => {
-            show::print(&format!("{out} has what was measured; cvmio bench resume {out} goes on."));
+            cli::output::print(&format!("{out} has what was measured; cvmio bench resume {out} goes on."));
             Err(cli::interrupt::Interrupted.into())
         }
     }

@@ -1,7 +1,6 @@
 //! Commands that show what was measured.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use report::export;
@@ -26,10 +25,9 @@ pub fn read_run(path: &Path) -> Result<Run> {
     Run::parse(&bytes).map_err(|error| Error::usage(format!("{shown}")).because(error))
 }
 
-/// Prints. That nobody reads it is no failure.
+/// Prints what may come from elsewhere.
 pub fn print(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{}", visible(text.trim_end())).and_then(|()| out.flush());
+    cli::output::print(&visible(text));
 }
 
 /// What a run came to, for a terminal.

@@ -135,3 +135,28 @@ fn the_anchor_covers_what_was_answered() {
     assert_eq!((held(&*own).generation, held(&*own).head), (head.number, head.hash));
     assert_eq!(held(&*own).state, anchor::State::Released);
 }
+
+/// A rolled-back copy of the database is refused, and takes the anchor from nobody.
+#[test]
+fn a_copy_that_is_older_than_the_anchor_does_not_fence_the_service_that_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("own");
+    let own: Arc<dyn Anchor> = Arc::new(FileAnchor::create(&path).unwrap());
+    crate::make(directory.path(), Some(&*own)).unwrap();
+    let open = |place: &std::path::Path| Keeper::open(place, Some(Arc::clone(&own)), Arc::new(|_| {}));
+    let mut keeper = open(directory.path()).unwrap();
+    let clients = vec![hex::encode(CLIENT)];
+    keeper.administer(Command::Add { name: "ledger".into(), clients }).unwrap().unwrap();
+    keeper.end().unwrap();
+    drop(keeper);
+    let copy = tempfile::tempdir().unwrap();
+    let database = |place: &std::path::Path| place.join(crate::DATABASE);
+    std::fs::copy(database(directory.path()), database(copy.path())).unwrap();
+    let mut keeper = open(directory.path()).unwrap();
+    assert_eq!(advance(&mut keeper, 1, None, 1), Outcome::Moved);
+    let held = || futures::executor::block_on(own.read()).unwrap();
+    let before = held();
+    assert!(matches!(open(copy.path()), Err(Error::RolledBack(_))));
+    assert_eq!(held(), before);
+    keeper.end().unwrap();
+}

@@ -11,6 +11,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("cli", &["error-kind"]),
     ("memory", &[]),
     ("uring", &[]),
+    ("virtqueue", &[]),
     ("anchor", &["error-kind"]),
     ("tls-files", &[]),
     ("attest", &[]),
@@ -18,9 +19,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("seal", &["memory"]),
     ("anchor-tpm", &["anchor", "seal"]),
     ("anchor-owner", &["anchor", "tls-files"]),
-    ("anchors", &["anchor", "anchor-etcd", "anchor-owner", "anchor-tpm"]),
     ("owner", &["anchor", "anchor-owner", "error-kind", "seal", "tls-files"]),
     ("store", &["error-kind", "memory", "uring"]),
+    // Runs where nobody is trusted: neither `seal` nor `volume`.
+    ("host", &["error-kind", "memory", "store", "uring", "virtqueue"]),
+    ("cvmio-host", &["cli", "host"]),
+    ("anchors", &["anchor", "anchor-etcd", "anchor-owner", "anchor-tpm"]),
     ("volume", &["anchor", "error-kind", "memory", "seal", "store"]),
     ("testkit", &["anchor", "memory", "seal", "store", "volume"]),
     ("export", &["error-kind", "memory", "tls-files", "uring", "seal", "store", "volume"]),
@@ -32,7 +36,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("initramfs", &[]),
     ("scm", &["error-kind", "memory", "seal"]),
     ("scm-probe", &["scm", "seal"]),
-    ("measure", &["cli", "initramfs", "report", "scm-probe"]),
+    ("measure", &["cli", "error-kind", "initramfs", "report", "scm-probe"]),
     ("bench", &["anchor", "cli", "daemon", "export", "measure", "memory", "seal", "store", "volume"]),
     ("demo", &["anchor-tpm", "cli", "daemon", "seal", "store", "volume"]),
     ("cvmio-scm", &["cli", "error-kind", "export", "memory", "scm", "seal"]),
@@ -95,6 +99,7 @@ const MAY_LINK: &[(&str, &[&str])] = &[
             "volume",
         ],
     ),
+    ("cvmio-host", &["cli", "error-kind", "host", "memory", "store", "uring", "virtqueue"]),
     (
         "cvmio-owner",
         &[

@@ -12,6 +12,7 @@ const LIBRARIES: &[&str] = &[
     "error-kind",
     "attest",
     "export",
+    "host",
     "memory",
     "owner",
     "scm",
@@ -20,6 +21,7 @@ const LIBRARIES: &[&str] = &[
     "store",
     "tls-files",
     "uring",
+    "virtqueue",
     "volume",
 ];
 

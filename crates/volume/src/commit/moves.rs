@@ -5,10 +5,10 @@ use std::time::Duration;
 use anchor::{Stamp, State};
 
 use super::abandoned;
-use crate::anchoring::{advance, sign_stamp};
 use crate::core::Core;
 use crate::error::Result;
 use crate::mutation::{Mutation, mutated};
+use crate::witness::Anchored;
 
 /// What a move of the anchor covers.
 pub(super) struct Reached {
@@ -142,20 +142,16 @@ impl Core {
         state: State,
         header: Option<[u8; 32]>,
     ) -> Result<()> {
-        let (Some(anchor), Some(old)) = (&self.environment.anchor, self.commit.stamp()) else {
-            return Ok(());
-        };
+        let Some(witness) = self.commit.witness() else { return Ok(()) };
+        let Some(old) = witness.held() else { return Ok(()) };
         let header_digest = header.unwrap_or(old.header_digest);
         let same = old.generation == generation && old.head == head && old.state == state;
         if same && old.header_digest == header_digest {
             return Ok(());
         }
-        let new = sign_stamp(
-            &self.stamp_key,
-            Stamp { generation, head, state, header_digest, mac: [0; 32], ..old.clone() },
-        );
-        advance(anchor.as_ref(), Some(&old), &new).await?;
-        self.commit.lock().stamp = Some(new);
+        let new = Stamp { generation, head, state, header_digest, ..old.clone() };
+        let moved = witness.advance(&self.stamp_key, new).await?;
+        self.commit.lock().anchored_by = Anchored::Claimed(moved);
         self.counters.anchor_moves.add(1);
         Ok(())
     }

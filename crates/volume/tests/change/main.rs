@@ -13,5 +13,6 @@ mod reanchor;
 mod rekey;
 mod rekey_beside;
 mod rekey_forged;
+#[expect(clippy::disallowed_methods, reason = "whoever else can move an anchor")]
 mod rekey_resumed;
 mod rekey_torn;
