@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use tempfile::TempDir;
 
 use super::report::show;
 use cli::failure::Failure;
@@ -126,12 +125,13 @@ pub fn run(args: &AttachArgs) -> Result<(), Failure> {
         return Err(Failure::usage("--written is more than the volume has; give it more with --size"));
     }
     let interrupt = Interrupt::on_signals()?;
-    let directory = TempDir::with_prefix_in("cvmio-bench-", &args.dir).map_err(|error| {
+    measure::ledger::clear();
+    let directory = measure::ledger::Place::new_in(&args.dir, "cvmio-bench-").map_err(|error| {
         Failure::usage(format!("{}: {error}; choose another with --dir", args.dir.display()))
     })?;
     let subject = Subject::create(directory.path(), args.size, args.written, &interrupt)?;
     if !args.json {
-        println!("{}", Row::head());
+        output::print(&Row::head());
     }
     for front_end in front_ends(args) {
         for before in [Before::Detach, Before::Crash] {
@@ -145,7 +145,7 @@ pub fn run(args: &AttachArgs) -> Result<(), Failure> {
         }
     }
     if !args.json {
-        println!("{METHOD}");
+        output::print(METHOD);
     }
     Ok(())
 }

@@ -25,6 +25,7 @@ use volume::{Error, Kind, Result};
 
 use case::{Case, STANDARD};
 use cli::failure::Failure;
+use cli::output;
 use gate::Gate;
 use load::{Load, Seen, Until, histogram, processor_time};
 use report::{METHOD, Row, Subject, Times, Turn, show};
@@ -147,6 +148,7 @@ pub struct BenchArgs {
 /// When it cannot be set up, a request fails, or something reads otherwise than it was written.
 fn run_volume(args: &BenchArgs) -> Result<()> {
     let time = args.setup.scale.time()?;
+    measure::ledger::clear();
     let anchor = args.anchor.as_deref().map(|address| timed::open(address, args)).transpose()?;
     let given = anchor.clone().map(|anchor| anchor as Arc<dyn Anchor>);
     let bench = Contestants::with_anchor(&args.setup, given)?;
@@ -157,7 +159,7 @@ fn run_volume(args: &BenchArgs) -> Result<()> {
         bench.age()?;
     }
     if !args.json {
-        println!("{}", Row::head(bench.rival()));
+        output::print(&Row::head(bench.rival()));
     }
     for case in &args.cases {
         let mut case = case.clone();
@@ -173,8 +175,8 @@ fn run_volume(args: &BenchArgs) -> Result<()> {
     let status = bench.session.volume.status();
     bench.end()?;
     if !args.json {
-        println!("{METHOD}");
-        println!(
+        output::print(METHOD);
+        output::print(&format!(
             "Volume: {} checkpoints, {} commits, {} anchor moves, write amplification {:.3}, {} waits for space, {} for a checkpoint.",
             status.checkpoints,
             status.commits,
@@ -182,7 +184,7 @@ fn run_volume(args: &BenchArgs) -> Result<()> {
             status.write_amplification.unwrap_or(0.0),
             status.waits_for_space,
             status.waits_for_checkpoint
-        );
+        ));
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ mod report;
 use std::time::Duration;
 
 use clap::Args;
+use cli::output;
 use store::BLOCK_SIZE;
 use volume::Result;
 
@@ -50,19 +51,20 @@ pub struct MaintenanceArgs {
 /// When it cannot be set up, or a request or a job fails.
 pub fn run(args: &MaintenanceArgs) -> Result<()> {
     let time = args.setup.scale.time()?;
+    measure::ledger::clear();
     let bench = Contestants::new(&args.setup)?;
     bench.fill(Side::Protected)?;
     let bench = speeds(bench, args)?;
     let mut turns = Turns { bench, args, time };
     if !args.json {
-        println!("\n{}", Latency::head());
+        output::print(&format!("\n{}", Latency::head()));
     }
     for case in &args.cases {
         turns = turns.case(case)?;
     }
     turns.bench.session.end()?;
     if !args.json {
-        println!("{METHOD}");
+        output::print(METHOD);
     }
     Ok(())
 }
@@ -89,7 +91,7 @@ fn speeds(mut bench: Contestants, args: &MaintenanceArgs) -> Result<Contestants>
         turns[1].push((speed(resealed), speed(Job::Rekey.alone(&bench.session.volume)?)));
     }
     if !args.json {
-        println!("{}", Speed::head());
+        output::print(&Speed::head());
     }
     for (job, turns) in Job::ALL.into_iter().zip(turns) {
         let row = Speed::new(job, &turns);

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use cli::output;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use volume::{Error, Kind};
@@ -14,11 +15,11 @@ use super::setup::{Medium, Side};
 /// When the row is no JSON.
 pub fn show(json: bool, row: &impl Serialize, line: &str) -> Result<(), Error> {
     if !json {
-        println!("{line}");
+        output::print(line);
         return Ok(());
     }
     let text = serde_json::to_string(row).map_err(|error| Error::new(Kind::Io, error.to_string()))?;
-    println!("{text}");
+    output::print(&text);
     Ok(())
 }
 

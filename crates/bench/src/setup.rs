@@ -1,15 +1,17 @@
 //! What is measured: two stores on the same medium, and a volume on one of them.
 
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use anchor::{Anchor, FileAnchor, MemoryAnchor};
 use clap::Args;
 use indicatif::ProgressBar;
+use measure::ledger::Place;
 use seal::slot::{Argon2Params, Credential};
 use seal::{SecretBytes, SystemRandom};
 use store::{BLOCK_SIZE, FileStore, MemoryStore, Options, Store};
-use tempfile::TempDir;
 use volume::format::protections::{Freshness, Provision};
 use volume::geometry::Shape;
 use volume::policy::Policy;
@@ -21,6 +23,8 @@ use super::case::Case;
 use super::lane::{Lane, Protected, Raw};
 use super::load::{Load, Until};
 use super::{Protections, Scale};
+use cli::failure::Failure;
+use cli::interrupt::Interrupt;
 use cli::output;
 use daemon::session::Session;
 use daemon::system::SystemClock;
@@ -80,8 +84,8 @@ pub struct Contestants {
     pub blocks: u64,
     /// How many of them, from the first on, are to hold data.
     pub filled: u64,
-    /// Holds the anchor's file.
-    _directory: Option<TempDir>,
+    /// Holds the anchor's file, which is removed also if a signal ends this process.
+    _directory: Option<Guarded>,
 }
 
 impl Contestants {
@@ -98,12 +102,13 @@ impl Contestants {
         let physical = options.geometry(u64::MAX)?.physical_blocks;
         let directory = match medium {
             Medium::File => {
-                let made = TempDir::with_prefix_in("cvmio-bench-", &scale.dir);
-                Some(made.map_err(|error| io_error(&error, &scale.dir))?)
+                let made = Place::new_in(&scale.dir, "cvmio-bench-");
+                let failed = |error| Error::new(Kind::Io, format!("{}: {error}", scale.dir.display()));
+                Some(Guarded::new(made.map_err(failed)?)?)
             }
             Medium::Memory => None,
         };
-        let place = directory.as_ref().map(TempDir::path);
+        let place = directory.as_ref().map(|directory| directory.path.as_path());
         let raw = allocated(place, "raw", if given.is_some() { physical } else { blocks })?;
         let store = allocated(place, "protected", physical)?;
         let off = match &given {
@@ -178,6 +183,45 @@ impl Contestants {
         let done = Load { case: &case, range: 0..self.filled, until, seed: 1 }.run(lane.as_mut());
         bar.finish_and_clear();
         done.map(drop)
+    }
+}
+
+/// A directory that is removed when this is dropped, and when a signal asks for the end: nothing else of this process outlives it, so it may
+/// end at once.
+struct Guarded {
+    path: PathBuf,
+    place: Arc<Mutex<Option<Place>>>,
+}
+
+/// How often it is looked whether a signal has come.
+const GLANCE: Duration = Duration::from_millis(50);
+
+impl Guarded {
+    fn new(place: Place) -> Result<Self> {
+        let interrupt =
+            Interrupt::on_signals().map_err(|failure| Error::new(Kind::Io, failure.to_string()))?;
+        let path = place.path().to_path_buf();
+        let place = Arc::new(Mutex::new(Some(place)));
+        let weak = Arc::downgrade(&place);
+        thread::spawn(move || {
+            while let Some(place) = weak.upgrade() {
+                if let Err(end) = interrupt.check() {
+                    let failure = Failure::from(end);
+                    drop(place.lock().unwrap_or_else(PoisonError::into_inner).take());
+                    output::error(&failure);
+                    std::process::exit(i32::from(failure.code()));
+                }
+                drop(place);
+                thread::sleep(GLANCE);
+            }
+        });
+        Ok(Self { path, place })
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        drop(self.place.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 

@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 
 use report::run::{Case, Metric};
 use rustix::fs::{Advice, fadvise, syncfs};
-use tempfile::TempDir;
 
 use crate::error::{Context, Error, Result};
+use crate::ledger;
 use crate::program::{find, of_ours, output, package};
 use crate::session::{Measured, Prepared, Work};
 use crate::target::{Contents, Need, Spec};
@@ -164,7 +164,7 @@ pub struct Apps {
     /// What could not be prepared for guests.
     not_in_guests: Vec<App>,
     /// The tree as one file, if guests read it.
-    data: Option<TempDir>,
+    data: Option<ledger::Place>,
 }
 
 impl Apps {
@@ -245,8 +245,7 @@ impl Apps {
             contents.own.push((memory::PROGRAM.into(), program));
         }
         if used(App::Tar) || used(App::Lz4) {
-            let place = TempDir::with_prefix_in("cvmio-bench-tree-", sites.directory)
-                .doing(sites.directory.display())?;
+            let place = ledger::Place::new_in(sites.directory, "cvmio-bench-tree-")?;
             let packed = place.path().canonicalize().doing(place.path().display())?.join("tree.tar");
             let mut tar = command("tar");
             tar.arg("-cf").arg(&packed).arg("-C").arg(&self.sizes.tree).arg(".");
@@ -309,8 +308,7 @@ fn for_guest(app: App, sizes: &Sizes, sites: Sites<'_>, interrupt: &Interrupt) -
             traced::PROGRAM
         )));
     }
-    let made =
-        TempDir::with_prefix_in("cvmio-bench-traced-", sites.directory).doing(sites.directory.display())?;
+    let made = ledger::Place::new_in(sites.directory, "cvmio-bench-traced-")?;
     let directory = made.path().canonicalize().doing(made.path().display())?;
     let traces = traced::Traces::new()?;
     let small = Sizes { seconds: 1, ..sizes.clone() };
@@ -318,9 +316,10 @@ fn for_guest(app: App, sizes: &Sizes, sites: Sites<'_>, interrupt: &Interrupt) -
     let mut contents = Contents::default();
     if app == App::Compile {
         compile::make(&place)?;
-        let packed = tempfile::NamedTempFile::new_in(sites.directory).doing(sites.directory.display())?;
-        compile::pack(&place, packed.path())?;
-        contents.content.push((compile::PACKED.into(), fs::read(packed.path()).doing("the project")?.into()));
+        let room = ledger::Place::new_in(sites.directory, "cvmio-bench-packed-")?;
+        let packed = room.path().join("project");
+        compile::pack(&place, &packed)?;
+        contents.content.push((compile::PACKED.into(), fs::read(packed).doing("the project")?.into()));
     } else {
         postgres::pgbench(&place)?;
     }

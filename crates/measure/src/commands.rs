@@ -1,6 +1,7 @@
 //! The command line of measuring: what is measured, and what is shown of it.
 
 mod breakdown;
+mod consent;
 mod dump;
 mod measure;
 mod rq;
@@ -14,8 +15,11 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::apps::memory;
 use crate::error::{Context, Result};
+use crate::ledger;
+use crate::outfile::OutArgs;
 
 pub use breakdown::BreakdownArgs;
+pub use consent::ConsentArgs;
 pub use dump::DumpArgs;
 pub use measure::{AppsArgs, FioArgs};
 pub use rq::RqArgs;
@@ -44,6 +48,8 @@ pub enum Measure {
 }
 
 /// Run again what a run file says, with the same command and the same job file
+///
+/// A run file may come from elsewhere. So what it says of data to be destroyed, and of programs of its own, counts only if it is said here again.
 #[derive(Args, Debug, Clone)]
 #[command(after_help = "\
 Example: before and after a change
@@ -52,9 +58,12 @@ Example: before and after a change
 pub struct AgainArgs {
     /// The run file
     pub run: PathBuf,
-    /// Where the new run file goes [default: one named by the time]
-    #[arg(long, value_name = "FILE")]
-    pub out: Option<PathBuf>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "it has its own")]
+    pub out: OutArgs,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "it has its own")]
+    pub consent: ConsentArgs,
 }
 
 /// Go on with a run that was interrupted or killed: what it has measured is not measured again
@@ -65,6 +74,12 @@ Example:
 pub struct ResumeArgs {
     /// The run file, which is completed
     pub run: PathBuf,
+    /// Go on although machine or programs are not those of the first part; the run file will say so
+    #[arg(long)]
+    pub mixed: bool,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "it has its own")]
+    pub consent: ConsentArgs,
 }
 
 /// Make a page with plots and tables of run files
@@ -97,8 +112,14 @@ pub struct ReportArgs {
     #[arg(long, value_name = "FILE", default_value = "/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf")]
     pub font: PathBuf,
     /// Print a summary in Markdown instead of making a page
-    #[arg(long, conflicts_with_all = ["out", "plots"])]
+    #[arg(long, conflicts_with_all = ["out", "plots", "csv", "latex"])]
     pub markdown: bool,
+    /// Print all samples as CSV instead of making a page
+    #[arg(long, conflicts_with_all = ["out", "plots", "latex"])]
+    pub csv: bool,
+    /// Print the tables in LaTeX (package booktabs) instead of making a page
+    #[arg(long, conflicts_with_all = ["out", "plots"])]
+    pub latex: bool,
 }
 
 /// Print ratios with confidence, and which differences are noise
@@ -133,6 +154,12 @@ struct Words {
 /// # Errors
 /// When it cannot be done; the error says what to do.
 pub fn run(command: &Measure, words: Vec<String>, cvmio: PathBuf) -> Result<()> {
+    if !matches!(
+        command,
+        Measure::ScmProbe(_) | Measure::MemoryProbe(_) | Measure::Report(_) | Measure::Compare(_)
+    ) {
+        ledger::clear();
+    }
     match command {
         Measure::Fio(args) => measure::fio(args, measure::Order::new(words, cvmio)),
         Measure::Apps(args) => measure::apps(args, measure::Order::new(words, cvmio)),

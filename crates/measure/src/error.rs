@@ -5,6 +5,8 @@ use std::fmt;
 use cli::failure::Failure;
 use cli::interrupt::Interrupted;
 
+use crate::visible::visible;
+
 /// What kind of failure it is, as a session tells them apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -53,9 +55,9 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
+        f.write_str(&visible(&self.message))?;
         match &self.source {
-            Some(source) => write!(f, ": {source}"),
+            Some(source) => write!(f, ": {}", visible(&source.to_string())),
             None => Ok(()),
         }
     }
@@ -70,8 +72,9 @@ impl std::error::Error for Error {
 impl error_kind::HasKind for Error {
     fn kind(&self) -> error_kind::Kind {
         match self.kind {
-            Kind::Usage | Kind::Interrupted => error_kind::Kind::Usage,
-            Kind::Io => error_kind::Kind::Io,
+            Kind::Usage => error_kind::Kind::Usage,
+            // Something was measured and something was not: that is no mistake in the command, of which nothing was done.
+            Kind::Io | Kind::Interrupted => error_kind::Kind::Io,
         }
     }
 }
@@ -101,5 +104,23 @@ pub trait Context<T> {
 impl<T, E: Into<Box<dyn std::error::Error + Send + Sync>>> Context<T> for std::result::Result<T, E> {
     fn doing(self, what: impl fmt::Display) -> Result<T> {
         self.map_err(|error| Error::io(what.to_string()).because(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interrupted_run_is_no_mistake_of_its_command() {
+        let code = |error: Error| Failure::from(error).code();
+        assert_eq!(code(Error::from(Interrupted)), code(Error::io("x")));
+        assert_ne!(code(Error::from(Interrupted)), code(Error::usage("x")));
+    }
+
+    #[test]
+    fn a_message_steers_no_terminal() {
+        let source = std::io::Error::other("\u{1b}[2J");
+        assert_eq!(Error::usage("a\u{7}").because(source).to_string(), "a\\u{7}: \\u{1b}[2J");
     }
 }

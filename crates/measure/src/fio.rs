@@ -4,23 +4,29 @@ mod jobfile;
 mod output;
 mod sets;
 
-use std::io::Write;
+use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
-
-use report::run::Case;
-use tempfile::NamedTempFile;
+use std::time::Duration;
 
 use crate::error::{Context, Error, Result};
-use crate::program::{output as output_of, run};
+use crate::ledger::Place;
+use crate::program::{output as output_of, run, shown};
 use crate::session::{Measured, Prepared, Work};
 use crate::target::{Address, Contents, Need, Ready};
 use cli::interrupt::Interrupt;
+use report::run::Case;
 
 pub(crate) use output::figures;
-pub use sets::{Job, Set, open_loop};
+pub use sets::{Job, Set, Sweep, open_loop};
 
 /// The oldest fio whose options and report this knows.
 const OLDEST: (u32, u32) = (3, 16);
+
+/// How long a target may take beyond the time of a turn before it is said to hang.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// A target that is slower than this, in bytes a second, when it is written once is said to hang.
+const SLOWEST: u64 = 1 << 20;
 
 /// How long and how large.
 #[derive(Debug, Clone, Copy)]
@@ -87,15 +93,16 @@ impl Fio {
         let said = output_of(&mut ask, interrupt)?;
         let version = said.trim().to_string();
         check_version(&version)?;
-        let file = NamedTempFile::new().doing("a temporary file")?;
-        file.as_file().set_len(1 << 16).doing("a temporary file")?;
+        let place = Place::temporary("cvmio-bench-probe-")?;
+        fs::write(place.path().join("disk"), vec![0; 1 << 16]).doing("a temporary file")?;
         let mut probe = Command::new("fio");
         probe.args(["--name=probe", "--rw=read", "--bs=4k", "--size=64k", "--ioengine=io_uring"]);
-        probe.arg(format!("--filename={}", escaped(&file.path().to_string_lossy())));
+        probe.current_dir(place.path()).arg("--filename=disk");
         if !run(&mut probe, interrupt)?.success {
             // Containers often forbid io_uring.
             self.engine = "libaio";
         }
+        drop(place);
         for (case, load) in &self.loads {
             self.check(case, load, interrupt)?;
         }
@@ -105,8 +112,8 @@ impl Fio {
     /// Lets fio read the options of a job, without running it.
     fn check(&self, case: &Case, load: &Load, interrupt: &Interrupt) -> Result<()> {
         let address = Address::File { path: "/nonexistent".into(), direct: true };
-        let site = Site { address: &address, engine: self.engine, polls: false };
-        let (mut command, _file) = self.command(load, &site, self.scale.seconds)?;
+        let site = Site { address, engine: self.engine, polls: false };
+        let (mut command, _file) = self.command(load, &site)?;
         command.arg("--parse-only");
         let ended = run(&mut command, interrupt)?;
         if ended.success {
@@ -116,43 +123,50 @@ impl Fio {
         Err(Error::usage(format!("fio does not accept the job `{}`: {}", case.name, said.trim())))
     }
 
-    /// The command as the run file has it.
+    /// The command as the run file has it: the one that runs, with TARGET for what [`place`](Self::place) says.
     fn shown(&self, load: &Load) -> String {
+        let target = ["TARGET".to_string()];
         match load {
             Load::Job(job) => {
-                let time = format!(
-                    "--time_based --runtime={} --ramp_time={}",
-                    self.scale.seconds, self.scale.warm_up
-                );
-                format!("fio TARGET --name={} {} {time}", job.name, job.options.join(" "))
+                // No word of it needs quotes.
+                let command = self.job(job, &target);
+                let words = command.get_args().map(|word| word.to_string_lossy().into_owned());
+                format!("fio {}", words.collect::<Vec<_>>().join(" ")).replacen("--TARGET", "TARGET", 1)
             }
-            Load::Step(step) => format!("fio TARGET with the job file\n{}", step.file(&[])),
+            Load::Step(step) => {
+                let options: Vec<String> = target.into_iter().chain(self.options()).collect();
+                format!("fio --output-format=json FILE, where FILE has\n{}", step.file(&options))
+            }
         }
     }
 
     /// Where requests to a target go.
-    fn site<'r>(&self, ready: &'r Ready) -> Site<'r> {
-        match &ready.guest {
+    fn site(&self, ready: &mut Ready) -> Result<Site> {
+        let address = ready.for_fio()?;
+        Ok(match &ready.guest {
             // Its kernel is ours to choose, and has io_uring.
-            Some(guest) => Site { address: &ready.address, engine: "io_uring", polls: guest.polls },
-            None => Site { address: &ready.address, engine: self.engine, polls: false },
-        }
+            Some(guest) => Site { address, engine: "io_uring", polls: guest.polls },
+            None => Site { address, engine: self.engine, polls: false },
+        })
     }
 
-    /// The options that say where requests go.
-    fn place(&self, site: &Site<'_>) -> Vec<String> {
-        let mut options = match site.address {
+    /// The options that say where requests go, and how they get there.
+    fn place(site: &Site) -> Vec<String> {
+        let mut options = match &site.address {
             Address::File { path, direct } => vec![
                 format!("ioengine={}", site.engine),
-                format!("filename={}", escaped(&path.to_string_lossy())),
+                format!("filename={}", path.display()),
                 format!("direct={}", u8::from(*direct)),
             ],
             Address::Nbd(uri) => vec!["ioengine=nbd".into(), format!("uri={uri}")],
         };
-        if site.polls {
-            options.push("hipri=1".into());
-        }
-        options.extend([
+        options.extend(site.polls.then(|| "hipri=1".into()));
+        options
+    }
+
+    /// The options that all jobs have.
+    fn common(&self) -> Vec<String> {
+        vec![
             format!("size={}", self.scale.size),
             "thread=1".into(),
             "group_reporting=1".into(),
@@ -161,68 +175,78 @@ impl Fio {
             "norandommap=1".into(),
             "refill_buffers=1".into(),
             "allow_file_create=0".into(),
+        ]
+    }
+
+    /// The same, with the time of a turn. fio takes whole numbers only.
+    fn options(&self) -> Vec<String> {
+        let mut options = self.common();
+        options.extend([
+            "time_based=1".into(),
+            format!("runtime={}ms", milliseconds(self.scale.seconds)),
+            format!("ramp_time={}ms", milliseconds(self.scale.warm_up)),
         ]);
         options
     }
 
-    /// The command for one turn, with the file that it reads, if it does.
-    fn command(
-        &self,
-        load: &Load,
-        site: &Site<'_>,
-        seconds: f64,
-    ) -> Result<(Command, Option<NamedTempFile>)> {
-        let mut options = self.place(site);
-        options.extend([
-            "time_based=1".into(),
-            format!("runtime={}ms", milliseconds(seconds)),
-            format!("ramp_time={}ms", milliseconds(self.scale.warm_up)),
-        ]);
+    fn job(&self, job: &Job, place: &[String]) -> Command {
         let mut command = Command::new("fio");
-        command.arg("--output-format=json");
+        command.arg("--output-format=json").arg(format!("--name={}", job.name));
+        command.args(place.iter().chain(&self.options()).map(|option| format!("--{option}")));
+        command.args(&job.options);
+        command
+    }
+
+    /// The command for one turn, with the file that it reads, if it does.
+    fn command(&self, load: &Load, site: &Site) -> Result<(Command, Option<JobFile>)> {
+        let place = Self::place(site);
         match load {
-            Load::Job(job) => {
-                command.arg(format!("--name={}", job.name));
-                command.args(options.iter().map(|option| format!("--{option}")));
-                command.args(&job.options);
-                Ok((command, None))
-            }
+            Load::Job(job) => Ok((self.job(job, &place), None)),
             Load::Step(step) => {
-                let mut file = NamedTempFile::new().doing("a temporary file")?;
-                file.write_all(step.file(&options).as_bytes()).doing("a temporary file")?;
-                command.arg(file.path());
+                let options: Vec<String> = place.into_iter().chain(self.options()).collect();
+                let place = Place::temporary("cvmio-bench-job-")?;
+                let file = JobFile { path: place.path().join("job"), _place: place };
+                fs::write(&file.path, step.file(&options)).doing(file.path.display())?;
+                let mut command = Command::new("fio");
+                command.arg("--output-format=json").arg(&file.path);
                 Ok((command, Some(file)))
             }
         }
     }
 
-    /// Writes the whole target once, with requests of one size.
-    fn overwrite(&self, target: &mut Prepared<'_>, how: &[&str]) -> Result<()> {
+    /// Writes the whole target so many times, with requests of one size.
+    fn overwrite(&self, target: &mut Prepared<'_>, how: &[&str], times: u64) -> Result<()> {
         let mut command = Command::new("fio");
         command.args(["--output-format=json", "--name=fill"]);
         // By interrupts: polling is for what is measured.
-        let site = Site { polls: false, ..self.site(target.ready) };
-        command.args(self.place(&site).iter().map(|option| format!("--{option}")));
+        let site = Site { polls: false, ..self.site(target.ready)? };
+        let options = Self::place(&site).into_iter().chain(self.common());
+        command.args(options.map(|option| format!("--{option}")));
         command.args(how);
-        target.ready.run(&mut command, None, target.environment.interrupt)?.must_succeed(&command).map(drop)
+        let time = PATIENCE + Duration::from_secs(times.saturating_mul(self.scale.size / SLOWEST));
+        let interrupt = target.environment.interrupt;
+        target.ready.run_within(&mut command, None, Some(time), interrupt)?.must_succeed(&command)?;
+        target.ready.commands.push(shown(&command));
+        Ok(())
     }
 }
 
 /// Where requests go, and how.
-struct Site<'a> {
-    address: &'a Address,
+struct Site {
+    address: Address,
     engine: &'static str,
     /// Whether fio is to look for the end of requests by itself.
     polls: bool,
 }
 
-/// fio ends a file name at a colon, unless a backslash stands before it.
-fn escaped(path: &str) -> String {
-    path.replace(':', "\\:")
+/// A job file, removed when this is dropped.
+struct JobFile {
+    path: PathBuf,
+    _place: Place,
 }
 
 fn milliseconds(seconds: f64) -> u128 {
-    std::time::Duration::try_from_secs_f64(seconds).map_or(0, |time| time.as_millis())
+    Duration::try_from_secs_f64(seconds).map_or(0, |time| time.as_millis())
 }
 
 fn check_version(said: &str) -> Result<()> {
@@ -262,7 +286,16 @@ impl Work for Fio {
     fn prepare(&self, target: &mut Prepared<'_>) -> Result<()> {
         // What was never written reads from nowhere, and a first write of it costs more than a second one.
         let how = ["--rw=write", "--bs=128k", "--iodepth=16", "--end_fsync=1"];
-        self.overwrite(target, &how)
+        self.overwrite(target, &how, 1)?;
+        // What the cases' commands have as TARGET.
+        let site = self.site(target.ready)?;
+        let options: Vec<String> = Self::place(&site).iter().map(|option| format!("--{option}")).collect();
+        let address = match &target.ready.address {
+            Address::File { path, .. } => format!(", the open file {}", path.display()),
+            Address::Nbd(_) => String::new(),
+        };
+        target.ready.commands.push(format!("TARGET is {}{address}", options.join(" ")));
+        Ok(())
     }
 
     fn age(&self, target: &mut Prepared<'_>) -> Result<()> {
@@ -271,16 +304,18 @@ impl Work for Fio {
         }
         // Twice the size at random: then nothing lies where it was written in order.
         let loops = ["--rw=randwrite", "--bs=4k", "--iodepth=32", "--loops=2", "--end_fsync=1"];
-        self.overwrite(target, &loops)
+        self.overwrite(target, &loops, 2)
     }
 
     fn turn(&self, case: usize, target: &mut Prepared<'_>) -> Result<Measured> {
         let (case, load) = self.loads.get(case).ok_or_else(|| Error::io("there is no such case"))?;
-        let site = self.site(target.ready);
-        let (mut command, file) = self.command(load, &site, self.scale.seconds)?;
-        let file = file.as_ref().map(NamedTempFile::path);
-        let ended =
-            target.ready.run(&mut command, file, target.environment.interrupt)?.must_succeed(&command)?;
+        let site = self.site(target.ready)?;
+        let (mut command, file) = self.command(load, &site)?;
+        let file = file.as_ref().map(|file| file.path.as_path());
+        let time = Duration::try_from_secs_f64(self.scale.seconds + self.scale.warm_up).unwrap_or_default();
+        let interrupt = target.environment.interrupt;
+        let ended = target.ready.run_within(&mut command, file, Some(time + PATIENCE), interrupt)?;
+        let ended = ended.must_succeed(&command)?;
         let measured = output::figures(&ended.said, case.metric)?;
         check_rate(load, &measured, self.scale.seconds)?;
         Ok(measured)
@@ -317,6 +352,31 @@ mod tests {
         {
             let error = check_version(bad).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
+        }
+    }
+
+    /// What stands in a run file can be typed: it is what ran.
+    #[test]
+    fn the_command_that_is_shown_is_the_one_that_runs() {
+        let scale = Scale { seconds: 0.5, warm_up: 0.25, size: 1 << 20 };
+        let fio = Fio::new(Set::CvmIo.jobs(), Some(("x", "[own]\nrw=read\nbs=4k\n")), scale, false).unwrap();
+        let address = Address::File { path: "/proc/1/fd/9".into(), direct: true };
+        let site = Site { address, engine: "io_uring", polls: false };
+        let target = "--ioengine=io_uring --filename=/proc/1/fd/9 --direct=1";
+        for (case, load) in &fio.loads {
+            let (command, file) = fio.command(load, &site).unwrap();
+            let shown = match file {
+                None => case.command.replace("TARGET", target),
+                Some(file) => {
+                    let text = fs::read_to_string(&file.path).unwrap();
+                    let own = case.command.replace("TARGET", &target.replace("--", "").replace(' ', "\n"));
+                    assert!(own.ends_with(&text), "{own}");
+                    continue;
+                }
+            };
+            let ran: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+            assert_eq!(shown, format!("fio {}", ran.join(" ")));
+            assert!(shown.contains("--runtime=500ms --ramp_time=250ms") && shown.contains("--norandommap=1"));
         }
     }
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::error::{Context, Error, Result};
+use crate::ledger::{self, Recorded};
 use cli::interrupt::Interrupt;
 
 /// How often it is looked whether a program has ended.
@@ -152,6 +153,14 @@ impl Ended {
 /// # Errors
 /// When it cannot be run, or the end was asked for.
 pub fn run(command: &mut Command, interrupt: &Interrupt) -> Result<Ended> {
+    run_within(command, None, interrupt)
+}
+
+/// The same, for a program that may take no longer than this: what it waits for hangs.
+///
+/// # Errors
+/// When it cannot be run or takes longer, or the end was asked for.
+pub fn run_within(command: &mut Command, time: Option<Duration>, interrupt: &Interrupt) -> Result<Ended> {
     // To files: nobody reads meanwhile, and a pipe fills up.
     let file = || tempfile::tempfile().doing("a temporary file");
     let (mut said, mut complained) = (file()?, file()?);
@@ -161,6 +170,7 @@ pub fn run(command: &mut Command, interrupt: &Interrupt) -> Result<Ended> {
         .stdin(Stdio::null())
         .stdout(copy(&said)?)
         .stderr(copy(&complained)?)
+        .env(ledger::MARK, ledger::own_name())
         .process_group(0)
         .spawn()
         .map_err(|error| missing(command, error))?;
@@ -168,12 +178,12 @@ pub fn run(command: &mut Command, interrupt: &Interrupt) -> Result<Ended> {
         if let Some(status) = child.try_wait().doing(command.get_program().to_string_lossy())? {
             break status;
         }
-        if let Err(end) = interrupt.check() {
-            if let Some(group) = process(&child) {
-                let _ = kill_process_group(group, Signal::KILL);
-            }
-            let _ = child.wait();
-            return Err(end.into());
+        let hangs = time.filter(|time| started.elapsed() > *time).map(|time| {
+            let program = command.get_program().to_string_lossy();
+            Error::io(format!("{program} has not ended after {} s: what it waits for hangs", time.as_secs()))
+        });
+        if let Some(end) = interrupt.check().err().map(Error::from).or(hangs) {
+            return Err(if kill(&mut child) { end } else { still_there(end, &child) });
         }
         thread::sleep(GLANCE);
     };
@@ -190,6 +200,32 @@ pub fn run(command: &mut Command, interrupt: &Interrupt) -> Result<Ended> {
         success: status.success(),
         status: status.to_string(),
     })
+}
+
+/// Ends a program at once, with all that it started; whether it has ended. One that waits in the kernel for a disk does not.
+fn kill(child: &mut Child) -> bool {
+    if let Some(group) = process(child) {
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+    let started = Instant::now();
+    while started.elapsed() < PATIENCE {
+        if !matches!(child.try_wait(), Ok(None)) {
+            return true;
+        }
+        thread::sleep(GLANCE);
+    }
+    false
+}
+
+/// The same error, about a program that cannot be killed.
+fn still_there(error: Error, child: &Child) -> Error {
+    if error.kind() == crate::error::Kind::Interrupted {
+        return error;
+    }
+    Error::io(format!(
+        "{error}; process {} cannot even be killed, since the kernel waits for the disk",
+        child.id()
+    ))
 }
 
 /// Runs a program that must succeed; what it printed.
@@ -214,6 +250,8 @@ pub struct Server {
     name: String,
     child: Child,
     said: File,
+    /// Crossed out when it has ended.
+    recorded: Option<Recorded>,
 }
 
 impl Server {
@@ -229,9 +267,13 @@ impl Server {
             .stdin(Stdio::null())
             .stdout(copy()?)
             .stderr(copy()?)
+            .env(ledger::MARK, ledger::own_name())
             .spawn()
             .map_err(|error| missing(command, error))?;
-        Ok(Self { name: command.get_program().to_string_lossy().into_owned(), child, said })
+        let name = command.get_program().to_string_lossy().into_owned();
+        let mut server = Self { name, child, said, recorded: None };
+        server.recorded = Some(ledger::process(server.child.id())?);
+        Ok(server)
     }
 
     /// Waits until it is ready, as `ready` says.
@@ -283,10 +325,9 @@ impl Drop for Server {
             }
             thread::sleep(GLANCE);
         }
-        if let Some(group) = process(&self.child) {
-            let _ = kill_process_group(group, Signal::KILL);
+        if !kill(&mut self.child) {
+            self.recorded.take().into_iter().for_each(Recorded::leave);
         }
-        let _ = self.child.wait();
     }
 }
 
@@ -306,6 +347,23 @@ mod tests {
         command.args(["-c", "echo why >&2; exit 3"]);
         let error = output(&mut command, &Interrupt::default()).unwrap_err().to_string();
         assert!(error.contains("why") && error.contains('3'), "{error}");
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_given_up() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 60 & wait"]);
+        let started = Instant::now();
+        let time = Some(Duration::from_millis(200));
+        let error = run_within(&mut command, time, &Interrupt::default()).unwrap_err().to_string();
+        assert!(error.contains("hangs") && started.elapsed() < Duration::from_secs(20), "{error}");
+    }
+
+    #[test]
+    fn programs_have_the_mark_by_which_they_are_found() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $CVMIO_BENCH_RUN"]);
+        assert_eq!(output(&mut command, &Interrupt::default()).unwrap().trim(), ledger::own_name());
     }
 
     #[test]

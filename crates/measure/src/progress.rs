@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::visible::visible;
+
 /// Shows progress: a bar on a terminal, else a line for each case.
 pub struct Progress {
     bar: ProgressBar,
@@ -36,13 +38,14 @@ impl Progress {
 
     /// What is done now.
     pub fn at(&mut self, what: &str) {
-        self.bar.set_message(what.to_string());
+        let what = &visible(what);
+        self.bar.set_message(what.clone());
         let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
         let elapsed = self.began.map(|began| began.elapsed());
         let left = elapsed.and_then(|elapsed| left(elapsed, self.taken, all.saturating_sub(done)));
         let left = left.map_or(String::new(), |left| format!(", about {} s left", left.as_secs()));
-        if !self.terminal && self.last != what {
-            self.last = what.into();
+        if !self.terminal && self.last != *what {
+            self.last.clone_from(what);
             let _ = writeln!(std::io::stderr(), "{what} ({done} of {all} turns{left})");
         }
         self.bar.set_prefix(left);
@@ -62,7 +65,7 @@ impl Progress {
     /// Says something that stays.
     pub fn say(&self, what: &str) {
         self.bar.suspend(|| {
-            let _ = writeln!(std::io::stderr(), "cvmio: {what}");
+            let _ = writeln!(std::io::stderr(), "cvmio: {}", visible(what));
         });
     }
 }

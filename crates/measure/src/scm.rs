@@ -16,10 +16,10 @@ use clap::Args;
 use report::run::{FORMAT, Failure, Run, Sample, State, Target, VERSION};
 
 use crate::error::{Error, Kind, Result};
-use crate::machine::{self, Watch};
+use crate::machine::{self, Seen, Watch};
+use crate::outfile::{OutArgs, RunFile};
 use crate::program;
 use crate::progress::Progress;
-use crate::session;
 use cases::{Engine, Load};
 use cli::interrupt::Interrupt;
 use stage::{Setup, Stage};
@@ -61,16 +61,17 @@ pub struct ScmArgs {
     /// The library that fio has preloaded [default: libcvmio_scm.so beside cvmio-scm, or where it is installed]
     #[arg(long, value_name = "FILE")]
     pub library: Option<PathBuf>,
-    /// Where the run file goes [default: one named by the time]
-    #[arg(long, value_name = "FILE")]
-    pub out: Option<PathBuf>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "it has its own")]
+    pub out: OutArgs,
 }
 
-/// Measures, into the file `args.out`. `words` are the arguments behind `cvmio bench`, and `cvmio` is the program beside which `cvmio-scm` is.
+/// Measures, into a run file; the run, and where it is. `words` are the arguments behind `cvmio bench`, and `cvmio` is the program beside which
+/// `cvmio-scm` is.
 ///
 /// # Errors
 /// When nothing can be measured.
-pub fn run(args: &ScmArgs, words: Vec<String>, cvmio: &Path) -> Result<Run> {
+pub fn run(args: &ScmArgs, words: Vec<String>, cvmio: &Path, out: RunFile) -> Result<(Run, PathBuf)> {
     if !(0.05..=86400.0).contains(&args.seconds) {
         return Err(Error::usage(format!("--seconds {}: between 0.05 and 86400 is possible", args.seconds)));
     }
@@ -90,7 +91,6 @@ pub fn run(args: &ScmArgs, words: Vec<String>, cvmio: &Path) -> Result<Run> {
     for (name, program) in [("fio", "fio".to_string()), ("cvmio-scm", setup.program.display().to_string())] {
         programs.extend(program::version(&program, &interrupt).map(|version| (name.to_string(), version)));
     }
-    let out = args.out.clone().ok_or_else(|| Error::usage("there is no place for the run file"))?;
     let mut session = Session { args, run: fresh(args, words, programs, &loads), began: Instant::now(), out };
     session.save()?;
     let ended = session.measure(&loads, &setup, &interrupt);
@@ -101,19 +101,19 @@ pub fn run(args: &ScmArgs, words: Vec<String>, cvmio: &Path) -> Result<Run> {
     };
     session.run.notes.extend(aims::notes(&session.run));
     session.save()?;
-    ended.map(|()| session.run)
+    ended.map(|()| (session.run, session.out.path().to_path_buf()))
 }
 
 struct Session<'a> {
     args: &'a ScmArgs,
     run: Run,
     began: Instant,
-    out: PathBuf,
+    out: RunFile,
 }
 
 impl Session<'_> {
-    fn save(&self) -> Result<()> {
-        session::save(&self.run, &self.out)
+    fn save(&mut self) -> Result<()> {
+        self.out.save(&self.run)
     }
 
     /// All turns: at each case each target has one, then each has the next.
@@ -138,14 +138,17 @@ impl Session<'_> {
                     match stage.turn(load) {
                         Ok(measured) => {
                             let at = self.began.elapsed().as_secs_f64();
+                            let Seen { meanwhile, processors } = watch.end();
+                            let mut figures = measured.figures;
+                            figures.insert("processors".into(), processors);
                             self.run.samples.push(Sample {
                                 target: target.name.clone(),
                                 case: load.name(),
                                 turn,
                                 at,
                                 value: measured.value,
-                                figures: measured.figures,
-                                meanwhile: watch.end(),
+                                figures,
+                                meanwhile,
                             });
                         }
                         Err(error) if error.kind() == Kind::Interrupted => return Err(error),
@@ -190,6 +193,8 @@ fn fresh(args: &ScmArgs, command: Vec<String>, programs: BTreeMap<String, String
         control_of: control_of.map(String::from),
         commands: Vec::new(),
         unavailable: None,
+        storage: Some(machine::mount_of(&args.dir)),
+        page_cache: false,
     };
     let mut targets: Vec<Target> =
         stage::TARGETS.iter().map(|(name, spec)| target(name, spec, None)).collect();
@@ -211,6 +216,7 @@ fn fresh(args: &ScmArgs, command: Vec<String>, programs: BTreeMap<String, String
         files: BTreeMap::new(),
         machine: machine::describe(&args.dir),
         programs,
+        hashes: BTreeMap::new(),
         targets,
         cases: loads.iter().map(|load| load.case(args)).collect(),
         baseline: Some(stage::MEMORY.into()),

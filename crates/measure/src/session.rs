@@ -1,16 +1,14 @@
 //! A run: targets in turns, and the file that says what came out.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use report::run::{Case, FORMAT, Failure, Run, Sample, State, Target, VERSION};
-use tempfile::NamedTempFile;
 
-use crate::error::{Context, Error, Kind, Result};
-use crate::machine::{self, Watch};
+use crate::error::{Error, Kind, Result};
+use crate::machine::{self, Seen, Watch};
+use crate::outfile::RunFile;
 use crate::progress::Progress;
 use crate::target::{Contents, Environment, Need, Ready, Spec};
 
@@ -92,12 +90,12 @@ pub struct Plan {
     pub turns: u32,
     /// Versions of the programs that take part.
     pub programs: BTreeMap<String, String>,
+    /// SHA-256 of files that take part, by their paths.
+    pub hashes: BTreeMap<String, String>,
     /// Whether the processor of a target is emulated.
     pub emulated: bool,
     /// What a reader must know beforehand.
     pub notes: Vec<String>,
-    /// Where the run file goes.
-    pub out: PathBuf,
 }
 
 /// A target during a run.
@@ -108,46 +106,30 @@ struct Entrant {
     out: bool,
 }
 
-/// Runs a plan. What was measured is in the run file at any moment; `before` is one that was cut short, and its turns are not taken again.
-///
-/// # Errors
-/// When nothing can be measured at all, or the file cannot be written. A target that fails is a line in the file.
-pub fn run(plan: &Plan, work: &dyn Work, environment: &Environment<'_>, before: Option<Run>) -> Result<Run> {
-    let mut session = Session::new(plan, work, environment, before)?;
-    session.save()?;
-    let ended = session.measure();
-    let Session { run, entrants, .. } = &mut session;
-    // Servers end and mounts go before anything else is said.
-    entrants.clear();
-    run.state = match &ended {
-        Err(error) if error.kind() == Kind::Interrupted => State::Interrupted,
-        Err(_) => State::Running,
-        Ok(()) => State::Complete,
-    };
-    session.save()?;
-    match ended {
-        Err(error) if error.kind() != Kind::Interrupted => Err(error),
-        _ => Ok(session.run),
-    }
-}
-
-struct Session<'a> {
+/// A run that has begun: its file is there.
+pub struct Session<'a> {
     plan: &'a Plan,
     work: &'a dyn Work,
     environment: &'a Environment<'a>,
     run: Run,
     /// In the order of the run's targets, without the control.
     entrants: Vec<Entrant>,
+    out: RunFile,
     began: Instant,
     progress: Progress,
 }
 
 impl<'a> Session<'a> {
-    fn new(
+    /// Begins a plan: its run file is written for the first time. `before` is a run that was cut short, and its turns are not taken again.
+    ///
+    /// # Errors
+    /// When the file cannot be written, or the run before was another one.
+    pub fn begin(
         plan: &'a Plan,
         work: &'a dyn Work,
         environment: &'a Environment<'a>,
         before: Option<Run>,
+        out: RunFile,
     ) -> Result<Self> {
         let mut run = fresh(plan, work, environment);
         if let Some(before) = before {
@@ -161,21 +143,39 @@ impl<'a> Session<'a> {
         let turns = u64::from(run.turns) * count(run.cases.len()) * count(run.targets.len());
         let entrants =
             plan.targets.iter().map(|target| Entrant { name: target.name.clone(), ready: None, out: false });
-        let entrants = entrants.collect();
-        Ok(Self {
-            plan,
-            work,
-            environment,
-            run,
-            entrants,
-            began: Instant::now(),
-            progress: Progress::new(turns),
-        })
+        let (entrants, began, progress) = (entrants.collect(), Instant::now(), Progress::new(turns));
+        let mut session = Self { plan, work, environment, run, entrants, out, began, progress };
+        session.save()?;
+        Ok(session)
     }
 
-    /// Writes the file beside its place first, so that it is whole at any moment.
-    fn save(&self) -> Result<()> {
-        save(&self.run, &self.plan.out)
+    /// Where the run file is.
+    pub fn path(&self) -> &Path {
+        self.out.path()
+    }
+
+    /// Takes all turns. What was measured is in the run file at any moment.
+    ///
+    /// # Errors
+    /// When nothing can be measured at all, or the file cannot be written. A target that fails is a line in the file.
+    pub fn finish(mut self) -> Result<Run> {
+        let ended = self.measure();
+        // Servers end and mounts go before anything else is said.
+        self.entrants.clear();
+        self.run.state = match &ended {
+            Err(error) if error.kind() == Kind::Interrupted => State::Interrupted,
+            Err(_) => State::Running,
+            Ok(()) => State::Complete,
+        };
+        self.save()?;
+        match ended {
+            Err(error) if error.kind() != Kind::Interrupted => Err(error),
+            _ => Ok(self.run),
+        }
+    }
+
+    fn save(&mut self) -> Result<()> {
+        self.out.save(&self.run)
     }
 
     fn measure(&mut self) -> Result<()> {
@@ -221,7 +221,11 @@ impl<'a> Session<'a> {
                 if let Some(note) = note.filter(|note| !self.run.notes.contains(note)) {
                     self.run.notes.push(note);
                 }
-                self.note(index, |target| target.commands.clone_from(&commands));
+                let page_cache = ready.page_cache;
+                self.note(index, |target| {
+                    target.commands.clone_from(&commands);
+                    target.page_cache = page_cache;
+                });
                 self.entrants[index].ready = Some(ready);
                 Ok(())
             }
@@ -296,10 +300,12 @@ impl<'a> Session<'a> {
         let Some(ready) = &mut self.entrants[entrant].ready else { return Ok(false) };
         let watch = Watch::begin();
         let measured = self.work.turn(index, &mut Prepared { ready, environment: self.environment });
-        let meanwhile = watch.end();
+        let Seen { meanwhile, processors } = watch.end();
         match measured {
             Ok(Measured { value, figures }) if value.is_finite() && value > 0.0 => {
-                let figures = figures.into_iter().filter(|(_, value)| value.is_finite()).collect();
+                let mut figures: BTreeMap<String, f64> =
+                    figures.into_iter().filter(|(_, value)| value.is_finite()).collect();
+                figures.insert("processors".into(), processors);
                 let at = self.began.elapsed().as_secs_f64();
                 let (target, case) = (name.to_string(), case.name.clone());
                 self.run.samples.push(Sample { target, case, turn, at, value, figures, meanwhile });
@@ -326,6 +332,8 @@ fn names(run: &Run) -> Vec<&String> {
 /// The run before anything is measured.
 fn fresh(plan: &Plan, work: &dyn Work, environment: &Environment<'_>) -> Run {
     let target = |name: String, spec: &Spec, control_of: Option<String>| Target {
+        storage: spec.storage(environment),
+        page_cache: false,
         name,
         spec: spec.to_string(),
         control_of,
@@ -353,6 +361,7 @@ fn fresh(plan: &Plan, work: &dyn Work, environment: &Environment<'_>) -> Run {
         files: plan.files.clone(),
         machine: machine::describe(environment.directory),
         programs: plan.programs.clone(),
+        hashes: plan.hashes.clone(),
         targets,
         cases: work.cases(),
         baseline: Some(plan.baseline.clone()),
@@ -361,28 +370,4 @@ fn fresh(plan: &Plan, work: &dyn Work, environment: &Environment<'_>) -> Run {
         failures: Vec::new(),
         notes: plan.notes.clone(),
     }
-}
-
-/// Writes a run file in place of what was there, which stays whole until the new one is.
-///
-/// # Errors
-/// When there is no space, or the directory cannot be written.
-pub fn save(run: &Run, path: &Path) -> Result<()> {
-    let text = run.to_json().doing("the run")?;
-    write_whole(path, text.as_bytes())
-}
-
-/// Writes a file as a whole or not at all.
-///
-/// # Errors
-/// When there is no space, or the directory cannot be written.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let shown = path.display();
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = NamedTempFile::new_in(directory).doing(format!("{shown} cannot be written"))?;
-    file.write_all(bytes).doing(format!("{shown} cannot be written; what was there is whole"))?;
-    file.persist(path).map_err(|error| error.error).doing(format!("{shown} cannot be written"))?;
-    // Temporary files are private; what came out is not.
-    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-    fs::set_permissions(path, permissions).doing(shown)
 }

@@ -1,5 +1,6 @@
 //! What is measured, made ready and put away.
 
+mod blank;
 mod device;
 mod dm;
 pub(crate) mod file;
@@ -9,14 +10,17 @@ mod spec;
 pub mod vm;
 mod volume;
 
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
-
 use crate::error::{Context, Error, Result};
-use crate::program::{Ended, Server, output, run, shown};
+use crate::ledger::Place;
+use crate::machine::mount_of;
+use crate::program::{Ended, Server, output, run_within, shown};
 use cli::interrupt::Interrupt;
 
 pub use mounts::{Kept, Mount};
@@ -74,21 +78,48 @@ pub struct Ready {
     pub commands: Vec<String>,
     /// What a reader must know about it.
     pub note: Option<String>,
+    /// Whether its requests may end in this machine's page cache.
+    pub page_cache: bool,
     /// Bytes that it shows.
     pub size: u64,
     /// The guest that it is seen from, if not from this machine.
     pub guest: Option<vm::Guest>,
+    /// What it was looked at and is measured through.
+    handle: Option<File>,
     // The order in which they are put away: first what stands on the others.
     mounts: Vec<Kept>,
     server: Option<Server>,
     devices: Vec<Kept>,
-    place: Option<TempDir>,
+    place: Option<Place>,
 }
 
 impl Ready {
     fn new(address: Address, size: u64) -> Self {
         let (commands, mounts, devices) = (Vec::new(), Vec::new(), Vec::new());
-        Self { address, commands, note: None, size, guest: None, mounts, server: None, devices, place: None }
+        let (note, guest, handle, server, place) = (None, None, None, None, None);
+        // What lies on a file system without direct I/O, or is shown by a program without it.
+        let page_cache = matches!(address, Address::File { direct: false, .. });
+        Self { address, commands, note, page_cache, size, guest, handle, mounts, server, devices, place }
+    }
+
+    /// What fio is to open. fio reads more into a name than a name: `;` and `#` end it, `:` begins another one, `$` stands for something. So on
+    /// this machine it gets no name but the file itself, which this process has open: it is the one that was looked at, whatever has its name
+    /// by now. In a guest names are ours.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub fn for_fio(&mut self) -> Result<Address> {
+        let Address::File { path, direct } = &self.address else { return Ok(self.address.clone()) };
+        if self.guest.is_some() {
+            return Ok(self.address.clone());
+        }
+        if self.handle.is_none() {
+            let opened = OpenOptions::new().read(true).write(true).open(path).doing(path.display())?;
+            self.handle = Some(opened);
+        }
+        let number = self.handle.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let path = PathBuf::from(format!("/proc/{}/fd/{number}", std::process::id()));
+        Ok(Address::File { path, direct: *direct })
     }
 
     /// # Errors
@@ -98,18 +129,20 @@ impl Ready {
         self.guest.as_ref().map_or(Ok(()), vm::Guest::check)
     }
 
-    /// Runs a program where the target is seen from, with the file that it reads if it does.
+    /// Runs a program where the target is seen from, with the file that it reads if it does, and for no longer than this; guests have a time of their
+    /// own.
     ///
     /// # Errors
     /// When it cannot be run, or the end was asked for.
-    pub fn run(
+    pub fn run_within(
         &mut self,
         command: &mut Command,
         file: Option<&Path>,
+        time: Option<Duration>,
         interrupt: &Interrupt,
     ) -> Result<Ended> {
         if self.guest.is_none() {
-            return run(command, interrupt);
+            return run_within(command, time, interrupt);
         }
         let (answer, took) = self.turn(&vm::script(command, file)?, interrupt)?;
         Ok(vm::ended(answer, took))
@@ -151,10 +184,12 @@ impl Ready {
         if self.guest.is_some() {
             return self.directory_in_guest(environment);
         }
+        // What is opened exclusively cannot be mounted.
+        self.handle = None;
         let device = match &self.address {
             Address::File { path, .. } => path.clone(),
             Address::Nbd(uri) => {
-                let place = TempDir::with_prefix("cvmio-bench-nbd-").doing("a directory to mount NBD in")?;
+                let place = Place::temporary("cvmio-bench-nbd-")?;
                 let mut mount = Command::new("nbdfuse");
                 mount.arg(place.path()).arg(uri);
                 self.commands.push(shown(&mount));
@@ -175,7 +210,7 @@ impl Ready {
         make.args(EXT4).arg(&device);
         self.commands.push(shown(&make));
         output(&mut make, environment.interrupt)?;
-        let place = TempDir::with_prefix("cvmio-bench-mount-").doing("a directory to mount in")?;
+        let place = Place::temporary("cvmio-bench-mount-")?;
         let mut mount = Command::new("mount");
         mount.arg(&device).arg(place.path());
         self.commands.push(shown(&mount));
@@ -213,6 +248,7 @@ const EXT4: [&str; 4] = ["-q", "-F", "-E", "nodiscard,lazy_itable_init=0,lazy_jo
 impl Drop for Ready {
     fn drop(&mut self) {
         self.guest = None;
+        self.handle = None;
         self.mounts.clear();
         self.server = None;
         self.devices.clear();
@@ -238,6 +274,28 @@ impl Spec {
             Self::DmCrypt => dm::start(false, environment),
             Self::DmIntegrity => dm::start(true, environment),
             Self::Vm(machine) => vm::start(machine, environment),
+        }
+    }
+
+    /// Whether it is there already and would be overwritten.
+    pub fn overwrites(&self) -> bool {
+        match self {
+            Self::Path(path) => !path.is_dir(),
+            Self::Nbd(_) => true,
+            _ => false,
+        }
+    }
+
+    /// The file system and device that it lies on, if this machine knows.
+    pub fn storage(&self, environment: &Environment<'_>) -> Option<String> {
+        match self {
+            Self::Path(path) if path.metadata().is_ok_and(|seen| seen.file_type().is_block_device()) => {
+                Some(format!("the device {}", path.canonicalize().unwrap_or_else(|_| path.clone()).display()))
+            }
+            Self::Path(path) => Some(mount_of(path)),
+            Self::Nbd(_) => None,
+            Self::Tmpfs => Some("tmpfs in memory".into()),
+            _ => Some(mount_of(environment.directory)),
         }
     }
 
@@ -271,8 +329,8 @@ impl Spec {
 }
 
 /// A private directory in the environment's directory.
-pub(crate) fn place(environment: &Environment<'_>) -> Result<TempDir> {
-    let made = TempDir::with_prefix_in("cvmio-bench-", environment.directory);
+pub(crate) fn place(environment: &Environment<'_>) -> Result<Place> {
+    let made = Place::new_in(environment.directory, "cvmio-bench-");
     made.map_err(|error| {
         Error::usage(format!(
             "{} cannot hold files; choose another directory with --dir",

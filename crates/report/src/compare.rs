@@ -14,6 +14,8 @@ pub enum Verdict {
     Noise,
     /// There are too few samples for an interval.
     Unknown,
+    /// It differs between two runs, and nothing says whether that is the target or the machine.
+    Changed,
 }
 
 impl Verdict {
@@ -24,6 +26,7 @@ impl Verdict {
             Self::Worse => "worse",
             Self::Noise => "noise",
             Self::Unknown => "too few turns",
+            Self::Changed => "changed",
         }
     }
 
@@ -61,6 +64,8 @@ pub struct Comparison {
     pub values: [Summary; 2],
     /// `subject` : `baseline`.
     pub ratio: Estimate,
+    /// Of two runs, the same with what the run's baseline has changed taken out.
+    pub own: Option<Estimate>,
     /// Whether the ratio comes from pairs of turns.
     pub paired: bool,
     /// What may be said.
@@ -73,10 +78,7 @@ pub fn within(run: &Run, case: &str, baseline: &str, subject: &str) -> Option<Co
     let (base, of) = (run.values(baseline, case), run.values(subject, case));
     let ratio = paired_ratio(&pairs(&base, &of))?;
     // The control's own ratio is within the noise, since it is the noise.
-    let noise = run.control().and_then(|control| {
-        let against = run.values(control.control_of.as_deref()?, case);
-        paired_ratio(&pairs(&against, &run.values(&control.name, case)))
-    });
+    let noise = control(run, case);
     let values = [summary(&base)?, summary(&of)?];
     let verdict = Verdict::of(&ratio, metric, noise.as_ref());
     Some(Comparison {
@@ -86,13 +88,22 @@ pub fn within(run: &Run, case: &str, baseline: &str, subject: &str) -> Option<Co
         subject: subject.into(),
         values,
         ratio,
+        own: None,
         paired: true,
         verdict,
     })
 }
 
+/// How much a target differs from itself at a case of a run.
+fn control(run: &Run, case: &str) -> Option<Estimate> {
+    let control = run.control()?;
+    let against = run.values(control.control_of.as_deref()?, case);
+    paired_ratio(&pairs(&against, &run.values(&control.name, case)))
+}
+
 /// The same target at the same case in two runs, the second against the first. The machine may have changed between them, so nothing pairs
-/// their turns.
+/// their turns, and all targets may have become faster or slower together. So a target is judged by its ratio to the baseline, in one run
+/// against the other: what changed for both is no difference of the target. The baseline itself cannot be judged so.
 pub fn across(first: &Run, second: &Run, case: &str, target: &str) -> Option<Comparison> {
     let metric = first.case(case)?.metric;
     if second.case(case)?.metric != metric {
@@ -101,6 +112,17 @@ pub fn across(first: &Run, second: &Run, case: &str, target: &str) -> Option<Com
     let (base, of) = (first.values(target, case), second.values(target, case));
     let plain = |values: &[(u32, f64)]| values.iter().map(|(_, value)| *value).collect::<Vec<_>>();
     let ratio = unpaired_ratio(&plain(&base), &plain(&of))?;
+    let own = reference(first, second, target).and_then(|reference| {
+        let relative = |run: &Run, own: &[(u32, f64)]| pairs(&run.values(reference, case), own);
+        unpaired_ratio(&relative(first, &base), &relative(second, &of))
+    });
+    // The run that was more restless says what may be noise.
+    let noise = [first, second].into_iter().filter_map(|run| control(run, case));
+    let noise = noise.filter(|noise| noise.high.is_finite()).max_by(|a, b| floor(a).total_cmp(&floor(b)));
+    let verdict = match Verdict::of(own.as_ref().unwrap_or(&ratio), metric, noise.as_ref()) {
+        Verdict::Better | Verdict::Worse if own.is_none() => Verdict::Changed,
+        other => other,
+    };
     Some(Comparison {
         case: case.into(),
         metric,
@@ -108,9 +130,19 @@ pub fn across(first: &Run, second: &Run, case: &str, target: &str) -> Option<Com
         subject: target.into(),
         values: [summary(&base)?, summary(&of)?],
         ratio,
+        own,
         paired: false,
-        verdict: Verdict::of(&ratio, metric, None),
+        verdict,
     })
+}
+
+/// The target that tells a change of the machine from one of `target`: the baseline of both runs, unless that is the target.
+pub fn reference<'a>(first: &'a Run, second: &Run, target: &str) -> Option<&'a str> {
+    let baseline =
+        first.baseline.as_deref().filter(|baseline| second.baseline.as_deref() == Some(*baseline))?;
+    let is_control =
+        first.target(target).is_some_and(|target| target.control_of.as_deref() == Some(baseline));
+    (target != baseline && !is_control).then_some(baseline)
 }
 
 /// Each target of both runs at each of their common cases.

@@ -43,7 +43,11 @@ pub fn number(value: f64) -> String {
         _ if size >= 99.95 => format!("{value:.0}"),
         _ if size >= 9.995 => format!("{value:.1}"),
         _ if size >= 0.9995 => format!("{value:.2}"),
-        _ => format!("{value:.3}"),
+        _ if size >= 0.09995 => format!("{value:.3}"),
+        // Never a row of zeros.
+        _ if size >= 0.009_995 => format!("{value:.4}"),
+        _ if size >= 0.000_999_5 => format!("{value:.5}"),
+        _ => format!("{value:.2e}"),
     }
 }
 
@@ -78,8 +82,12 @@ mod tests {
 
     #[test]
     fn three_digits_count() {
-        let shown = [1234.5, 99.96, 12.345, 9.996, 1.0, 0.99951, 0.01234, 0.0].map(number);
-        assert_eq!(shown, ["1234", "100", "12.3", "10.0", "1.00", "1.00", "0.012", "0"]);
+        let shown =
+            [1234.5, 99.96, 12.345, 9.996, 1.0, 0.99951, 0.01234, 0.00456, 0.000_123_4, 0.0].map(number);
+        assert_eq!(
+            shown,
+            ["1234", "100", "12.3", "10.0", "1.00", "1.00", "0.0123", "0.00456", "1.23e-4", "0"]
+        );
         assert_eq!(interval(0.5, f64::INFINITY), "unbounded");
     }
 }

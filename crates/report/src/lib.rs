@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod compare;
+pub mod export;
 pub mod figure;
 pub mod page;
 pub mod papers;

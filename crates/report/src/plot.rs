@@ -4,6 +4,7 @@
 //! Ratios begin at 1, on a logarithmic axis, so that twice and half reach equally far.
 
 mod axis;
+mod lines;
 
 use std::fmt;
 
@@ -17,6 +18,7 @@ use plotters::style::{FontStyle, IntoFont, TextStyle};
 
 use crate::figure::number;
 use axis::Axis;
+pub use lines::{Line, Lines};
 
 /// Colour of text and of error bars; a page that is dark replaces it.
 pub const INK: RGBColor = RGBColor(0x24, 0x29, 0x2F);
@@ -94,6 +96,20 @@ pub struct Plot {
     pub scale: Scale,
 }
 
+/// The program that made a picture, as the picture says it.
+const PROGRAM: &str = "cvmio bench report";
+const SIGN: &str = "<!-- cvmio bench report -->";
+
+/// Whether a file that begins like this is an SVG picture of ours.
+pub fn is_svg(head: &[u8]) -> bool {
+    head.starts_with(b"<svg") && head.windows(SIGN.len()).any(|part| part == SIGN.as_bytes())
+}
+
+/// Whether a file that begins like this is a PNG picture of ours.
+pub fn is_png(head: &[u8]) -> bool {
+    head.starts_with(b"\x89PNG") && head.windows(PROGRAM.len()).any(|part| part == PROGRAM.as_bytes())
+}
+
 /// Why there is no picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlotError(String);
@@ -137,7 +153,7 @@ impl Plot {
         layout.draw(self, &root)?;
         root.present().map_err(failed)?;
         drop(root);
-        Ok(text)
+        Ok(signed(text))
     }
 
     /// As a PNG picture on white, `scale` times as large as the SVG document.
@@ -146,47 +162,113 @@ impl Plot {
     /// When the library cannot draw or encode it.
     pub fn png(&self, _font: &Font, scale: u8) -> Result<Vec<u8>, PlotError> {
         let layout = Layout::of(self, i32::from(scale.max(1)));
-        let (width, height) = layout.size();
-        let bytes = usize::try_from(u64::from(width) * u64::from(height) * 3).map_err(failed)?;
-        let mut pixels = vec![0xFF; bytes];
-        {
-            let root = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
+        encoded(layout.size(), |pixels, size| {
+            let root = BitMapBackend::with_buffer(pixels, size).into_drawing_area();
             layout.draw(self, &root)?;
-            root.present().map_err(failed)?;
-        }
-        let mut file = Vec::new();
-        let mut encoder = png::Encoder::new(&mut file, width, height);
-        encoder.set_color(png::ColorType::Rgb);
-        let mut writer = encoder.write_header().map_err(failed)?;
-        writer.write_image_data(&pixels).map_err(failed)?;
-        writer.finish().map_err(failed)?;
-        Ok(file)
+            root.present().map_err(failed)
+        })
     }
 
     /// Lines of the legend: which series stand on each.
     fn legend(&self) -> Vec<Vec<usize>> {
-        let mut lines: Vec<Vec<usize>> = Vec::new();
-        let mut room = 0;
         let drawn =
             |index: usize| self.groups.iter().flat_map(|group| &group.bars).any(|bar| bar.series == index);
-        for (index, name) in self.series.iter().enumerate().filter(|(index, _)| drawn(*index)) {
-            let width = swatch_width(name);
-            if room < width {
-                lines.push(Vec::new());
-                room = WIDTH - 2 * MARGIN;
-            }
-            room -= width;
-            if let Some(line) = lines.last_mut() {
-                line.push(index);
-            }
-        }
-        lines
+        legend(&self.series, drawn)
     }
 }
 
+/// A document with what says that it is ours; behind the first tag, since a page takes the document as it is.
+fn signed(mut text: String) -> String {
+    let tag = text.find('>').map_or(0, |end| end + 1);
+    text.insert_str(tag, SIGN);
+    text
+}
+
+/// A picture as a PNG file.
+fn encoded(
+    (width, height): (u32, u32),
+    draw: impl FnOnce(&mut [u8], (u32, u32)) -> Result<(), PlotError>,
+) -> Result<Vec<u8>, PlotError> {
+    let bytes = usize::try_from(u64::from(width) * u64::from(height) * 3).map_err(failed)?;
+    let mut pixels = vec![0xFF; bytes];
+    draw(&mut pixels, (width, height))?;
+    let mut file = Vec::new();
+    let mut encoder = png::Encoder::new(&mut file, width, height);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.add_text_chunk("Software".into(), PROGRAM.into()).map_err(failed)?;
+    let mut writer = encoder.write_header().map_err(failed)?;
+    writer.write_image_data(&pixels).map_err(failed)?;
+    writer.finish().map_err(failed)?;
+    Ok(file)
+}
+
+/// Which of the series that are drawn stand on each line of a legend.
+fn legend(series: &[String], drawn: impl Fn(usize) -> bool) -> Vec<Vec<usize>> {
+    let mut lines: Vec<Vec<usize>> = Vec::new();
+    let mut room = 0;
+    for (index, name) in series.iter().enumerate().filter(|(index, _)| drawn(*index)) {
+        let width = swatch_width(name);
+        if room < width {
+            lines.push(Vec::new());
+            room = WIDTH - 2 * MARGIN;
+        }
+        room -= width;
+        if let Some(line) = lines.last_mut() {
+            line.push(index);
+        }
+    }
+    lines
+}
+
+/// Pixels beside a series' name in the legend: its colour, and room.
+const SWATCH: i32 = 28;
+/// Pixels of a letter, generously.
+const LETTER: i32 = 7;
+
 /// A generous guess of how wide a series' entry in the legend is.
 fn swatch_width(name: &str) -> i32 {
-    28 + 7 * i32::try_from(name.chars().count()).unwrap_or(WIDTH)
+    SWATCH + LETTER * i32::try_from(fitting(name, SWATCH).chars().count()).unwrap_or(WIDTH)
+}
+
+/// A name that fits on a line of its own beside so many pixels: what is too long loses its middle, since names differ at both ends.
+fn fitting(name: &str, beside: i32) -> String {
+    let room = usize::try_from((WIDTH - 2 * MARGIN - beside) / LETTER).unwrap_or(1);
+    let letters: Vec<char> = name.chars().collect();
+    if letters.len() <= room {
+        return name.into();
+    }
+    let (head, tail) = (room / 2, room - room / 2 - 1);
+    let begin = letters.iter().take(head);
+    begin.chain(&['…']).chain(letters.iter().skip(letters.len() - tail)).collect()
+}
+
+/// Draws a legend's lines from a height on; the height below them.
+fn draw_legend<B: DrawingBackend>(
+    (legend, series, scale): (&[Vec<usize>], &[String], i32),
+    font: &TextStyle<'static>,
+    root: &DrawingArea<B, Shift>,
+    mut y: i32,
+) -> Result<i32, PlotError> {
+    let at = |x: i32, y: i32| (x * scale, y * scale);
+    for line in legend {
+        let mut x = MARGIN;
+        for index in line {
+            let name = series.get(*index).map_or("", String::as_str);
+            let corners = [at(x, y - 5), at(x + 10, y + 5)];
+            root.draw(&Rectangle::new(corners, colour(*index).filled())).map_err(failed)?;
+            let style = font.clone().pos(Pos::new(HPos::Left, VPos::Center));
+            root.draw(&Text::new(fitting(name, SWATCH), at(x + 15, y), style)).map_err(failed)?;
+            x += swatch_width(name);
+        }
+        y += LINE;
+    }
+    Ok(y)
+}
+
+/// The style of a text. The library makes the size of a text that of its line.
+fn font(scale: i32, size: i32, bold: bool) -> TextStyle<'static> {
+    let style = if bold { FontStyle::Bold } else { FontStyle::Normal };
+    ("sans-serif", f64::from(size * scale) * 1.24, style).into_font().color(&INK)
 }
 
 /// The size of a title's letters: smaller for one that would be cut off at the right.
@@ -221,6 +303,8 @@ struct Layout {
     head: i32,
     /// Height of the bars.
     body: i32,
+    /// Where the bars of each group begin and end, below its name.
+    rows: Vec<(i32, i32)>,
 }
 
 type Area<'a, B> = DrawingArea<B, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
@@ -230,8 +314,13 @@ impl Layout {
         let legend = plot.legend();
         let lines = i32::try_from(legend.len() + 2 + usize::from(plot.warning.is_some())).unwrap_or(i32::MAX);
         let bars = |group: &Group| i32::try_from(group.bars.len()).unwrap_or(0);
-        let body = plot.groups.iter().map(|group| LINE + bars(group) * (BAR + GAP) + 8).sum::<i32>();
-        Self { scale, legend, head: MARGIN + 6 + lines.saturating_mul(LINE), body }
+        let (mut body, mut rows) = (0, Vec::new());
+        for group in &plot.groups {
+            let end = body + LINE + bars(group) * (BAR + GAP);
+            rows.push((body + LINE - GAP, end));
+            body = end + 8;
+        }
+        Self { scale, legend, head: MARGIN + 6 + lines.saturating_mul(LINE), body, rows }
     }
 
     fn size(&self) -> (u32, u32) {
@@ -240,9 +329,7 @@ impl Layout {
     }
 
     fn font(&self, size: i32, bold: bool) -> TextStyle<'static> {
-        let style = if bold { FontStyle::Bold } else { FontStyle::Normal };
-        // The library makes the size of a text that of its line.
-        ("sans-serif", f64::from(size * self.scale) * 1.24, style).into_font().color(&INK)
+        font(self.scale, size, bold)
     }
 
     fn draw<B: DrawingBackend>(&self, plot: &Plot, root: &DrawingArea<B, Shift>) -> Result<(), PlotError> {
@@ -280,41 +367,36 @@ impl Layout {
         let mut y = MARGIN + 6;
         put(&plot.title, MARGIN, y, self.font(title_size(&plot.title), true))?;
         y += LINE;
-        put(&plot.note, MARGIN, y, self.font(12, false).color(&MUTED))?;
+        put(&fitting(&plot.note, 0), MARGIN, y, self.font(12, false).color(&MUTED))?;
         y += LINE;
         if let Some(warning) = &plot.warning {
             put(warning, MARGIN, y, self.font(12, true))?;
             y += LINE;
         }
-        for line in &self.legend {
-            let mut x = MARGIN;
-            for series in line {
-                let name = plot.series.get(*series).map_or("", String::as_str);
-                let corners = [at(x, y - 5), at(x + 10, y + 5)];
-                root.draw(&Rectangle::new(corners, colour(*series).filled())).map_err(failed)?;
-                put(name, x + 15, y, self.font(12, false))?;
-                x += swatch_width(name);
-            }
-            y += LINE;
-        }
-        Ok(())
+        draw_legend((&self.legend, &plot.series, self.scale), &self.font(12, false), root, y).map(drop)
     }
 
     fn draw_axis<B: DrawingBackend>(&self, area: &Area<'_, B>, axis: &Axis) -> Result<(), PlotError> {
         let bottom = f64::from(self.body);
+        // Names of cases stand in the gaps: a line across them could not be read.
         let style = self.font(11, false).color(&MUTED).pos(Pos::new(HPos::Center, VPos::Center));
         for (place, label) in axis.ticks() {
-            let line = PathElement::new(vec![(place, 0.0), (place, bottom + 4.0)], FAINT.stroke_width(1));
-            area.draw(&line).map_err(failed)?;
+            for (top, bottom) in &self.rows {
+                let ends = vec![(place, f64::from(*top)), (place, f64::from(*bottom))];
+                area.draw(&PathElement::new(ends, FAINT.stroke_width(1))).map_err(failed)?;
+            }
             area.draw(&Text::new(label, (place, bottom + 14.0), style.clone())).map_err(failed)?;
         }
         Ok(())
     }
 
     fn draw_origin<B: DrawingBackend>(&self, area: &Area<'_, B>, axis: &Axis) -> Result<(), PlotError> {
-        let ends = vec![(axis.origin(), 0.0), (axis.origin(), f64::from(self.body))];
         let stroke = INK.stroke_width(u32::try_from(self.scale).unwrap_or(1));
-        area.draw(&PathElement::new(ends, stroke)).map_err(failed)
+        for (top, bottom) in &self.rows {
+            let ends = vec![(axis.origin(), f64::from(*top)), (axis.origin(), f64::from(*bottom))];
+            area.draw(&PathElement::new(ends, stroke)).map_err(failed)?;
+        }
+        Ok(())
     }
 
     fn draw_group<B: DrawingBackend>(
@@ -327,7 +409,7 @@ impl Layout {
         let style = self.font(12, true).pos(Pos::new(HPos::Left, VPos::Center));
         let middle = f64::from(top) + f64::from(LINE) / 2.0;
         let place = (axis.range().start + axis.gap(), middle);
-        area.draw(&Text::new(group.label.clone(), place, style)).map_err(failed)?;
+        area.draw(&Text::new(fitting(&group.label, 0), place, style)).map_err(failed)?;
         for (bar, row) in group.bars.iter().zip(0..) {
             self.draw_bar(area, axis, bar, f64::from(top + LINE + row * (BAR + GAP)))?;
         }
@@ -380,5 +462,29 @@ mod tests {
         assert!((10..15).contains(&title_size(long)), "{}", title_size(long));
         assert_eq!(title_size(&"x".repeat(1000)), 8);
         assert_eq!(title_size(""), 15);
+    }
+
+    #[test]
+    fn names_end_at_the_edge() {
+        let long = format!("cvmio suite={},level=strict", "aes-256-gcm-and-more-".repeat(9));
+        let shown = fitting(&long, SWATCH);
+        assert!(
+            shown.starts_with("cvmio suite=") && shown.ends_with("level=strict") && shown.contains('…'),
+            "{shown}"
+        );
+        assert!(swatch_width(&long) <= WIDTH - 2 * MARGIN);
+        assert_eq!(fitting("cvmio", SWATCH), "cvmio");
+    }
+
+    #[test]
+    fn no_line_runs_through_a_name() {
+        let bar = |value: f64| Bar { series: 0, value, low: value, high: value };
+        let group = |label: &str| Group { label: label.into(), bars: vec![bar(0.5), bar(2.0)] };
+        let groups = vec![group("a"), group("b")];
+        let (title, note) = (String::new(), String::new());
+        let plot = Plot { title, note, warning: None, series: vec!["x".into()], groups, scale: Scale::Ratio };
+        let layout = Layout::of(&plot, 1);
+        // The names stand at 9 and 67, and are 12 high.
+        assert_eq!(layout.rows, [(LINE - GAP, 50), (58 + LINE - GAP, 108)]);
     }
 }

@@ -1,9 +1,11 @@
 //! The research questions of the thesis, and what a run answers to them.
 
-use crate::compare::{Comparison, Verdict};
+use std::collections::BTreeSet;
+
+use crate::compare::{Comparison, Verdict, floor};
 use crate::figure::{interval, number};
 use crate::page::{Options, Pair, sentences_of};
-use crate::papers;
+use crate::papers::{self, is_cvmio, protects};
 use crate::run::{Run, Target};
 
 /// Which targets a question compares.
@@ -97,9 +99,23 @@ impl Question {
 
     /// What a run answers: a sentence, and then what it follows from.
     pub fn here(self, run: &Run, options: &Options) -> Vec<String> {
-        let pairs = self.pairs(run, options);
+        let all = self.pairs(run, options);
+        let cached = |name: &str| run.target(name).is_some_and(|target| target.page_cache);
+        let is_fair = |pair: &Pair<'_>| cached(pair.subject) == cached(pair.baseline);
+        let pairs: Vec<Pair<'_>> = all.iter().copied().filter(is_fair).collect();
         let mut answer = vec![self.verdict(run, &pairs)];
-        answer.extend(sentences_of(run, &pairs));
+        let left_out: BTreeSet<&str> = all
+            .iter()
+            .filter(|pair| !is_fair(pair))
+            .map(|pair| if cached(pair.subject) { pair.subject } else { pair.baseline })
+            .collect();
+        if !left_out.is_empty() {
+            let names = left_out.into_iter().collect::<Vec<_>>().join(", ");
+            answer.push(format!(
+                "Left out of this answer, since it goes through the page cache and the others do not: {names}."
+            ));
+        }
+        answer.extend(sentences_of(run, &all));
         answer
     }
 
@@ -141,11 +157,7 @@ impl Question {
             None if with(Verdict::Unknown) == count => {
                 format!("{subject}: there are too few turns to tell; ask again with more --turns.")
             }
-            None => {
-                format!(
-                    "{subject} makes no difference that can be told from noise, in {count} {comparisons}."
-                )
-            }
+            None => Self::no_difference(subject, &all),
             Some(most) => format!(
                 "{subject} is better in {} and worse in {} of {count} {comparisons}. The largest difference is at {}: {} has {} times the {} of {} ({}).",
                 with(Verdict::Better),
@@ -161,26 +173,40 @@ impl Question {
     }
 }
 
+/// Differences below this are none for anybody.
+const SMALL: f64 = 0.05;
+
+impl Question {
+    /// The answer where no difference is clear: that there is none, if the intervals say so, and else how large it might be.
+    fn no_difference(subject: &str, all: &[Comparison]) -> String {
+        let bounded = || all.iter().filter(|one| one.ratio.high.is_finite());
+        let reach = |one: &&Comparison| floor(&one.ratio);
+        let widest = bounded().max_by(|a, b| reach(a).total_cmp(&reach(b)));
+        let (count, comparisons) = (all.len(), if all.len() == 1 { "comparison" } else { "comparisons" });
+        match widest {
+            Some(widest) if floor(&widest.ratio) > SMALL.ln_1p() || bounded().count() < count => format!(
+                "{subject}: no difference could be shown in {count} {comparisons}, and none is ruled out. The least certain is at {}: {} has {} ({}) \
+                 times the {} of {}. More --turns would tell.",
+                widest.case,
+                widest.subject,
+                number(widest.ratio.value),
+                interval(widest.ratio.low, widest.ratio.high),
+                widest.metric.in_sentence(),
+                widest.baseline
+            ),
+            _ => format!(
+                "{subject} makes no difference above {} %, in {count} {comparisons}.",
+                number(SMALL * 100.0)
+            ),
+        }
+    }
+}
+
 /// A machine's settings but for one; `None` if the target is no machine.
 fn without(spec: &str, key: &str) -> Option<String> {
     let (name, settings) = spec.split_once(':').unwrap_or((spec, ""));
     let others = settings.split(',').filter(|one| one.split_once('=').is_none_or(|(name, _)| name != key));
     (name == "vm").then(|| others.collect::<Vec<&str>>().join(","))
-}
-
-fn is_cvmio(spec: &str) -> bool {
-    spec == "cvmio" || spec.starts_with("cvmio:") || machine_with(spec, "protect=cvmio")
-}
-
-/// Whether a target protects its data, in whatever way.
-fn protects(spec: &str) -> bool {
-    let others = ["nbdkit-luks", "qemu-luks", "dm-crypt", "dm-integrity"];
-    is_cvmio(spec) || others.contains(&spec) || machine_with(spec, "protect=dm-")
-}
-
-fn machine_with(spec: &str, setting: &str) -> bool {
-    let settings = spec.strip_prefix("vm:").unwrap_or_default();
-    settings.split(',').any(|one| one.starts_with(setting))
 }
 
 #[cfg(test)]
@@ -202,9 +228,39 @@ mod tests {
         assert!(answer(&few).contains("too few turns"));
         let mut same = run.clone();
         same.samples.iter_mut().for_each(|sample| sample.value = 100.0 + f64::from(sample.turn));
-        assert!(answer(&same).contains("no difference"), "{}", answer(&same));
+        assert!(answer(&same).contains("no difference above 5.00 %"), "{}", answer(&same));
+        // Turns that differ wildly show nothing, and rule nothing out.
+        let mut wild = run.clone();
+        for sample in &mut wild.samples {
+            let own = if sample.target == "cvmio" { 0.54 } else { 1.0 };
+            sample.value = 100.0
+                * own
+                * if (sample.turn + u32::from(sample.target == "cvmio")) % 2 == 0 { 0.3 } else { 3.0 };
+        }
+        let said = answer(&wild);
+        assert!(
+            said.contains("none is ruled out")
+                && said.contains("0.")
+                && !said.contains("makes no difference"),
+            "{said}"
+        );
         same.samples.clear();
         assert!(answer(&same).contains("Nothing was measured"));
+    }
+
+    #[test]
+    fn a_server_that_reads_from_memory_is_no_part_of_the_answer() {
+        let mut run = Run::parse(include_bytes!("../tests/it/golden/run.json")).unwrap();
+        let of = |run: &Run| Question::of(6).unwrap().here(run, &Options::default());
+        assert!(of(&run)[0].contains("of 10 comparisons"), "{}", of(&run)[0]);
+        run.targets
+            .iter_mut()
+            .filter(|target| target.name == "qemu LUKS")
+            .for_each(|target| target.page_cache = true);
+        let said = of(&run);
+        assert_eq!(said[0], "Nothing was measured that answers this.");
+        assert!(said[1].contains("Left out") && said[1].contains("qemu LUKS"), "{said:?}");
+        assert!(said.iter().any(|one| one.contains("qemu LUKS goes through the page cache")), "{said:?}");
     }
 
     /// What is compared, of a run with these targets.

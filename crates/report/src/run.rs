@@ -9,12 +9,13 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::statistics::Summary;
 pub use parse::ParseError;
 
 /// What the field `format` says in each run file.
 pub const FORMAT: &str = "cvmio-bench-run";
 /// The version of the schema that this program writes, and the only one that it reads.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// How far a run came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,6 +97,8 @@ pub struct Machine {
     pub confidential: Option<String>,
     /// The file system and device that the targets' files lie on.
     pub storage: String,
+    /// What else speed depends on, by name: `governor`, `microcode`, `flags`, and of the disk `disk`, `scheduler` and the like.
+    pub details: BTreeMap<String, String>,
 }
 
 /// One thing that is measured.
@@ -112,6 +115,10 @@ pub struct Target {
     pub commands: Vec<String>,
     /// Why it could not be measured here.
     pub unavailable: Option<String>,
+    /// The file system and device that it lies on; none if it was not made, or that is not known.
+    pub storage: Option<String>,
+    /// Whether its requests may end in this machine's page cache, without the disk.
+    pub page_cache: bool,
 }
 
 /// One thing that is done to each target.
@@ -160,6 +167,15 @@ pub struct Sample {
     pub meanwhile: Disturbance,
 }
 
+impl Case {
+    /// The value of one of fio's options in the command, the last if it is there twice.
+    pub fn option(&self, key: &str) -> Option<&str> {
+        let words = self.command.split_whitespace().map(|word| word.trim_start_matches("--"));
+        let mut values = words.filter_map(|word| word.split_once('=').filter(|(name, _)| *name == key));
+        values.next_back().map(|(_, value)| value)
+    }
+}
+
 /// A turn that gave no sample.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -198,6 +214,8 @@ pub struct Run {
     pub machine: Machine,
     /// Versions of the programs that took part, by name.
     pub programs: BTreeMap<String, String>,
+    /// SHA-256 of files that took part, in hexadecimal digits, by their paths.
+    pub hashes: BTreeMap<String, String>,
     /// What was measured.
     pub targets: Vec<Target>,
     /// What was done to it.
@@ -239,11 +257,54 @@ impl Run {
         values
     }
 
+    /// One of the other figures of one target at one case, as the median of its turns.
+    pub fn figure(&self, target: &str, case: &str, figure: &str) -> Option<f64> {
+        let of = |sample: &&Sample| sample.target == target && sample.case == case;
+        let values = self.samples.iter().filter(of).filter_map(|sample| sample.figures.get(figure).copied());
+        Summary::of(values).map(|summary| summary.median.value)
+    }
+
+    /// Whether two targets lie on different disks, as far as that is known. Memory is no disk.
+    pub fn on_other_disk(&self, one: &str, other: &str) -> Option<(&str, &str)> {
+        let storage = |name: &str| {
+            self.target(name)?.storage.as_deref().filter(|storage| !storage.starts_with("tmpfs "))
+        };
+        let (one, other) = (storage(one)?, storage(other)?);
+        // Where it is mounted says nothing of the disk.
+        let disk = |storage: &str| storage.split(", mounted at").next().map(String::from);
+        (disk(one) != disk(other)).then_some((one, other))
+    }
+
     /// Whether a turn has been taken.
     pub fn has(&self, target: &str, case: &str, turn: u32) -> bool {
         self.samples
             .iter()
             .any(|sample| sample.target == target && sample.case == case && sample.turn == turn)
+    }
+
+    /// What is otherwise on a machine with these programs than where the run was begun, in words.
+    pub fn differences(&self, machine: &Machine, programs: &BTreeMap<String, String>) -> Vec<String> {
+        let (was, is) = (&self.machine, machine);
+        let memory = |machine: &Machine| format!("{} GiB", machine.memory >> 30);
+        let name = |name: &Option<String>| name.clone().unwrap_or_else(|| "none".into());
+        let mut pairs = vec![
+            ("processor".to_string(), was.cpu.clone(), is.cpu.clone()),
+            ("cores".into(), was.cores.to_string(), is.cores.to_string()),
+            ("memory".into(), memory(was), memory(is)),
+            ("kernel".into(), was.kernel.clone(), is.kernel.clone()),
+            ("hypervisor".into(), name(&was.hypervisor), name(&is.hypervisor)),
+            ("confidential".into(), name(&was.confidential), name(&is.confidential)),
+            ("storage".into(), was.storage.clone(), is.storage.clone()),
+        ];
+        for program in
+            self.programs.keys().chain(programs.keys().filter(|one| !self.programs.contains_key(*one)))
+        {
+            let version =
+                |all: &BTreeMap<String, String>| all.get(program).cloned().unwrap_or_else(|| "none".into());
+            pairs.push((program.clone(), version(&self.programs), version(programs)));
+        }
+        let differ = pairs.into_iter().filter(|(_, was, is)| was != is);
+        differ.map(|(what, was, is)| format!("{what} was {was} and is {is}")).collect()
     }
 
     /// The file's content.

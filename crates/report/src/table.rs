@@ -115,11 +115,29 @@ pub fn unit(run: &Run, metric: Metric) -> Unit {
     Unit::of(metric, Summary::of(values).map_or(0.0, |summary| summary.median.value))
 }
 
-/// How many turns there were.
+/// How many turns were planned.
 pub fn turns(run: &Run) -> String {
-    match run.turns {
-        1 => "1 turn".into(),
-        more => format!("{more} turns"),
+    counted(run.turns)
+}
+
+fn counted(turns: u32) -> String {
+    if turns == 1 { "1 turn".into() } else { format!("{turns} turns") }
+}
+
+/// How many turns were taken, by those that had any, and how many were planned if that is another number.
+fn taken(run: &Run, metric: Metric) -> String {
+    let counts = || {
+        let cells = cases(run, metric).flat_map(|case| run.targets.iter().map(move |target| (case, target)));
+        let counts = cells
+            .map(|(case, target)| u32::try_from(run.values(&target.name, case).len()).unwrap_or(u32::MAX));
+        counts.filter(|count| *count > 0)
+    };
+    match (counts().min(), counts().max()) {
+        (Some(least), Some(most)) if least == most && most == run.turns => counted(most),
+        (Some(least), Some(most)) if least == most => format!("{} of {} planned", counted(most), run.turns),
+        (Some(least), Some(most)) if most == run.turns => format!("{least} to {}", counted(most)),
+        (Some(least), Some(most)) => format!("{least} to {} of {} planned", counted(most), run.turns),
+        _ => "no turns".into(),
     }
 }
 
@@ -136,7 +154,7 @@ pub fn values(run: &Run, metric: Metric) -> Table {
         "{} in {}: median and spread of {}; {better} is better{}",
         metric.title(),
         unit.name,
-        turns(run),
+        taken(run, metric),
         warning(run.emulated)
     );
     let mut table = Table::new(caption, &["case"]);
@@ -146,7 +164,14 @@ pub fn values(run: &Run, metric: Metric) -> Table {
             let values = run.values(target, case).into_iter().map(|(_, value)| value);
             Summary::of(values).map_or_else(
                 || "-".to_string(),
-                |summary| format!("{} ± {}", unit.show(summary.median.value), percent(summary.spread / 2.0)),
+                |summary| {
+                    let value = unit.show(summary.median.value);
+                    // One turn has no spread, which is not a spread of nothing.
+                    if summary.median.count == 1 {
+                        return value;
+                    }
+                    format!("{value} ± {}", percent(summary.spread / 2.0))
+                },
             )
         };
         let mut row = vec![case.to_string()];
@@ -160,10 +185,92 @@ pub fn values(run: &Run, metric: Metric) -> Table {
 pub fn ratios(run: &Run, baseline: &str) -> Table {
     let caption =
         format!("Ratio to {baseline}, with 95 % interval over the pairs of turns{}", warning(run.emulated));
-    let head = ["case", "target", "here", baseline, "ratio", "95 % interval", "verdict"];
+    let head = ["case", "target", "here", baseline, "ratio", "95 % interval", "overhead", "verdict"];
     let mut table = Table::new(caption, &head);
     for comparison in comparisons(run, baseline) {
-        table.rows.push(row(&comparison, &comparison.subject));
+        let mut cells = row(&comparison);
+        cells.insert(6, overhead(comparison.ratio.value, comparison.metric));
+        if run.on_other_disk(&comparison.subject, baseline).is_some() {
+            cells[1] += " (another disk)";
+        }
+        table.rows.push(cells);
+    }
+    table
+}
+
+/// What a ratio means as an overhead over the baseline, as the thesis has it: how much longer a request takes, or of a rate, by how much the
+/// baseline's is higher. Source: thesis, chapter 5; an overhead above 100 % of a rate can be read in no other way.
+fn overhead(ratio: f64, metric: Metric) -> String {
+    percent(if metric.more_is_better() { ratio.recip() } else { ratio } - 1.0)
+}
+
+/// The latency that half, 99 % and 99.9 % of the requests stay below: a row for each case and direction, a column for each target.
+pub fn percentiles(run: &Run) -> Table {
+    const QUANTILES: [&str; 3] = ["p50", "p99", "p99.9"];
+    let figures = |target: &str, case: &str, kind: &str| {
+        let of = |quantile: &str| run.figure(target, case, &format!("{kind}-{quantile}"));
+        let all: Option<Vec<f64>> = QUANTILES.iter().map(|quantile| of(quantile)).collect();
+        all
+    };
+    let rows = || run.cases.iter().flat_map(|case| ["read", "write"].map(|kind| (case, kind)));
+    let all = rows().flat_map(|(case, kind)| {
+        run.targets.iter().filter_map(move |target| figures(&target.name, &case.name, kind))
+    });
+    let unit = Unit::of(
+        Metric::Latency,
+        Summary::of(all.map(|one| one[0])).map_or(0.0, |summary| summary.median.value),
+    );
+    let caption = format!(
+        "Latency in {}: p50 / p99 / p99.9, each the median of its turns{}",
+        unit.name,
+        warning(run.emulated)
+    );
+    let mut table = Table::new(caption, &["case"]);
+    table.head.extend(run.targets.iter().map(|target| target.name.clone()));
+    for (case, kind) in rows() {
+        let cell = |target: &str| {
+            let figures = figures(target, &case.name, kind)?;
+            Some(figures.into_iter().map(|value| unit.show(value)).collect::<Vec<_>>().join(" / "))
+        };
+        let cells: Vec<Option<String>> = run.targets.iter().map(|target| cell(&target.name)).collect();
+        if cells.iter().any(Option::is_some) {
+            let mut row = vec![format!("{}, {kind}", case.name)];
+            row.extend(cells.into_iter().map(|cell| cell.unwrap_or_else(|| "-".into())));
+            table.rows.push(row);
+        }
+    }
+    table
+}
+
+/// The processor time that each target took, with the program that measures it: processors that were busy, and time for each request.
+pub fn processors(run: &Run) -> Table {
+    let caption = format!(
+        "Processors busy with the target, its servers and the program that measures, and processor time for each request{}",
+        warning(run.emulated)
+    );
+    let mut table = Table::new(caption, &["case"]);
+    table.head.extend(run.targets.iter().map(|target| target.name.clone()));
+    for case in &run.cases {
+        let cell = |target: &str| {
+            let busy = run.figure(target, &case.name, "processors")?;
+            let each = run
+                .figure(target, &case.name, "iops")
+                .filter(|rate| *rate > 0.0)
+                .map(|rate| busy / rate * 1e9);
+            Some(match each {
+                Some(time) => {
+                    let unit = Unit::of(Metric::Latency, time);
+                    format!("{} ({} {})", number(busy), unit.show(time), unit.name)
+                }
+                None => number(busy),
+            })
+        };
+        let cells: Vec<Option<String>> = run.targets.iter().map(|target| cell(&target.name)).collect();
+        if cells.iter().any(Option::is_some) {
+            let mut row = vec![case.name.clone()];
+            row.extend(cells.into_iter().map(|cell| cell.unwrap_or_else(|| "-".into())));
+            table.rows.push(row);
+        }
     }
     table
 }
@@ -187,20 +294,44 @@ pub fn across(first: &Run, second: &Run) -> Table {
         first.started,
         warning(first.emulated || second.emulated)
     );
-    let head = ["case", "target", "second", "first", "ratio", "95 % interval", "verdict"];
+    let head =
+        ["case", "target", "second", "first", "ratio", "against the baseline", "95 % interval", "verdict"];
     let mut table = Table::new(caption, &head);
     for comparison in compare::runs(first, second) {
-        table.rows.push(row(&comparison, &comparison.subject));
+        let mut cells = row(&comparison);
+        let (own, limits) = match comparison.own {
+            Some(own) => (number(own.value), interval(own.low, own.high)),
+            None => ("-".into(), interval(comparison.ratio.low, comparison.ratio.high)),
+        };
+        cells[5] = limits;
+        cells.insert(5, own);
+        table.rows.push(cells);
     }
     table
 }
 
-fn row(comparison: &Comparison, subject: &str) -> Vec<String> {
+/// What the columns of [`across`] mean.
+pub fn about_across(first: &Run, second: &Run) -> String {
+    let begin = "The two runs were not taken in turns, so what changed on the machine between them is part of the plain ratio.";
+    let same = first.baseline.as_ref().filter(|baseline| second.baseline.as_ref() == Some(*baseline));
+    match same {
+        Some(baseline) => format!(
+            "{begin} The ratio against the baseline is what is left when the change of {baseline} is taken out, and verdicts follow from it; a \
+             difference no larger than the control's is noise. A difference of {baseline} itself is only called changed."
+        ),
+        None => format!(
+            "{begin} The runs have no baseline in common that would tell a change of the machine from one of a target, so differences are only called \
+             changed; measure beside a target that stays as it is."
+        ),
+    }
+}
+
+fn row(comparison: &Comparison) -> Vec<String> {
     let [base, of] = &comparison.values;
     let unit = Unit::of(comparison.metric, of.median.value.max(base.median.value));
     vec![
         comparison.case.clone(),
-        subject.into(),
+        comparison.subject.clone(),
         format!("{} {}", unit.show(of.median.value), unit.name),
         format!("{} {}", unit.show(base.median.value), unit.name),
         number(comparison.ratio.value),

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use measure::ledger;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
@@ -122,6 +123,8 @@ impl Subject {
     fn command(&self, command: &str) -> Command {
         let mut us = Command::new(&self.program);
         us.args(["volume", command]).env("CVMIO_RUNTIME_DIR", self.directory.join("run"));
+        // A daemon that outlives this process is found by it.
+        us.env(ledger::MARK, ledger::own_name());
         us.current_dir(&self.directory);
         us
     }

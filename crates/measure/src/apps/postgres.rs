@@ -60,7 +60,7 @@ fn hand_over(path: &Path) -> Result<()> {
 /// pgbench's transactions, four clients.
 pub fn pgbench(place: &Place<'_>) -> Result<Measured> {
     hand_over(place.directory)?;
-    let private = tempfile::tempdir().doing("a directory for a socket")?;
+    let private = crate::ledger::Place::temporary("cvmio-bench-postgres-")?;
     fs::set_permissions(private.path(), fs::Permissions::from_mode(0o711)).doing("permissions")?;
     let socket = private.path().join("socket");
     fs::create_dir(&socket).doing(socket.display())?;

@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 
 use super::script::{Script, program};
-use super::{Place, Sizes, command};
-use crate::error::{Context, Error, Result};
+use super::{Sizes, command};
+use crate::error::{Error, Result};
+use crate::ledger::Place;
 use crate::program::{Server, output};
 use crate::session::Measured;
 
 /// SET or GET. Source: AMD report, section 4.
-pub fn benchmark(place: &Place<'_>, what: &str) -> Result<Measured> {
+pub fn benchmark(place: &super::Place<'_>, what: &str) -> Result<Measured> {
     // Not on the target: a socket's address has at most 107 bytes.
-    let private = tempfile::tempdir().doing("a directory for a socket")?;
+    let private = Place::temporary("cvmio-bench-redis-")?;
     let socket = private.path().join("redis");
     let mut server = command("redis-server");
     server.args(["--port", "0", "--save", "", "--appendonly", "yes", "--unixsocket"]).arg(&socket);

@@ -5,11 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tempfile::TempDir;
-
 use super::script::Script;
 use super::{Place, Sizes, command};
 use crate::error::{Context, Error, Result};
+use crate::ledger;
 use crate::program::output;
 use crate::session::Measured;
 use cli::interrupt::Interrupt;
@@ -26,7 +25,7 @@ pub fn missing() -> Option<String> {
 
 /// The program, compiled.
 pub struct Program {
-    directory: TempDir,
+    directory: ledger::Place,
 }
 
 impl Program {
@@ -35,7 +34,7 @@ impl Program {
     /// # Errors
     /// When the compiler is missing or fails.
     pub fn compile(interrupt: &Interrupt) -> Result<Self> {
-        let directory = tempfile::tempdir().doing("a directory to compile in")?;
+        let directory = ledger::Place::temporary("cvmio-bench-rocksdb-")?;
         let source = directory.path().join("ycsb.c");
         fs::write(&source, SOURCE).doing(source.display())?;
         let program = Self { directory };

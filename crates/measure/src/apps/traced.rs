@@ -6,9 +6,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Component, Path, PathBuf};
 
-use tempfile::TempDir;
-
 use crate::error::{Context, Result};
+use crate::ledger::Place;
 use crate::program::find;
 
 /// The tracer.
@@ -19,7 +18,7 @@ const OF_THE_MACHINE: [&str; 5] = ["/proc", "/sys", "/dev", "/run", "/tmp"];
 
 /// Runs that are traced.
 pub struct Traces {
-    directory: TempDir,
+    directory: Place,
 }
 
 /// Files of this machine.
@@ -35,7 +34,7 @@ impl Traces {
     /// # Errors
     /// When no directory can be made for them.
     pub fn new() -> Result<Self> {
-        let directory = tempfile::tempdir().doing("a directory for traces")?;
+        let directory = Place::temporary("cvmio-bench-traces-")?;
         // Some programs run as another user.
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o1777)).doing("permissions")?;
         Ok(Self { directory })

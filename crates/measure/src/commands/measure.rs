@@ -1,21 +1,24 @@
 //! Commands that measure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use clap::{Args, Parser};
 use report::question::Question;
 use report::run::{Run, State};
 
+use super::consent::{self, Asked, Consent};
 use super::{AgainArgs, Measure, ResumeArgs, TargetArgs, Words, show};
 use crate::apps::{App, Apps, Sites, Sizes};
 use crate::error::{Context, Error, Result};
-use crate::fio::{Fio, Job, Scale, Set, open_loop};
-use crate::program::version;
-use crate::session::{self, Plan, Work};
-use crate::target::{Accel, Environment, Spec};
+use crate::fio::{Fio, Job, Scale, Set, Sweep, open_loop};
+use crate::outfile::RunFile;
+use crate::program::{find, run, version};
+use crate::session::{Plan, Planned, Session, Work};
+use crate::target::{Accel, Environment, Guests, Spec};
 use cli::interrupt::Interrupt;
 
 /// fio on each target, in turns
@@ -40,6 +43,12 @@ pub struct FioArgs {
     /// Built-in jobs
     #[arg(long = "set", value_enum, value_delimiter = ',', default_value = "cvm-io")]
     pub sets: Vec<Set>,
+    /// Take the thesis' times: turns of 600 s, after 60 s that are not counted
+    #[arg(long, conflicts_with_all = ["seconds", "warm_up"])]
+    pub thesis: bool,
+    /// Run each job with all values of one of its numbers, as in iodepth=1,4,16,64, numjobs=1,2,4 or bs=4k,64k
+    #[arg(long, value_name = "NUMBER=VALUE,...", conflicts_with = "job_file")]
+    pub sweep: Vec<Sweep>,
     /// Run the jobs of this fio job file instead; where requests go and for how long is said here
     #[arg(long, value_name = "FILE", conflicts_with = "sets")]
     pub job_file: Option<PathBuf>,
@@ -116,7 +125,12 @@ pub struct Order {
     /// Content of the files that the words name, if it is not to be read from them.
     files: Option<BTreeMap<String, String>>,
     before: Option<Run>,
-    out: Option<PathBuf>,
+    /// The run file, if it is not where the words say.
+    out: Option<RunFile>,
+    /// What the user says of words that come from a run file.
+    consent: Option<Consent>,
+    /// Whether parts of one run may come from different machines.
+    mixed: bool,
     /// What is left out, and why.
     missing: Vec<String>,
     question: Option<u8>,
@@ -133,10 +147,20 @@ impl Order {
             files: None,
             before: None,
             out: None,
+            consent: None,
+            mixed: false,
             missing: Vec::new(),
             question: None,
             title: None,
         }
+    }
+
+    /// Whether the words may be followed: what a run file says of programs of its own is asked anew.
+    ///
+    /// # Errors
+    /// When something was not said again.
+    pub fn check(&self, asked: &[Asked]) -> Result<()> {
+        self.consent.as_ref().map_or(Ok(()), |consent| consent.check(asked))
     }
 
     /// The same, for a research question.
@@ -155,12 +179,19 @@ impl Order {
 /// # Errors
 /// When nothing can be measured.
 pub fn fio(args: &FioArgs, order: Order) -> Result<()> {
+    order.check(&consent::of_targets(&args.targets))?;
     let interrupt = Interrupt::on_signals()?;
     let mut files = BTreeMap::new();
     if let Some(path) = &args.job_file {
         let name = path.to_string_lossy().into_owned();
-        let kept = order.files.as_ref().and_then(|files| files.get(&name).cloned());
-        let text = kept.map_or_else(|| read_text(path), Ok)?;
+        let text = match &order.files {
+            Some(kept) => kept.get(&name).cloned().ok_or_else(|| {
+                Error::usage(format!(
+                    "the run file's command names {name}, and its content is not in the run file"
+                ))
+            })?,
+            None => read_text(path)?,
+        };
         files.insert(name, text);
     }
     for (what, seconds, least) in [("seconds", args.seconds, 0.1), ("warm-up", args.warm_up, 0.0)] {
@@ -168,7 +199,8 @@ pub fn fio(args: &FioArgs, order: Order) -> Result<()> {
             return Err(Error::usage(format!("--{what} {seconds}: between {least} and 86400 is possible")));
         }
     }
-    let scale = Scale { seconds: args.seconds, warm_up: args.warm_up, size: args.targets.size };
+    let (seconds, warm_up) = if args.thesis { (600.0, 60.0) } else { (args.seconds, args.warm_up) };
+    let scale = Scale { seconds, warm_up, size: args.targets.size };
     let file = files.iter().next().map(|(name, text)| (name.as_str(), text.as_str()));
     let mut work = Fio::new(jobs(args)?, file, scale, args.aged)?;
     let mut programs = BTreeMap::new();
@@ -187,10 +219,10 @@ pub fn scm(args: &crate::scm::ScmArgs, order: Order) -> Result<()> {
             "a run of `bench scm` is not gone on with; cvmio bench again runs it once more",
         ));
     }
-    let out = order.out.or_else(|| args.out.clone()).unwrap_or_else(|| default_out("scm"));
-    let args = crate::scm::ScmArgs { out: Some(out.clone()), ..args.clone() };
-    let run = crate::scm::run(&args, order.words, &order.cvmio)?;
-    cli::output::print(&show::summary(&run));
+    order.check(&consent::of_library(args))?;
+    let out = order.out.map_or_else(|| RunFile::new(&args.out, "scm"), Ok)?;
+    let (run, out) = crate::scm::run(args, order.words, &order.cvmio, out)?;
+    show::print(&show::summary(&run));
     tell_end(&run, &out)
 }
 
@@ -208,6 +240,7 @@ pub fn apps(args: &AppsArgs, order: Order) -> Result<()> {
             return Err(Error::usage(format!("{} is no directory", directory.display())));
         }
     }
+    order.check(&consent::of_apps(args))?;
     let (planned, _) = args.targets.plan()?;
     let [here, guests] = [false, true]
         .map(|in_guest| planned.iter().any(|target| matches!(target.spec, Spec::Vm(_)) == in_guest));
@@ -256,6 +289,9 @@ fn jobs(args: &FioArgs) -> Result<Vec<Job>> {
             return Err(Error::usage(format!("no job's name contains {}", args.only.join(" or "))));
         }
     }
+    for sweep in &args.sweep {
+        jobs = jobs.iter().flat_map(|job| sweep.of(job)).collect();
+    }
     if let Some(rate) = args.rate {
         let open: Vec<Job> = jobs.iter().filter_map(|job| open_loop(job, rate)).collect();
         jobs.extend(open);
@@ -276,31 +312,20 @@ pub fn carry_out(
     work: &dyn Work,
     interrupt: &Interrupt,
 ) -> Result<()> {
+    order.check(&consent::of_targets(args))?;
     let need = work.need();
     let (targets, baseline) = args.plan()?;
-    for program in ["nbdkit", "qemu-nbd"] {
-        let used = targets
-            .iter()
-            .any(|target| target.spec.to_string().starts_with(program.trim_end_matches("-nbd")));
-        if let Some(version) = used.then(|| version(program, interrupt)).flatten() {
-            programs.insert(program.into(), version);
-        }
-    }
-    if let Some(version) = version(&order.cvmio.to_string_lossy(), interrupt) {
-        programs.insert("cvmio".into(), version);
-    }
+    programs.extend(versions(&targets, &order.cvmio, args, interrupt));
     let title = order.title.unwrap_or(title);
-    let out = order.out.or_else(|| args.out.clone()).unwrap_or_else(|| default_out(&title));
+    let out = order.out.map_or_else(|| RunFile::new(&args.out, kind(&title)), Ok)?;
     let control = !args.no_control;
     let (command, mut notes) = (order.words, order.missing);
     let guests = targets.iter().any(|target| matches!(target.spec, Spec::Vm(_)));
-    if let Some(version) = guests.then(|| version(&args.guests.qemu, interrupt)).flatten() {
-        programs.insert("qemu".into(), version);
-    }
     let emulated = guests && args.guests.accel() == Accel::Tcg;
     if emulated {
         notes.push("The guests' processors are emulated, since this machine has no KVM or --accel says so: their figures show that it works, not how fast it is.".into());
     }
+    let hashes = hashes(&order.cvmio, guests.then_some(&args.guests), interrupt);
     let turns = args.turns;
     let question = order.question;
     let title = question.and_then(Question::of).map_or(title, Question::title);
@@ -314,9 +339,9 @@ pub fn carry_out(
         control,
         turns,
         programs,
+        hashes,
         emulated,
         notes,
-        out: out.clone(),
     };
     let directory = args.dir.canonicalize().map_err(|error| {
         Error::usage(format!("{}: choose another directory with --dir", args.dir.display())).because(error)
@@ -327,25 +352,104 @@ pub fn carry_out(
         directory: &directory,
         size: args.size,
         cvmio,
-        destroy: &args.destroy_data,
+        destroy: order.consent.as_ref().map_or(&args.destroy_data, |consent| &consent.destroy),
         guests: &args.guests,
         contents: &work.contents(),
         interrupt,
     };
-    tell_duration(&plan, work);
-    let run = session::run(&plan, work, &environment, order.before)?;
-    cli::output::print(&show::summary(&run));
+    if args.dry_run {
+        show::print(&dry(&plan, work, &environment, out.path()));
+        return Ok(());
+    }
+    let before = order.before.map(|before| go_on(before, &plan, &environment, order.mixed)).transpose()?;
+    let session = Session::begin(&plan, work, &environment, before, out)?;
+    let out = session.path().to_path_buf();
+    tell_duration(&plan, work, &out);
+    let run = session.finish()?;
+    show::print(&show::summary(&run));
     tell_end(&run, &out)
 }
 
-fn tell_duration(plan: &Plan, work: &dyn Work) {
+/// Versions of the programs that targets are made with.
+fn versions(
+    targets: &[Planned],
+    cvmio: &Path,
+    args: &TargetArgs,
+    interrupt: &Interrupt,
+) -> BTreeMap<String, String> {
+    let mut versions = BTreeMap::new();
+    let mut add = |name: &str, program: &str| {
+        versions.extend(version(program, interrupt).map(|version| (name.to_string(), version)));
+    };
+    for program in ["nbdkit", "qemu-nbd"] {
+        let used = |target: &Planned| target.spec.to_string().starts_with(program.trim_end_matches("-nbd"));
+        if targets.iter().any(used) {
+            add(program, program);
+        }
+    }
+    add("cvmio", &cvmio.to_string_lossy());
+    if targets.iter().any(|target| matches!(target.spec, Spec::Vm(_))) {
+        add("qemu", &args.guests.qemu);
+    }
+    versions
+}
+
+/// SHA-256 of the files that figures depend on: fio, cvmio, and what guests are made of.
+fn hashes(cvmio: &Path, guests: Option<&Guests>, interrupt: &Interrupt) -> BTreeMap<String, String> {
+    let cvmio = cvmio.to_string_lossy();
+    let mut files: Vec<PathBuf> = ["fio", cvmio.as_ref()].into_iter().filter_map(find).collect();
+    files.extend(guests.map(Guests::files).unwrap_or_default());
+    let mut sum = Command::new("sha256sum");
+    sum.arg("--zero").arg("--").args(&files);
+    // Where a file cannot be read, or there is no such program, there is no hash.
+    let said = run(&mut sum, interrupt).map(|ended| ended.said).unwrap_or_default();
+    let lines = said.split('\0').filter_map(|line| line.split_once("  "));
+    lines.map(|(hash, path)| (path.to_string(), hash.to_string())).collect()
+}
+
+/// What would be done.
+fn dry(plan: &Plan, work: &dyn Work, environment: &Environment<'_>, out: &Path) -> String {
+    let mut text = format!("{}\n\nTargets:\n", plan.title);
+    for Planned { name, spec } in &plan.targets {
+        let storage = spec.storage(environment).map(|storage| format!(", on {storage}")).unwrap_or_default();
+        let role = if *name == plan.baseline { ", the baseline" } else { "" };
+        text += &format!("  {name} ({spec}{storage}){role}\n");
+        if let Some(why) = spec.unavailable(environment) {
+            text += &format!("    not measurable here, because {why}\n");
+        }
+        if spec.overwrites() {
+            text += "    it would be overwritten; what it holds is looked at when it is measured\n";
+        }
+    }
+    text += "\nCases:\n";
+    for case in work.cases() {
+        text += &format!("  {}\n    {}\n", case.name, case.command.replace('\n', "\n    "));
+    }
+    for note in &plan.notes {
+        text += &format!("\nTo know: {note}\n");
+    }
+    let control = if plan.control { ", the baseline twice" } else { "" };
+    text + &format!(
+        "\nEach target has {} turns at each case{control}: about {:.1} minutes, and the time to make the targets. The run file would be {}.\n",
+        plan.turns,
+        minutes(plan, work),
+        out.display()
+    )
+}
+
+/// About how long all turns take.
+fn minutes(plan: &Plan, work: &dyn Work) -> f64 {
     let turns =
         u32::try_from(work.cases().len() * (plan.targets.len() + usize::from(plan.control))).unwrap_or(0);
-    let minutes = work.seconds() * f64::from(turns) * f64::from(plan.turns) / 60.0;
+    work.seconds() * f64::from(turns) * f64::from(plan.turns) / 60.0
+}
+
+fn tell_duration(plan: &Plan, work: &dyn Work, out: &Path) {
     let _ = writeln!(
         std::io::stderr(),
-        "The turns take about {minutes:.1} minutes; {} has what was measured so far.",
-        plan.out.display()
+        "The turns take about {:.1} minutes; {} has what was measured so far.",
+        minutes(plan, work),
+        out.display()
     );
 }
 
@@ -356,8 +460,16 @@ fn tell_end(run: &Run, out: &Path) -> Result<()> {
             Err(Error::io(format!("nothing was measured; {out} says why, as does what was printed above")))
         }
         State::Complete => {
-            cli::output::print(&format!("{out} has all of it; cvmio bench report {out} makes a page."));
-            Ok(())
+            show::print(&format!("{out} has all of it; cvmio bench report {out} makes a page."));
+            let failed: BTreeSet<&str> = run.failures.iter().map(|failure| failure.target.as_str()).collect();
+            match failed.len() {
+                0 => Ok(()),
+                count => Err(Error::io(format!(
+                    "{count} of {} targets failed, at all or at some of their cases: {}",
+                    run.targets.iter().filter(|target| target.control_of.is_none()).count(),
+                    failed.into_iter().collect::<Vec<_>>().join(", ")
+                ))),
+            }
         }
         _ => {
             cli::output::print(&format!("{out} has what was measured; cvmio bench resume {out} goes on."));
@@ -366,10 +478,10 @@ fn tell_end(run: &Run, out: &Path) -> Result<()> {
     }
 }
 
-fn default_out(title: &str) -> PathBuf {
-    let kind = title.split(':').next().unwrap_or("run");
-    let time: String = crate::machine::now().chars().filter(char::is_ascii_alphanumeric).collect();
-    PathBuf::from(format!("cvmio-bench-{kind}-{time}.json"))
+/// The word that a run file's name has if it was given none.
+fn kind(title: &str) -> &str {
+    let kind = title.split(':').next().unwrap_or_default();
+    if kind.chars().all(|letter| letter.is_ascii_alphanumeric()) { kind } else { "run" }
 }
 
 fn read_text(path: &Path) -> Result<String> {
@@ -382,8 +494,9 @@ fn read_text(path: &Path) -> Result<String> {
 /// When it is no run file, or nothing can be measured.
 pub fn again(args: &AgainArgs, cvmio: PathBuf) -> Result<()> {
     let run = show::read_run(&args.run)?;
-    let out = Some(args.out.clone().unwrap_or_else(|| default_out(&run.title)));
-    repeat(&args.run, Order { out, files: Some(run.files), ..Order::new(run.command, cvmio) })
+    let out = Some(RunFile::new(&args.out, kind(&run.title))?);
+    let consent = Some(Consent::of(&args.consent, &args.run));
+    repeat(&args.run, Order { out, consent, files: Some(run.files), ..Order::new(run.command, cvmio) })
 }
 
 /// Measures what a run file lacks.
@@ -391,7 +504,7 @@ pub fn again(args: &AgainArgs, cvmio: PathBuf) -> Result<()> {
 /// # Errors
 /// When it is no run file, or nothing can be measured.
 pub fn resume(args: &ResumeArgs, cvmio: PathBuf) -> Result<()> {
-    let run = show::read_run(&args.run)?;
+    let (out, run) = RunFile::existing(&args.run)?;
     if run.state == State::Complete {
         return Err(Error::usage(format!(
             "{} is complete; cvmio bench again runs it once more",
@@ -399,10 +512,34 @@ pub fn resume(args: &ResumeArgs, cvmio: PathBuf) -> Result<()> {
         )));
     }
     let (words, files) = (run.command.clone(), Some(run.files.clone()));
-    repeat(
-        &args.run,
-        Order { files, before: Some(run), out: Some(args.run.clone()), ..Order::new(words, cvmio) },
-    )
+    let consent = Some(Consent::of(&args.consent, &args.run));
+    let order = Order::new(words, cvmio);
+    repeat(&args.run, Order { files, before: Some(run), out: Some(out), consent, mixed: args.mixed, ..order })
+}
+
+/// A run that was cut short as the beginning of this one: what differs between the two is refused, or noted.
+fn go_on(mut before: Run, plan: &Plan, environment: &Environment<'_>, mixed: bool) -> Result<Run> {
+    let machine = crate::machine::describe(environment.directory);
+    let differences = before.differences(&machine, &plan.programs);
+    if !differences.is_empty() && !mixed {
+        return Err(Error::usage(format!(
+            "the run began elsewhere or otherwise: {}; its figures and new ones would be mixed. cvmio bench again measures anew; say --mixed to go on all the same",
+            differences.join("; ")
+        )));
+    }
+    let taken = before.samples.len();
+    let mut note = format!(
+        "Gone on with on {} after {taken} turns, with targets that were made anew",
+        crate::machine::now()
+    );
+    if !differences.is_empty() {
+        note += &format!(
+            ". What was measured before that and behind it is of different kinds: {}",
+            differences.join("; ")
+        );
+    }
+    before.notes.push(note + ".");
+    Ok(before)
 }
 
 fn repeat(path: &Path, order: Order) -> Result<()> {

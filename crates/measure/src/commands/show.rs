@@ -1,18 +1,19 @@
 //! Commands that show what was measured.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use cli::output;
-use report::page::{self, Options};
-use report::plot::Font;
+use report::export;
+use report::page::{self, Options, Picture};
+use report::plot::{self, Font};
 use report::question::Question;
 use report::run::Run;
 use report::table;
 
 use super::{CompareArgs, ReportArgs};
 use crate::error::{Context, Error, Result};
-use crate::session::write_whole;
+use crate::outfile::write_whole;
+use crate::visible::visible;
 
 /// A run file.
 ///
@@ -24,6 +25,11 @@ pub fn read_run(path: &Path) -> Result<Run> {
     Run::parse(&bytes).map_err(|error| Error::usage(format!("{shown}")).because(error))
 }
 
+/// Prints what may come from elsewhere.
+pub fn print(text: &str) {
+    cli::output::print(&visible(text));
+}
+
 /// What a run came to, for a terminal.
 pub fn summary(run: &Run) -> String {
     let options = Options::default();
@@ -33,6 +39,9 @@ pub fn summary(run: &Run) -> String {
         .filter(|table| !table.rows.is_empty())
         .map(|table| table.text())
         .collect();
+    let more =
+        [table::percentiles(run), table::processors(run)].into_iter().filter(|table| !table.rows.is_empty());
+    parts.extend(more.map(|table| table.text()));
     let mut said = match run.question.and_then(Question::of) {
         Some(question) => question.here(run, &options),
         None => page::sentences(run, &options),
@@ -51,27 +60,62 @@ const ENLARGED: u8 = 3;
 /// # Errors
 /// When a file is no run file, or one cannot be written.
 pub fn report(args: &ReportArgs) -> Result<()> {
-    let runs = args.runs.iter().map(|path| read_run(path)).collect::<Result<Vec<Run>>>()?;
+    let (runs, left_out) = readable(&args.runs)?;
     let options = Options { baseline: args.baseline.clone(), without_papers: args.without_papers };
     check_baseline(&runs, args.baseline.as_deref())?;
     if args.markdown {
         let parts: Vec<String> = runs.iter().map(|run| page::markdown(run, &options)).collect();
-        output::print(&parts.join("\n"));
-        return Ok(());
+        print(&parts.join("\n"));
+        return left_out;
+    }
+    if args.csv {
+        print(&export::csv(&runs));
+        return left_out;
+    }
+    if args.latex {
+        let tables =
+            runs.iter().flat_map(|run| page::tables(run, &options)).filter(|table| !table.rows.is_empty());
+        print(&tables.map(|table| export::latex(&table)).collect::<Vec<_>>().join("\n"));
+        return left_out;
     }
     let first = args.runs.first().ok_or_else(|| Error::usage("there is no run file"))?;
     let out = args.out.clone().unwrap_or_else(|| first.with_extension("html"));
     let html = page::page(&runs, &options).doing("the page")?;
-    write_whole(&out, html.as_bytes())?;
-    output::print(&format!("{}", out.display()));
+    write_whole(&out, html.as_bytes(), page::is_page)?;
+    print(&format!("{}", out.display()));
     if let Some(directory) = &args.plots {
         fs::create_dir_all(directory).doing(directory.display())?;
         let font = if args.png { Some(font(&args.font)?) } else { None };
         for (index, run) in runs.iter().enumerate() {
-            pictures(run, index, &options, directory, font.as_ref())?;
+            save(&page::pictures(run, &options), &format!("{}", index + 1), directory, font.as_ref())?;
+        }
+        if runs.len() > 1 {
+            save(&page::pictures_of_all(&runs), "all", directory, font.as_ref())?;
         }
     }
-    Ok(())
+    left_out
+}
+
+/// The run files that are some, and whether one was left out: the others are worth a page all the same.
+fn readable(paths: &[PathBuf]) -> Result<(Vec<Run>, Result<()>)> {
+    let mut runs = Vec::new();
+    let mut bad = Vec::new();
+    for path in paths {
+        match read_run(path) {
+            Ok(run) => runs.push(run),
+            Err(error) => bad.push(error),
+        }
+    }
+    let count = bad.len();
+    match bad.into_iter().next() {
+        None => Ok((runs, Ok(()))),
+        Some(error) if runs.is_empty() => Err(error),
+        Some(error) => {
+            let message =
+                format!("{count} of {} run files were left out, the first because of this", paths.len());
+            Ok((runs, Err(Error::io(message).because(error))))
+        }
+    }
 }
 
 fn check_baseline(runs: &[Run], baseline: Option<&str>) -> Result<()> {
@@ -95,19 +139,23 @@ fn font(path: &Path) -> Result<Font> {
     Font::new(bytes).doing(path.display())
 }
 
-fn pictures(run: &Run, index: usize, options: &Options, directory: &Path, font: Option<&Font>) -> Result<()> {
-    for plot in page::plots(run, options) {
-        let words: String = plot
-            .title
-            .to_lowercase()
-            .chars()
-            .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
-            .collect();
+/// Writes plots, each named by its title.
+fn save(pictures: &[Picture], prefix: &str, directory: &Path, font: Option<&Font>) -> Result<()> {
+    for picture in pictures {
+        let title = picture.title();
+        let words: String =
+            title.to_lowercase().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         let words: Vec<&str> = words.split('-').filter(|word| !word.is_empty()).collect();
-        let path = directory.join(format!("{}-{}.svg", index + 1, words.join("-")));
-        write_whole(&path, plot.svg().doing(&plot.title)?.as_bytes())?;
+        // A file's name has at most 255 bytes.
+        let name: String = format!("{prefix}-{}", words.join("-")).chars().take(200).collect();
+        let path = directory.join(format!("{name}.svg"));
+        write_whole(&path, picture.svg().doing(title)?.as_bytes(), plot::is_svg)?;
         if let Some(font) = font {
-            write_whole(&path.with_extension("png"), &plot.png(font, ENLARGED).doing(&plot.title)?)?;
+            write_whole(
+                &path.with_extension("png"),
+                &picture.png(font, ENLARGED).doing(title)?,
+                plot::is_png,
+            )?;
         }
     }
     Ok(())
@@ -125,8 +173,8 @@ pub fn compare(args: &CompareArgs) -> Result<()> {
         let baseline = options
             .baseline(&first)
             .ok_or_else(|| Error::usage("the run has no baseline; name one with --baseline"))?;
-        output::print(&table::ratios(&first, baseline).text());
-        output::print(&page::sentences(&first, &options).join("\n"));
+        print(&table::ratios(&first, baseline).text());
+        print(&page::sentences(&first, &options).join("\n"));
         return Ok(());
     };
     let second = read_run(second)?;
@@ -136,15 +184,13 @@ pub fn compare(args: &CompareArgs) -> Result<()> {
             "the two runs have no target in common that both measured at the same case",
         ));
     }
-    output::print(&table.text());
+    print(&table.text());
     for case in changed(&first, &second) {
-        output::print(&format!(
+        print(&format!(
             "{case} was measured with another command in the second run: its ratio says nothing."
         ));
     }
-    output::print(
-        "The two runs were not taken in turns: what changed on the machine between them is part of the ratio.",
-    );
+    print(&table::about_across(&first, &second));
     Ok(())
 }
 

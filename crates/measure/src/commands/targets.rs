@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::error::{Error, Result};
+use crate::outfile::OutArgs;
 use crate::session::Planned;
 use crate::target::{Guests, Spec, Variation, Vm, Volume, one_less};
 
@@ -41,9 +42,12 @@ pub struct TargetArgs {
     /// Overwrite this file, device or NBD export although it holds data
     #[arg(long, value_name = "TARGET")]
     pub destroy_data: Vec<String>,
-    /// Where the run file goes [default: one named by the time]
-    #[arg(long, value_name = "FILE")]
-    pub out: Option<PathBuf>,
+    #[command(flatten)]
+    #[expect(missing_docs, reason = "it has its own")]
+    pub out: OutArgs,
+    /// Print what would be measured, by which commands and for how long, and make nothing
+    #[arg(long)]
+    pub dry_run: bool,
     #[command(flatten)]
     #[expect(missing_docs, reason = "it has its own")]
     pub guests: Guests,

@@ -2,13 +2,16 @@
 //!
 //! fio runs the sections of a file at once, up to one that says `stonewall` or `wait_for_previous`. What runs at once is one case here, named
 //! by its first section. Which file, device or server is used, and for how long, is ours to say; lines about that are left out.
+//!
+//! Some of fio's options read and write other files, run programs, or remove what they find. So only options are let through that are known to do
+//! nothing of that kind, with values of harmless letters: fio replaces some words behind a `$`, even by the output of a program.
 
 use report::run::Metric;
 
 use crate::error::{Error, Result};
 
-/// Options that are the target's or the turn's.
-const OURS: [&str; 16] = [
+/// Options that are the target's or the turn's: left out.
+const OURS: [&str; 23] = [
     "filename",
     "directory",
     "filename_format",
@@ -25,7 +28,113 @@ const OURS: [&str; 16] = [
     "group_reporting",
     "thread",
     "io_size",
+    "fallocate",
+    "create_serialize",
+    "lat_percentiles",
+    "clat_percentiles",
+    "slat_percentiles",
+    "percentile_list",
+    "description",
 ];
+
+/// Options that touch nothing but the target, and leave the report as it is. Source: fio's HOWTO, version 3.33.
+const KNOWN: [&str; 90] = [
+    "allrandrepeat",
+    "blockalign",
+    "ba",
+    "blocksize",
+    "blocksize_range",
+    "blocksize_unaligned",
+    "bs",
+    "bs_is_seq_rand",
+    "bs_unaligned",
+    "bsrange",
+    "bssplit",
+    "buffer_compress_chunk",
+    "buffer_compress_percentage",
+    "cmdprio",
+    "cmdprio_bssplit",
+    "cmdprio_class",
+    "cmdprio_percentage",
+    "cpumask",
+    "cpus_allowed",
+    "cpus_allowed_policy",
+    "dedupe_mode",
+    "dedupe_percentage",
+    "dedupe_working_set_percentage",
+    "end_fsync",
+    "fadvise_hint",
+    "fdatasync",
+    "fixedbufs",
+    "force_async",
+    "fsync",
+    "fsync_on_close",
+    "hipri",
+    "invalidate",
+    "io_submit_mode",
+    "iodepth",
+    "iodepth_batch",
+    "iodepth_batch_complete",
+    "iodepth_batch_complete_max",
+    "iodepth_batch_complete_min",
+    "iodepth_batch_submit",
+    "iodepth_low",
+    "latency_percentile",
+    "latency_run",
+    "latency_target",
+    "latency_window",
+    "max_latency",
+    "new_group",
+    "nice",
+    "nonvectored",
+    "norandommap",
+    "nowait",
+    "numa_cpu_nodes",
+    "numa_mem_policy",
+    "number_ios",
+    "numjobs",
+    "percentage_random",
+    "prio",
+    "prioclass",
+    "randrepeat",
+    "randseed",
+    "random_distribution",
+    "random_generator",
+    "rate",
+    "rate_cycle",
+    "rate_ignore_thinktime",
+    "rate_iops",
+    "rate_iops_min",
+    "rate_min",
+    "rate_process",
+    "readwrite",
+    "refill_buffers",
+    "registerfiles",
+    "rw",
+    "rw_sequencer",
+    "rwmixread",
+    "rwmixwrite",
+    "scramble_buffers",
+    "serialize_overlap",
+    "softrandommap",
+    "sqthread_poll",
+    "sqthread_poll_cpu",
+    "startdelay",
+    "stonewall",
+    "sync",
+    "thinktime",
+    "thinktime_blocks",
+    "thinktime_blocks_type",
+    "thinktime_iotime",
+    "thinktime_spin",
+    "uncached",
+    "wait_for_previous",
+];
+
+/// Letters of values that fio takes as they are.
+const HARMLESS: &str = "._:,/%+-*()^";
+/// fio cuts lines at 4096 bytes, and takes what is behind for another line.
+const LONGEST: usize = 1000;
 
 /// Sections that run at once.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,24 +150,30 @@ pub struct Step {
 /// Reads a job file.
 ///
 /// # Errors
-/// When a line stands outside of a section, there is no section, or it includes other files.
+/// When a line stands outside of a section, there is no section, or an option or a value is not one that is known to be harmless.
 pub fn parse(name: &str, text: &str) -> Result<Vec<Step>> {
     let mut global: Vec<String> = Vec::new();
     let mut sections: Vec<(String, Vec<String>, bool)> = Vec::new();
     let mut in_global = true;
     let mut begun = false;
     for (number, line) in text.lines().enumerate() {
-        let line = line.trim();
-        let wrong = |what: &str| Error::usage(format!("{name}, line {}: {what}: {line}", number + 1));
-        if line.is_empty() || line.starts_with([';', '#']) {
+        let wrong =
+            |what: &str| Error::usage(format!("{name}, line {}: {what}: {}", number + 1, line.trim()));
+        // As fio does: what is behind one of these is a comment.
+        let line = line.split([';', '#']).next().unwrap_or_default().trim();
+        if line.is_empty() {
             continue;
         }
-        if line.starts_with("include ") {
-            return Err(wrong("job files that include others cannot be repeated; put everything into one"));
+        if line.len() > LONGEST {
+            return Err(Error::usage(format!(
+                "{name}, line {}: it is longer than {LONGEST} bytes",
+                number + 1
+            )));
         }
         if let Some(section) = line.strip_prefix('[') {
             let section =
                 section.strip_suffix(']').ok_or_else(|| wrong("this section's name does not end"))?;
+            check_name(section).map_err(|why| wrong(&why))?;
             begun = true;
             in_global = section == "global";
             if !in_global {
@@ -69,14 +184,19 @@ pub fn parse(name: &str, text: &str) -> Result<Vec<Step>> {
         if !begun {
             return Err(wrong("an option stands before the first section"));
         }
-        let key = line.split('=').next().unwrap_or_default().trim();
+        let (key, value) = match line.split_once('=') {
+            Some((key, value)) => (key.trim(), Some(value.trim())),
+            None => (line, None),
+        };
         if OURS.contains(&key) {
             continue;
         }
+        check_option(key, value).map_err(|why| wrong(&why))?;
+        let option = value.map_or_else(|| key.to_string(), |value| format!("{key}={value}"));
         match sections.last_mut() {
-            _ if in_global => global.push(line.into()),
+            _ if in_global => global.push(option),
             Some((_, _, wall)) if ["stonewall", "wait_for_previous"].contains(&key) => *wall = true,
-            Some((_, options, _)) => options.push(line.into()),
+            Some((_, options, _)) => options.push(option),
             None => {}
         }
     }
@@ -84,6 +204,34 @@ pub fn parse(name: &str, text: &str) -> Result<Vec<Step>> {
         return Err(Error::usage(format!("{name} has no section but [global], so no job")));
     }
     Ok(steps(sections))
+}
+
+/// Whether fio takes a section's name for a name.
+fn check_name(name: &str) -> std::result::Result<(), String> {
+    if name.starts_with("global") && name != "global" {
+        return Err("fio takes every section whose name begins so for [global]".into());
+    }
+    let is_harmless = |letter: char| letter.is_alphanumeric() || " _-.+:,/()@".contains(letter);
+    if name.is_empty() || name.len() > 200 || !name.chars().all(is_harmless) {
+        return Err("a section's name has letters, digits and simple signs".into());
+    }
+    Ok(())
+}
+
+fn check_option(key: &str, value: Option<&str>) -> std::result::Result<(), String> {
+    if !KNOWN.contains(&key) {
+        return Err(format!(
+            "the option `{key}` is not let through, since it is not known to touch nothing but the target and to keep the report whole; leave it out"
+        ));
+    }
+    let is_harmless =
+        |letter: char| letter.is_ascii_alphanumeric() || letter == ' ' || HARMLESS.contains(letter);
+    match value.and_then(|value| value.chars().find(|letter| !is_harmless(*letter))) {
+        Some(letter) => {
+            Err(format!("{letter:?} in a value is not let through, since fio may read more into it"))
+        }
+        None => Ok(()),
+    }
 }
 
 fn steps(sections: Vec<(String, Vec<String>, bool)>) -> Vec<Step> {
@@ -198,10 +346,65 @@ rw=read
             ("[global]\nbs=4k\n", "no job"),
             ("[x\n", "does not end"),
             ("[a]\ninclude b.fio\n", "line 2"),
+            ("[a]\ninclude\tb.fio\n", "line 2"),
+            ("[globals]\nbs=4k\n", "begins so"),
+            ("[a$jobname]\n", "simple signs"),
         ] {
             let error = parse("x.fio", text).unwrap_err().to_string();
             assert!(error.contains(word) && error.contains("x.fio"), "{error}");
         }
+    }
+
+    #[test]
+    fn options_that_reach_other_files_are_not_let_through() {
+        for option in [
+            "opendir=/home",
+            "read_iolog=/etc/passwd",
+            "write_iolog=x",
+            "write_bw_log=x",
+            "write_lat_log",
+            "write_iops_log=x",
+            "write_hist_log=x",
+            "unlink=1",
+            "unlink_each_loop=1",
+            "exec_prerun=rm -rf /",
+            "exec_postrun=x",
+            "verify=crc32c",
+            "verify_state_load=1",
+            "mem=mmaphuge:/x",
+            "iomem=mmapshared:/x",
+            "ioscheduler=none",
+            "profile=act",
+            "cgroup=x",
+            "uid=0",
+            "buffer_pattern='/etc/shadow'",
+            "trigger=x",
+            "pre_read=1",
+            "nrfiles=9",
+            "file_service_type=random",
+            "create_only=1",
+            "offset=1G",
+            "zonemode=zbd",
+            "gtod_reduce=1",
+            "unified_rw_reporting=1",
+            "no_such_option",
+        ] {
+            for text in [format!("[a]\n{option}\n"), format!("[global]\n {option}\n[a]\nrw=read\n")] {
+                let said = parse("x.fio", &text).unwrap_err().to_string();
+                assert!(said.contains("is not let through") && said.contains("x.fio, line 2"), "{said}");
+            }
+        }
+        for value in ["bs=${HOME}", "rate=$ncpus*2'; touch x'", "bs=\"4k\"", "bs=`x`", "bs=\\4k"] {
+            let said = parse("x.fio", &format!("[a]\n{value}\n")).unwrap_err().to_string();
+            assert!(said.contains("in a value"), "{said}");
+        }
+        assert!(parse("x", &format!("[a]\nbs={}\n", "4".repeat(5000))).is_err());
+        let known = "[a]\nrw = randrw:8 ; a comment\nbssplit=4k/10:64k/50\nrandom_distribution=zipf:1.2 # more\nsize=1T\n";
+        let steps = parse("x", known).unwrap();
+        assert_eq!(
+            steps[0].sections[0].1,
+            ["rw=randrw:8", "bssplit=4k/10:64k/50", "random_distribution=zipf:1.2"]
+        );
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The built-in job sets.
 
+use std::str::FromStr;
+
 use report::run::Metric;
 
 /// Job sets that this program brings.
@@ -133,6 +135,52 @@ fn mlsdisk() -> Vec<Job> {
     ]
 }
 
+/// Values that one of a job's numbers goes through.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sweep {
+    number: String,
+    values: Vec<String>,
+}
+
+/// The numbers that can be swept.
+const SWEPT: [&str; 3] = ["iodepth", "numjobs", "bs"];
+
+impl FromStr for Sweep {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}`: a sweep is iodepth=1,4,16, numjobs=1,2,4 or bs=4k,64k");
+        let (number, values) = text.split_once('=').ok_or_else(wrong)?;
+        if !SWEPT.contains(&number) {
+            return Err(wrong());
+        }
+        let is_number = |value: &str| {
+            let digits = value.strip_suffix(['k', 'm']).filter(|_| number == "bs").unwrap_or(value);
+            digits.parse::<u32>().is_ok_and(|value| value > 0)
+        };
+        let values: Vec<String> = values.split(',').map(String::from).collect();
+        if values.iter().all(|value| is_number(value)) {
+            Ok(Self { number: number.into(), values })
+        } else {
+            Err(wrong())
+        }
+    }
+}
+
+impl Sweep {
+    /// A job with each of the values, by which it is named.
+    pub fn of(&self, job: &Job) -> Vec<Job> {
+        let own = format!("--{}=", self.number);
+        let with = |value: &String| {
+            let mut options: Vec<String> =
+                job.options.iter().filter(|option| !option.starts_with(&own)).cloned().collect();
+            options.push(format!("{own}{value}"));
+            Job { name: format!("{}-{}-{value}", job.name, self.number), options, ..job.clone() }
+        };
+        self.values.iter().map(with).collect()
+    }
+}
+
 /// A job of depth 1 as an open loop: requests begin at a fixed rate, at random moments, whether or not earlier ones have ended, so that a
 /// target that stalls does not slow down what measures it. Up to 64 may be under way; a target that needs more is too slow for the rate.
 pub fn open_loop(job: &Job, rate: u32) -> Option<Job> {
@@ -176,6 +224,18 @@ mod tests {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), all);
+    }
+
+    #[test]
+    fn a_sweep_is_a_job_for_each_value() {
+        let jobs = Set::CvmIo.jobs();
+        let sweep: Sweep = "iodepth=1,16".parse().unwrap();
+        let swept = sweep.of(&jobs[0]);
+        assert_eq!(swept[1].name, "bandwidth-read-iodepth-16");
+        assert_eq!(swept[1].options, ["--rw=read", "--bs=128k", "--numjobs=1", "--iodepth=16"]);
+        for bad in ["depth=1", "iodepth", "iodepth=1k", "bs=4k,", "bs=0", "numjobs=1;2", "rw=read"] {
+            assert!(bad.parse::<Sweep>().is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use report::run::Metric;
-use tempfile::TempDir;
 
 use super::ScmArgs;
 use super::cases::{Hot, Load};
 use crate::error::{Context, Error, Result};
 use crate::fio;
+use crate::ledger::Place;
 use crate::program::{Server, of_ours, output, run, shown};
 use crate::session::Measured;
 use cli::interrupt::Interrupt;
@@ -89,7 +89,7 @@ pub struct Stage<'a> {
     commands: Vec<String>,
     /// What a turn before has left running, and whether all of its pages may be open. It ends before its place goes.
     serving: Option<(Server, bool)>,
-    place: Option<TempDir>,
+    place: Option<Place>,
 }
 
 impl<'a> Stage<'a> {
@@ -128,8 +128,7 @@ impl<'a> Stage<'a> {
 
     fn at(&mut self, name: &str) -> Result<PathBuf> {
         if self.place.is_none() {
-            let made = TempDir::with_prefix_in("cvmio-bench-scm-", self.setup.directory);
-            self.place = Some(made.doing(self.setup.directory.display())?);
+            self.place = Some(Place::new_in(self.setup.directory, "cvmio-bench-scm-")?);
         }
         let place = self.place.as_ref().ok_or_else(|| Error::io("there is no directory"))?;
         Ok(place.path().join(name))
@@ -190,14 +189,16 @@ impl<'a> Stage<'a> {
     }
 
     fn fio(&mut self, load: &Load) -> Result<Measured> {
-        let file = self.at(if is_file(&self.name) { "mnt/pmem" } else { "region" })?;
+        let name = if is_file(&self.name) { "mnt/pmem" } else { "region" };
+        let (root, file) = (self.at(".")?, self.at(name)?);
         if !file.exists() {
             let mut zeros = File::open("/dev/zero").doing("/dev/zero")?.take(self.setup.size);
             let mut plain = File::create(&file).doing(file.display())?;
             std::io::copy(&mut zeros, &mut plain).doing(file.display())?;
         }
         let mut command = Command::new("fio");
-        command.arg("--output-format=json").arg(format!("--filename={}", file.display()));
+        // From where it is: fio would read something else into some names of directories.
+        command.current_dir(root).arg("--output-format=json").arg(format!("--filename={name}"));
         command.args(load.options(self.setup.size, self.setup.seconds));
         self.preloaded(&mut command)?;
         let said = output(&mut command, self.setup.interrupt)?;

@@ -7,6 +7,7 @@ use std::process::Command;
 use super::mounts::Undo;
 use super::{Address, Environment, Kept, Ready, file, mounts, place};
 use crate::error::{Context, Result};
+use crate::ledger;
 use crate::program::{output, shown};
 
 /// Why the kernel cannot do it.
@@ -47,10 +48,11 @@ pub fn start(integrity: bool, environment: &Environment<'_>) -> Result<Ready> {
     let (device, loop_undo) = mounts::loop_device(&disk, environment.interrupt)?;
     let name =
         format!("cvmio-bench-{}-{}", std::process::id(), if integrity { "integrity" } else { "crypt" });
+    let recorded = ledger::mapping(&name)?;
     let mut open = Command::new("cryptsetup");
     open.args(["open", "--type=luks2", "--key-file"]).arg(&key).arg(&device).arg(&name);
     output(&mut open, environment.interrupt)?;
-    let close = Kept::Undo(Undo(["cryptsetup", "close", &name].map(String::from).to_vec()));
+    let close = Kept::Undo(Undo::new(&["cryptsetup", "close", &name], vec![recorded]));
     let path = PathBuf::from("/dev/mapper").join(&name);
     let mut ready = Ready::new(Address::File { path, direct: true }, environment.size);
     ready.commands = vec![shown(&format), shown(&open)];

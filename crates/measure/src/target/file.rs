@@ -6,10 +6,10 @@ use std::path::Path;
 use std::process::Command;
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate, statvfs};
-use tempfile::TempDir;
 
 use super::{Address, Environment, Kept, Mount, Need, Ready, place};
 use crate::error::{Context, Error, Result};
+use crate::ledger::Place;
 use crate::program::{output, shown};
 
 /// Makes a file with all its space taken.
@@ -73,7 +73,7 @@ pub fn tmpfs(environment: &Environment<'_>) -> Result<Ready> {
     if !rustix::process::geteuid().is_root() {
         return in_directory(Path::new("/dev/shm"), environment);
     }
-    let place = TempDir::with_prefix("cvmio-bench-tmpfs-").doing("a directory to mount tmpfs on")?;
+    let place = Place::temporary("cvmio-bench-tmpfs-")?;
     let mut mount = Command::new("mount");
     // Space for an ext4's worth of a test and its own overhead.
     let size = format!("size={}", environment.size + environment.size / 8 + (16 << 20));
@@ -86,6 +86,8 @@ pub fn tmpfs(environment: &Environment<'_>) -> Result<Ready> {
     }
     let mut ready = plain(&path, environment.size);
     ready.commands.push(shown(&mount));
+    // It is memory, and has no disk to pass by.
+    ready.page_cache = false;
     ready.mounts.push(Kept::Mount(mount_point));
     Ok(ready)
 }

@@ -3,9 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use tempfile::TempDir;
-
 use crate::error::{Error, Result};
+use crate::ledger::{self, Place, Recorded};
 use crate::program::{Server, run};
 use cli::interrupt::Interrupt;
 
@@ -28,15 +27,28 @@ impl Kept {
     }
 }
 
-/// Runs a command when dropped.
+/// Runs a command when dropped, and then crosses out what was recorded.
 #[derive(Debug)]
-pub struct Undo(pub Vec<String>);
+pub struct Undo {
+    command: Vec<String>,
+    recorded: Vec<Recorded>,
+}
+
+impl Undo {
+    /// A program with its arguments, and the records of what it undoes.
+    pub fn new(command: &[&str], recorded: Vec<Recorded>) -> Self {
+        Self { command: command.iter().map(|word| (*word).to_string()).collect(), recorded }
+    }
+}
 
 impl Drop for Undo {
     fn drop(&mut self) {
-        if let Some((program, arguments)) = self.0.split_first() {
-            // There is nothing left to do where it fails, and the next run finds out.
-            let _ = Command::new(program).args(arguments).stdin(Stdio::null()).stderr(Stdio::null()).status();
+        let Some((program, arguments)) = self.command.split_first() else { return };
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null()).stderr(Stdio::null());
+        if !command.status().is_ok_and(|status| status.success()) {
+            // The next run tries again.
+            self.recorded.drain(..).for_each(Recorded::leave);
         }
     }
 }
@@ -44,22 +56,22 @@ impl Drop for Undo {
 /// A mounted file system in a directory of its own.
 #[derive(Debug)]
 pub struct Mount {
-    place: Option<TempDir>,
-    path: PathBuf,
+    /// Removed when nothing is mounted on it any more, and else left to the next run.
+    place: Place,
     server: Option<Server>,
 }
 
 impl Mount {
     /// One that `mount` has mounted on `place`.
-    pub fn kernel(place: TempDir) -> Self {
-        Self { path: place.path().to_path_buf(), place: Some(place), server: None }
+    pub fn kernel(place: Place) -> Self {
+        Self { place, server: None }
     }
 
     /// One that a program serves; it is there when it shows `file`.
-    pub fn fuse(command: &mut Command, place: TempDir, file: &str, interrupt: &Interrupt) -> Result<Self> {
+    pub fn fuse(command: &mut Command, place: Place, file: &str, interrupt: &Interrupt) -> Result<Self> {
         let path = place.path().to_path_buf();
         let server = Server::start(command)?;
-        let mut mount = Self { place: Some(place), path: path.clone(), server: Some(server) };
+        let mut mount = Self { place, server: Some(server) };
         if let Some(server) = &mut mount.server {
             server.wait_until(interrupt, || path.join(file).exists())?;
         }
@@ -68,25 +80,22 @@ impl Mount {
 
     /// Its directory.
     pub fn place(&self) -> &Path {
-        &self.path
+        self.place.path()
     }
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        let mut unmount = Command::new("umount");
-        unmount.arg(&self.path).stdin(Stdio::null()).stderr(Stdio::null());
-        let unmounted = unmount.status().is_ok_and(|status| status.success());
-        if !unmounted {
+        let unmount = |more: &[&str]| {
+            let mut unmount = Command::new("umount");
+            unmount.args(more).arg(self.place.path()).stdin(Stdio::null()).stderr(Stdio::null());
+            unmount.status().is_ok_and(|status| status.success())
+        };
+        if !unmount(&[]) {
             // Somebody still uses it: it goes when they end.
-            let _ = Command::new("umount").arg("-l").arg(&self.path).stderr(Stdio::null()).status();
+            unmount(&["-l"]);
         }
         self.server = None;
-        if let Some(place) = self.place.take() {
-            // Never recursively: if it is mounted after all, what is on it is not ours to remove.
-            let path = place.keep();
-            let _ = std::fs::remove_dir(path);
-        }
     }
 }
 
@@ -100,6 +109,7 @@ pub fn loop_device(file: &Path, interrupt: &Interrupt) -> Result<(PathBuf, Kept)
         attach.args(["--find", "--show", &format!("--direct-io={direct}")]).arg(file);
         attach
     };
+    let asked = ledger::loop_device(file)?;
     let mut first = attach("on");
     let ended = run(&mut first, interrupt)?;
     let said = if ended.success {
@@ -113,6 +123,7 @@ pub fn loop_device(file: &Path, interrupt: &Interrupt) -> Result<(PathBuf, Kept)
     if device.is_empty() {
         return Err(Error::io("losetup names no device"));
     }
-    let undo = Undo(["losetup", "--detach", &device].map(String::from).to_vec());
+    let known = ledger::attached(Path::new(&device), file)?;
+    let undo = Undo::new(&["losetup", "--detach", &device], vec![asked, known]);
     Ok((PathBuf::from(device), Kept::Undo(undo)))
 }

@@ -1,6 +1,7 @@
 //! Files and LUKS images behind NBD servers.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
@@ -13,9 +14,35 @@ use crate::program::{Server, output, run, shown};
 /// tick past all of that, and then it gives up; a slow hash makes that rare, and another attempt is not slower for it.
 const LUKS_ATTEMPTS: u32 = 4;
 
-/// The address of a server on a unix socket.
+/// The address of a server on a unix socket. fio and the NBD library take it apart, so a path has only letters, digits and a few signs in it; all
+/// else is written as RFC 3986 has it.
 pub fn uri(socket: &Path) -> String {
-    format!("nbd+unix:///?socket={}", socket.display())
+    let mut uri = String::from("nbd+unix:///?socket=");
+    for byte in socket.as_os_str().as_bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
+                uri.push(char::from(*byte))
+            }
+            _ => uri += &format!("%{byte:02X}"),
+        }
+    }
+    uri
+}
+
+/// What a user's address may have in it: what fio would read something else into is refused.
+fn check_uri(uri: &str) -> Result<()> {
+    let harmless = |letter: char| letter.is_ascii_alphanumeric() || "-._~:/?[]@&=+,%".contains(letter);
+    match uri.chars().find(|letter| !harmless(*letter)) {
+        None => Ok(()),
+        Some(letter) => {
+            let mut bytes = [0; 4];
+            let escaped: String =
+                letter.encode_utf8(&mut bytes).bytes().map(|byte| format!("%{byte:02X}")).collect();
+            Err(Error::usage(format!(
+                "{uri}: fio would read something else into {letter:?}; write it as {escaped}"
+            )))
+        }
+    }
 }
 
 /// A server that somebody else runs. Nobody can tell whether it holds data, so it is to be named in any case.
@@ -23,6 +50,7 @@ pub fn uri(socket: &Path) -> String {
 /// # Errors
 /// When it was not named in `--destroy-data`.
 pub fn external(uri: &str, environment: &Environment<'_>) -> Result<Ready> {
+    check_uri(uri)?;
     if !may_destroy(uri, environment) {
         return Err(Error::usage(format!(
             "{uri} would be overwritten; if its data may be lost, say --destroy-data '{uri}'"
@@ -43,6 +71,7 @@ pub fn nbdkit(luks: bool, environment: &Environment<'_>) -> Result<Ready> {
     }
     let mut ready = serve(command, "--unix", luks, environment)?;
     ready.note = Some("it goes through the page cache".into());
+    ready.page_cache = true;
     Ok(ready)
 }
 
@@ -102,4 +131,23 @@ fn make_luks(place: &Path, environment: &Environment<'_>) -> Result<String> {
         }
     }
     output(&mut create, environment.interrupt).map(|_| shown(&create))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fio_reads_nothing_else_into_an_address() {
+        assert_eq!(uri(Path::new("/a b/c;d#e:$f")), "nbd+unix:///?socket=/a%20b/c%3Bd%23e%3A%24f");
+        for good in ["nbd://localhost:10809/disk", "nbd+unix:///x?socket=/run/a%3Bb", "nbd://[::1]"] {
+            check_uri(good).unwrap();
+        }
+        for (bad, word) in
+            [("nbd://h/a;b", "%3B"), ("nbd://h/#", "%23"), ("nbd://h/${HOME}", "%24"), ("nbd://h/ ", "%20")]
+        {
+            let said = check_uri(bad).unwrap_err().to_string();
+            assert!(said.contains(word), "{said}");
+        }
+    }
 }

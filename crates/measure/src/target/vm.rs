@@ -81,6 +81,12 @@ impl Default for Guests {
 }
 
 impl Guests {
+    /// The files that they are made of, for who wants to have the same again: QEMU, the kernel, firmware.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let kernel = Kernel::find(&self.kernel).ok().map(|kernel| kernel.image);
+        find(&self.qemu).into_iter().chain(kernel).chain(self.firmware.clone()).collect()
+    }
+
     /// How their processors run.
     pub fn accel(&self) -> Accel {
         self.accel.unwrap_or_else(Accel::of_this_machine)
@@ -89,7 +95,7 @@ impl Guests {
 
 /// Why this machine cannot have such a guest.
 pub fn unavailable(vm: &Vm, guests: &Guests) -> Option<String> {
-    vm.impossible().or_else(|| qemu::unavailable(vm.kind, guests))
+    vm.impossible().or_else(|| qemu::too_small(vm, guests)).or_else(|| qemu::unavailable(vm.kind, guests))
 }
 
 /// The confidential kind that this machine hosts, or why it hosts none.

@@ -57,6 +57,7 @@ pub fn start(volume: &Volume, environment: &Environment<'_>) -> Result<Ready> {
     ready.commands = commands;
     // The loop device is let go of before the daemon ends.
     ready.mounts = devices;
+    ready.page_cache |= volume.buffered;
     ready.server = Some(server);
     ready.place = Some(place);
     Ok(ready)

@@ -79,7 +79,7 @@ fn an_application_that_fails_ends_its_row_with_its_output() {
             "apps --dir DIR --size 64M --target tmpfs --turns 2 --no-control --out DIR/run.json --apps compile,tar --tree DIR/project \
              --project DIR/project",
         )
-        .unwrap();
+        .unwrap_err();
     let run = runner.result("run.json");
     assert_eq!((run.failures.len(), run.failures[0].case.as_deref()), (1, Some("compile")));
     assert!(run.failures[0].message.contains("this is why"), "{:?}", run.failures);

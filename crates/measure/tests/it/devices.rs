@@ -53,6 +53,7 @@ fn a_device_is_measured_if_it_is_empty_and_in_nobodys_use() {
     assert_eq!((run.samples.len(), run.targets[0].name.as_str()), (1, name.as_str()));
     // Now it holds what was measured with.
     let before = fs::read(&file).unwrap();
+    let line = format!("{line} --replace");
     let refused = runner.error(&line);
     assert!(
         refused.contains("holds data") && refused.contains(&format!("--destroy-data {name}")),
@@ -70,7 +71,9 @@ fn a_device_is_measured_if_it_is_empty_and_in_nobodys_use() {
     let refused = runner.error(&format!("{line} --destroy-data {name}"));
     assert!(refused.contains("in use") && refused.contains("mounted"), "{refused}");
     // With another target, that one's results are kept.
-    runner.run(&format!("{line} --target DIR --destroy-data {name}")).unwrap();
+    assert!(
+        runner.error(&format!("{line} --target DIR --destroy-data {name}")).contains("1 of 2 targets failed")
+    );
     let run = runner.result("run.json");
     assert_eq!((run.samples.len(), run.failures.len()), (1, 1));
     assert!(run.failures[0].message.contains("in use"), "{:?}", run.failures);
@@ -95,7 +98,7 @@ fn no_space_for_a_target_or_for_the_run_file_loses_nothing() {
     }
     let _mounted = Mounted(place.clone());
     let line = format!("fio {SMALL} --only latency-read --turns 1 --no-control --out DIR/run.json");
-    runner.run(&format!("{line} --target DIR --target {place}")).unwrap();
+    runner.error(&format!("{line} --target DIR --target {place}"));
     let run = runner.result("run.json");
     assert_eq!((run.samples.len(), run.failures.len()), (1, 1));
     assert!(run.failures[0].message.contains("MiB free"), "{:?}", run.failures);

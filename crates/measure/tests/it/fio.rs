@@ -7,7 +7,8 @@ use std::time::Duration;
 use cli::interrupt::Interrupt;
 use measure::error::Kind;
 use measure::fio::{Fio, Scale, Set};
-use measure::session::{self, Plan, Planned};
+use measure::outfile::{OutArgs, RunFile};
+use measure::session::{Plan, Planned, Session};
 use measure::target::{Contents, Environment, Guests, Need, Spec};
 use report::run::State;
 
@@ -91,7 +92,8 @@ fn a_target_that_fails_does_not_cost_the_others() {
     let line = format!(
         "fio {SMALL} --target DIR --target {dead} --destroy-data {dead} --only latency-read --turns 2 --out DIR/run.json"
     );
-    runner.run(&line).unwrap();
+    let said = runner.error(&line);
+    assert!(said.contains("1 of 2 targets failed") && said.contains("nbd"), "{said}");
     let run = runner.result("run.json");
     assert_eq!(run.samples.len(), 4);
     assert_eq!(
@@ -107,8 +109,9 @@ fn peers_behind_nbd_are_measured_or_named_with_their_package() {
     let peers = "--target nbdkit --target nbdkit-luks --target qemu --target qemu-luks --target dm-crypt --target dm-integrity";
     let line =
         format!("fio {SMALL} {peers} --only latency-randwrite --turns 1 --no-control --out DIR/run.json");
-    runner.run(&line).unwrap();
+    let ended = runner.run(&line);
     let run = runner.result("run.json");
+    assert_eq!(ended.is_ok(), run.failures.is_empty());
     for target in &run.targets {
         let measured = run.samples.iter().any(|sample| sample.target == target.name);
         let missing = run
@@ -140,9 +143,13 @@ fn what_was_measured_before_an_interrupt_is_kept_and_gone_on_from() {
         control: false,
         turns: 8,
         programs: Default::default(),
+        hashes: Default::default(),
         emulated: false,
         notes: Vec::new(),
-        out: runner.path("run.json"),
+    };
+    let out = || {
+        let args = OutArgs { out: Some(runner.path("run.json")), replace: true };
+        RunFile::new(&args, "fio").unwrap()
     };
     let environment = Environment {
         need: Need::Blocks,
@@ -155,7 +162,8 @@ fn what_was_measured_before_an_interrupt_is_kept_and_gone_on_from() {
         interrupt: &interrupt,
     };
     let cut = thread::scope(|scope| {
-        let run = scope.spawn(|| session::run(&plan, &work, &environment, None).unwrap());
+        let run = scope
+            .spawn(|| Session::begin(&plan, &work, &environment, None, out()).unwrap().finish().unwrap());
         while !runner.path("run.json").exists() || runner.result("run.json").samples.len() < 3 {
             thread::sleep(Duration::from_millis(20));
         }
@@ -169,9 +177,53 @@ fn what_was_measured_before_an_interrupt_is_kept_and_gone_on_from() {
 
     let fresh = Interrupt::default();
     let environment = Environment { interrupt: &fresh, ..environment };
-    let whole = session::run(&plan, &work, &environment, Some(cut.clone())).unwrap();
+    let whole =
+        Session::begin(&plan, &work, &environment, Some(cut.clone()), out()).unwrap().finish().unwrap();
     assert_eq!((whole.state, whole.samples.len()), (State::Complete, 16));
     assert_eq!(whole.samples[..cut.samples.len()], cut.samples, "nothing is measured twice");
     let other = Plan { turns: 3, ..plan };
-    assert_eq!(session::run(&other, &work, &environment, Some(cut)).unwrap_err().kind(), Kind::Usage);
+    let refused = Session::begin(&other, &work, &environment, Some(cut), out());
+    assert!(refused.is_err_and(|error| error.kind() == Kind::Usage));
+}
+
+#[test]
+fn a_dry_run_says_everything_and_makes_nothing() {
+    let runner = Runner::new();
+    fs::write(runner.path("disk"), vec![7; 16 << 20]).unwrap();
+    runner
+        .run(&format!("fio {SMALL} --dry-run --target DIR --target DIR/disk --target cvmio --out DIR/run.json --sweep iodepth=1,2"))
+        .unwrap();
+    assert_eq!(fs::read_dir(runner.directory.path()).unwrap().count(), 1);
+    assert!(fs::read(runner.path("disk")).unwrap().iter().all(|byte| *byte == 7));
+}
+
+#[test]
+fn a_sweep_is_a_line_and_runs_are_exported() {
+    let runner = Runner::new();
+    let line = format!(
+        "fio {SMALL} --target DIR --target tmpfs --only latency-read --sweep iodepth=1,2,4 --turns 2 --no-control"
+    );
+    runner.run(&format!("{line} --out DIR/run.json")).unwrap();
+    let run = runner.result("run.json");
+    assert_eq!(
+        run.cases.iter().map(|case| case.option("iodepth").unwrap()).collect::<Vec<_>>(),
+        ["1", "2", "4"]
+    );
+    assert!(run.samples.iter().all(|sample| sample.figures["processors"] > 0.0));
+    assert!(run.hashes.keys().any(|path| path.ends_with("/fio")), "{:?}", run.hashes);
+    assert!(run.machine.details.contains_key("flags") && run.machine.details.contains_key("kernel-build"));
+    fs::write(runner.path("bad.json"), "{}").unwrap();
+    let said =
+        runner.error("report DIR/bad.json DIR/run.json DIR/run.json --out DIR/page.html --plots DIR/plots");
+    assert!(said.contains("1 of 3 run files were left out") && said.contains("bad.json"), "{said}");
+    let page = fs::read_to_string(runner.path("page.html")).unwrap();
+    assert!(
+        page.contains("Latency over depth")
+            && page.contains("Latency of all runs")
+            && page.contains("Course of the run")
+    );
+    assert!(runner.path("plots/1-latency-over-depth-latency-read-iodepth.svg").exists());
+    assert!(runner.path("plots/all-latency-of-all-runs.svg").exists());
+    runner.run("report DIR/run.json --csv").unwrap();
+    runner.run("report DIR/run.json --latex").unwrap();
 }

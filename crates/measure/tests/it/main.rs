@@ -3,6 +3,8 @@
 mod apps;
 mod devices;
 mod fio;
+mod killed;
+mod named;
 mod refusals;
 
 use std::path::{Path, PathBuf};

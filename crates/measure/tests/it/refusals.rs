@@ -18,7 +18,7 @@ fn data_is_not_overwritten_without_leave() {
     assert_eq!(fs::read(&path).unwrap(), content);
     runner.run(&format!("{line} --destroy-data DIR/precious")).unwrap();
     assert_ne!(fs::read(&path).unwrap(), content);
-    let nbd = runner.error(&format!("fio {SMALL} --target nbd://localhost --turns 1 --out DIR/run.json"));
+    let nbd = runner.error(&format!("fio {SMALL} --target nbd://localhost --turns 1 --out DIR/nbd.json"));
     assert!(nbd.contains("--destroy-data"), "{nbd}");
 }
 
@@ -33,7 +33,7 @@ fn an_empty_file_is_a_target_and_a_small_one_is_not() {
     let said = runner.error(&line("small"));
     assert!(said.contains("1 MiB") && said.contains("16 MiB"), "{said}");
     runner.run(&line("empty")).unwrap();
-    let said = runner.error(&line("nothing"));
+    let said = runner.error(&format!("{} --replace", line("nothing")));
     assert!(said.contains("No such file"), "{said}");
 }
 

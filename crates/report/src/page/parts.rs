@@ -12,7 +12,7 @@ use crate::run::{Metric, Run};
 use crate::statistics::Summary;
 use crate::table::{self, Table};
 
-fn warning(run: &Run) -> Option<String> {
+pub fn warning(run: &Run) -> Option<String> {
     run.emulated.then(|| EMULATED.to_string())
 }
 
@@ -88,12 +88,13 @@ fn ratio(run: &Run, metric: Metric, baseline: &str) -> Plot {
 pub fn plots_between(first: &Run, second: &Run) -> Vec<Plot> {
     let of = |metric: Metric| {
         let bar = |case: &str, series: usize, target: &str| {
-            let ratio = compare::across(first, second, case, target)?.ratio;
+            let comparison = compare::across(first, second, case, target)?;
+            let ratio = comparison.own.unwrap_or(comparison.ratio);
             Some(Bar { series, value: ratio.value, low: ratio.low, high: ratio.high })
         };
         Plot {
             title: format!("{}: second run to first", metric.title()),
-            note: "ratio with 95 % interval".into(),
+            note: "ratio with 95 % interval, the baseline's change taken out".into(),
             warning: warning(first).or_else(|| warning(second)),
             series: names(first),
             groups: groups(first, metric, bar),
@@ -166,9 +167,35 @@ pub fn sentences_of(run: &Run, pairs: &[Pair<'_>]) -> Vec<String> {
             let own: Vec<&Comparison> = all.iter().filter(|one| one.metric == metric).collect();
             sentences.extend(sentence(pair.subject, metric, pair.baseline, &own));
         }
+        if !all.is_empty() {
+            sentences.extend(doubts(run, *pair));
+        }
     }
     sentences.extend(noise(run));
     sentences
+}
+
+/// Why a ratio is not only about what the two targets are.
+fn doubts(run: &Run, pair: Pair<'_>) -> Vec<String> {
+    let Pair { subject, baseline } = pair;
+    let mut doubts = Vec::new();
+    if let Some((one, other)) = run.on_other_disk(subject, baseline) {
+        doubts.push(format!(
+            "{subject} lies on {one}, and {baseline} on {other}: what differs between the two disks is part of the ratio."
+        ));
+    }
+    let cached = |name: &str| run.target(name).is_some_and(|target| target.page_cache);
+    let through = |cached: &str, other: &str| {
+        format!(
+            "{cached} goes through the page cache, so what was written there is read from memory, and {other} does not."
+        )
+    };
+    match (cached(subject), cached(baseline)) {
+        (true, false) => doubts.push(through(subject, baseline)),
+        (false, true) => doubts.push(through(baseline, subject)),
+        _ => {}
+    }
+    doubts
 }
 
 fn sentence(target: &str, metric: Metric, baseline: &str, own: &[&Comparison]) -> Option<String> {
@@ -306,9 +333,12 @@ pub fn missing(run: &Run) -> Vec<String> {
 
 /// What the run was, in full, folded away.
 pub fn details(run: &Run) -> String {
-    let mut text = format!("cvmio bench {}\n\n", run.command.join(" "));
+    let mut text = format!("cvmio bench {}\n\n", super::words(&run.command));
     let machine = &run.machine;
     let _ = writeln!(text, "storage: {}", machine.storage);
+    for (name, detail) in &machine.details {
+        let _ = writeln!(text, "{name}: {detail}");
+    }
     let _ = writeln!(
         text,
         "hypervisor: {}",
@@ -317,8 +347,12 @@ pub fn details(run: &Run) -> String {
     for (name, version) in &run.programs {
         let _ = writeln!(text, "{name}: {version}");
     }
+    for (path, hash) in &run.hashes {
+        let _ = writeln!(text, "{hash}  {path}");
+    }
     for target in &run.targets {
-        let _ = writeln!(text, "\n{} ({})", target.name, target.spec);
+        let storage = target.storage.as_deref().map(|storage| format!(", on {storage}")).unwrap_or_default();
+        let _ = writeln!(text, "\n{} ({}{storage})", target.name, target.spec);
         for command in &target.commands {
             let _ = writeln!(text, "  {command}");
         }

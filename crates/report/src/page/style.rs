@@ -8,12 +8,12 @@ pub const CSS: &str = "
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 1120px; margin: 0 auto; padding: 16px; }
+main { max-width: 1240px; margin: 0 auto; padding: 16px; }
 h1 { font-size: 1.5em; line-height: 1.25; margin: 24px 0 4px; }
 h2 { font-size: 1.1em; margin: 24px 0 4px; }
 .muted { color: var(--muted); }
 .warning { color: var(--warn); font-weight: bold; }
-ul { padding-left: 20px; margin: 4px 0; overflow-wrap: anywhere; }
+ul, ol { padding-left: 20px; margin: 4px 0; overflow-wrap: anywhere; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 16px; margin: 16px 0; align-items: start; }
 figure { margin: 0; background: var(--box); border: 1px solid var(--faint); border-radius: 6px; }
 svg { display: block; width: 100%; max-width: 620px; height: auto; margin: 0 auto; }
@@ -25,7 +25,8 @@ svg [stroke='#D0D7DE'] { stroke: var(--faint); }
 .table { overflow-x: auto; margin: 20px 0; }
 table { border-collapse: collapse; font-size: 0.9em; font-variant-numeric: tabular-nums; }
 caption { text-align: left; font-weight: bold; padding: 4px 0; }
-th, td { padding: 3px 10px; text-align: right; border-bottom: 1px solid var(--faint); white-space: nowrap; }
+th, td { padding: 3px 8px; text-align: right; border-bottom: 1px solid var(--faint); overflow-wrap: break-word; }
+th { vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 td.better { color: var(--good); font-weight: 600; }
 td.worse { color: var(--bad); font-weight: 600; }

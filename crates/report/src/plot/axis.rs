@@ -104,13 +104,13 @@ impl Axis {
 }
 
 /// A number without zeros behind its point.
-fn shortest(ratio: f64) -> String {
+pub fn shortest(ratio: f64) -> String {
     let text = number(ratio);
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').into() } else { text }
 }
 
 /// The next larger of 1, 2, 5, 10, 20, ...
-fn round_step(least: f64) -> f64 {
+pub fn round_step(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor());
     [1.0, 2.0, 5.0].map(|step| step * power).into_iter().find(|step| *step >= least).unwrap_or(10.0 * power)
 }

@@ -74,7 +74,7 @@ fn the_page_is_whole_in_a_browser() {
     for (width, dark) in [(1280, false), (500, true)] {
         let Seen { probe, console } = look(width, dark);
         assert_eq!(console, "", "width {width}");
-        assert_eq!((&probe["plots"], &probe["shown"]), (&6.into(), &6.into()), "{probe}");
+        assert_eq!((&probe["plots"], &probe["shown"]), (&7.into(), &7.into()), "{probe}");
         assert_eq!(probe["overflow"], false, "{probe}");
         let (text, back) = match dark {
             true => ("rgb(230, 237, 243)", "rgb(13, 17, 23)"),

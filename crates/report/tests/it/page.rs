@@ -58,6 +58,96 @@ fn two_runs_are_compared_target_by_target() {
 }
 
 #[test]
+fn what_changed_for_all_targets_is_no_difference_of_one() {
+    let mut random = fastrand::Rng::with_seed(45);
+    let mut normal = || -> f64 { (0..12).map(|_| random.f64()).sum::<f64>() - 6.0 };
+    let (mut called, mut all) = (0u32, 0u32);
+    for _ in 0..60 {
+        // The same run twice, on a machine whose mood changes by some percent from one case to the next.
+        let mut pair = [golden(), golden()];
+        for run in &mut pair {
+            let moods: Vec<f64> = run.cases.iter().map(|_| (0.05 * normal()).exp()).collect();
+            let mood =
+                |case: &str| run.cases.iter().position(|one| one.name == case).map_or(1.0, |at| moods[at]);
+            for sample in &mut run.samples {
+                sample.value *= mood(&sample.case) * (0.01 * normal()).exp();
+            }
+        }
+        let comparisons = compare::runs(&pair[0], &pair[1]);
+        let judged = comparisons.iter().filter(|one| one.own.is_some());
+        called += u32::try_from(judged.clone().filter(|one| one.verdict != Verdict::Noise).count()).unwrap();
+        all += u32::try_from(judged.count()).unwrap();
+        // The baseline cannot be judged, and is not.
+        let base = comparisons.iter().filter(|one| one.own.is_none());
+        assert!(base.clone().all(|one| matches!(one.verdict, Verdict::Noise | Verdict::Changed)));
+    }
+    let share = f64::from(called) / f64::from(all);
+    assert!(all > 900 && share < 0.05, "{called} of {all}");
+    let mut second = golden();
+    second.baseline = Some("cvmio".into());
+    for sample in &mut second.samples {
+        sample.value *= 1.5;
+    }
+    assert!(compare::runs(&golden(), &second).iter().all(|one| one.verdict == Verdict::Changed));
+    assert!(table::about_across(&golden(), &second).contains("no baseline in common"));
+}
+
+#[test]
+fn captions_say_what_was_taken() {
+    let caption = |run: &report::run::Run| table::values(run, run.cases[0].metric).caption;
+    let mut run = golden();
+    assert!(caption(&run).contains("of 5 turns;"), "{}", caption(&run));
+    run.state = State::Interrupted;
+    run.samples.retain(|sample| sample.turn < 3 && (sample.target != "cvmio" || sample.turn == 0));
+    assert!(caption(&run).contains("of 1 to 3 turns of 5 planned;"), "{}", caption(&run));
+    // One turn has no spread.
+    let text = table::values(&run, run.cases[0].metric).text();
+    let row = text.lines().find(|line| line.starts_with("bandwidth-read")).unwrap();
+    assert_eq!(row.matches('±').count(), 4, "{row}");
+    assert!(markdown(&run, &Options::default()).contains("**Interrupted: not everything was measured.**"));
+    run.state = State::Running;
+    assert!(markdown(&run, &Options::default()).contains("or was killed"));
+}
+
+#[test]
+fn tails_and_processor_time_stand_in_tables() {
+    let run = golden();
+    let text = table::percentiles(&run).text();
+    let row = text.lines().find(|line| line.starts_with("latency-randread, read")).unwrap();
+    assert!(row.contains("32.4 / 108 / 360"), "{text}");
+    let text = table::processors(&run).text();
+    let row = text.lines().find(|line| line.starts_with("latency-randread")).unwrap();
+    // A quarter of a processor, and a request each 36 us.
+    assert!(row.contains("0.250 (9.00 µs)"), "{text}");
+    let ratios = table::ratios(&run, "file");
+    let at = ratios.head.iter().position(|name| name == "overhead").unwrap();
+    let of =
+        |case: &str| ratios.rows.iter().find(|row| row[0] == case && row[1] == "cvmio").unwrap()[at].clone();
+    // 1 : 0.62, be it a rate or a time.
+    assert_eq!((of("bandwidth-read"), of("latency-randread")), ("61.3 %".into(), "61.3 %".into()));
+}
+
+#[test]
+fn targets_on_two_disks_are_said_to_be() {
+    let mut run = golden();
+    let on = |run: &mut report::run::Run, place: &str| {
+        let target = run.targets.iter_mut().find(|target| target.name == "cvmio").unwrap();
+        target.storage = Some(place.into());
+    };
+    on(&mut run, "ext4 on /dev/vda, mounted at /elsewhere");
+    assert!(!markdown(&run, &Options::default()).contains("two disks"));
+    on(&mut run, "xfs on /dev/vdb, mounted at /mnt");
+    let said = markdown(&run, &Options::default());
+    assert!(
+        said.contains("cvmio lies on xfs on /dev/vdb, mounted at /mnt, and file on ext4 on /dev/vda"),
+        "{said}"
+    );
+    assert!(said.contains("cvmio (another disk)") && said.contains("what differs between the two disks"));
+    on(&mut run, "tmpfs on tmpfs, mounted at /tmp/x");
+    assert!(!markdown(&run, &Options::default()).contains("two disks"));
+}
+
+#[test]
 fn the_summary_is_the_golden_one() {
     let text = markdown(&golden(), &Options::default());
     let golden = include_str!("golden/summary.md");
@@ -67,7 +157,8 @@ fn the_summary_is_the_golden_one() {
 #[test]
 fn the_page_has_everything_in_it() {
     let html = page(&[golden()], &Options::default()).unwrap();
-    assert_eq!(html.matches("<svg").count(), 6);
+    // Values and ratios of three metrics, and the run's course.
+    assert_eq!(html.matches("<svg").count(), 7);
     for word in [
         "cvmio level=off",
         "not measurable here, because the kernel has no device mapper",
@@ -138,7 +229,7 @@ fn another_baseline_can_be_picked() {
 #[test]
 fn two_runs_make_a_page_that_compares_them() {
     let html = page(&[golden(), golden()], &Options::default()).unwrap();
-    assert_eq!(html.matches("<svg").count(), 15);
+    assert_eq!(html.matches("<svg").count(), 2 * 7 + 3 + 3);
     assert!(html.contains("not taken in turns"));
 }
 

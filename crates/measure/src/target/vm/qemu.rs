@@ -74,6 +74,20 @@ pub fn unavailable(kind: Kind, guests: &Guests) -> Option<String> {
     guests.firmware.is_none().then(|| "its firmware is to be named by --guest-firmware".into())
 }
 
+/// Memory that a guest with a bounce buffer needs: the buffer, which the kernel takes at once, and as much for all else.
+const BOUNCE_MEMORY: u64 = 512 << 20;
+
+/// Why a guest cannot have its settings in the memory that it is given.
+pub fn too_small(vm: &Vm, guests: &Guests) -> Option<String> {
+    let bounces = vm.bounce || vm.kind != Kind::Plain;
+    (bounces && guests.memory < BOUNCE_MEMORY).then(|| {
+        format!(
+            "its bounce buffer takes 256 MiB, and with --guest-memory of {} MiB too little is left; give it 512M or more",
+            guests.memory >> 20
+        )
+    })
+}
+
 /// The kernel module of a disk, with its parameters.
 pub fn modules(vm: &Vm) -> (&'static [&'static str], &'static str) {
     let polled = if vm.completion == Completion::Poll { POLLED } else { "" };
