@@ -1,7 +1,9 @@
 //! What must hold for any bytes that the host, a client or a file hands to one of the decoders: nothing panics, and what is accepted is laid
 //! out again to the byte. The fuzzer's targets call these, and so does `crates/cvmio/tests/corpus.rs`, with every file in `seeds/`.
 
+mod evidence;
 mod session;
+pub use evidence::{certificates, event_log, evidence, evidence_policy, firmware, quote, snp};
 pub use session::session;
 
 use ::owner::log::{ENTRY_SIZE as AUDIT_SIZE, Entry};
@@ -29,24 +31,31 @@ use volume::policy::Policy;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them. Each has a file in `fuzz_targets/` and a directory in `seeds/`.
-pub const TARGETS: [Target; 21] = [
+pub const TARGETS: [Target; 28] = [
     ("audit", audit),
     ("backup", backup),
+    ("certificates", certificates),
     ("companion", companion),
     ("entry", entry),
     ("etcd", etcd),
+    ("event-log", event_log),
+    ("evidence", evidence),
+    ("evidence-policy", evidence_policy),
+    ("firmware", firmware),
     ("header", header),
     ("items", items),
     ("nbd", nbd),
     ("owner", owner),
     ("policy", policy),
     ("probe", probe),
+    ("quote", quote),
     ("record", record),
     ("salts", salts),
     ("scm", scm),
     ("scm-message", scm_message),
     ("session", session),
     ("slots", slots),
+    ("snp", snp),
     ("stamp", stamp),
     ("stream", stream),
     ("superblock", superblock),

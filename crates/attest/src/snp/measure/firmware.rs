@@ -110,6 +110,12 @@ impl Firmware {
             && self.sections.iter().any(|section| section.kind == SectionKind::KernelHashes)
     }
 
+    /// How many pages it asks for beside its image.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.sections.iter().map(|section| u64::from(section.size).div_ceil(PAGE as u64)).sum()
+    }
+
     pub(super) fn hash_table_address(&self) -> Option<u64> {
         self.hash_table
     }
