@@ -109,7 +109,11 @@ fn holding(stamp: Option<Stamp>, fates: &[Fate]) -> (Network, Arc<Threaded>) {
     // A session has moved it before; that it holds something else is an answer, too.
     let refused = block_on(anchor.advance(Some(&sample(999)), &sample(1000)));
     assert!(matches!(refused, Err(Error::Conflict(_))));
-    network.peer().fates = fates.iter().copied().collect();
+    {
+        let mut peer = network.peer();
+        peer.fates = fates.iter().copied().collect();
+        (peer.advances, peer.reads) = (0, 0);
+    }
     (network, anchor)
 }
 
