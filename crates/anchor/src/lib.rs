@@ -105,6 +105,12 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+impl error_kind::HasKind for Error {
+    fn kind(&self) -> error_kind::Kind {
+        error_kind::Kind::Anchor
+    }
+}
+
 /// A place that keeps one stamp and moves it only by compare-and-swap.
 pub trait Anchor: Send + Sync {
     /// The stamp, or `None` when the anchor was never claimed.

@@ -10,10 +10,10 @@ use serde::Serialize;
 use tempfile::TempDir;
 
 use super::report::show;
+use cli::failure::Failure;
+use cli::interrupt::Interrupt;
+use cli::output;
 use client::Door;
-use daemon::failure::Failure;
-use daemon::interrupt::Interrupt;
-use daemon::output;
 use subject::{Before, Subject};
 
 /// How long `attach` takes to the first data
@@ -125,7 +125,7 @@ pub fn run(args: &AttachArgs) -> Result<(), Failure> {
     if args.written > args.size {
         return Err(Failure::usage("--written is more than the volume has; give it more with --size"));
     }
-    let interrupt = Interrupt::new()?;
+    let interrupt = Interrupt::on_signals()?;
     let directory = TempDir::with_prefix_in("cvmio-bench-", &args.dir).map_err(|error| {
         Failure::usage(format!("{}: {error}; choose another with --dir", args.dir.display()))
     })?;

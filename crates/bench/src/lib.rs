@@ -24,7 +24,7 @@ use volume::format::protections::{Freshness, SuiteCode};
 use volume::{Error, Kind, Result};
 
 use case::{Case, STANDARD};
-use daemon::failure::Failure;
+use cli::failure::Failure;
 use gate::Gate;
 use load::{Load, Seen, Until, histogram, processor_time};
 use report::{METHOD, Row, Subject, Times, Turn, show};
@@ -103,11 +103,8 @@ pub fn run(command: &BenchCommand) -> std::result::Result<(), Failure> {
 fn with_programs(command: &measure::commands::Measure) -> std::result::Result<(), Failure> {
     // A run file has the words, so that the same can be run again.
     let words = std::env::args().skip_while(|word| word != "bench").skip(1).collect();
-    let cvmio = programs::find::find("cvmio").unwrap_or_else(|| "cvmio".into());
-    measure::commands::run(command, words, cvmio).map_err(|error| match error.kind() {
-        measure::error::Kind::Usage | measure::error::Kind::Interrupted => Failure::usage(error),
-        measure::error::Kind::Io => Failure::io(error),
-    })
+    let cvmio = cli::find::find("cvmio").unwrap_or_else(|| "cvmio".into());
+    Ok(measure::commands::run(command, words, cvmio)?)
 }
 
 /// A volume against the bare store under it

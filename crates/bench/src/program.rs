@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use daemon::failure::Failure;
-use daemon::interrupt::Interrupt;
+use cli::failure::Failure;
+use cli::interrupt::Interrupt;
 
 /// How often it is looked whether a program has ended.
 pub const GLANCE: Duration = Duration::from_millis(20);
@@ -54,7 +54,7 @@ pub fn run(command: &mut Command, interrupt: &Interrupt) -> Result<String, Failu
                 let _ = kill_process_group(group, Signal::KILL);
             }
             let _ = child.wait();
-            return Err(end);
+            return Err(end.into());
         }
         thread::sleep(GLANCE);
     };

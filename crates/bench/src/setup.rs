@@ -21,7 +21,7 @@ use super::case::Case;
 use super::lane::{Lane, Protected, Raw};
 use super::load::{Load, Until};
 use super::{Protections, Scale};
-use daemon::output;
+use cli::output;
 use daemon::session::Session;
 use daemon::system::SystemClock;
 

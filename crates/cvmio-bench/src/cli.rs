@@ -34,8 +34,8 @@ mod tests {
 
     use super::*;
     use clap::CommandFactory;
-    use programs::grammar::Grammar;
-    use programs::manual;
+    use cli::grammar::Grammar;
+    use cli::manual;
 
     #[test]
     fn the_grammar_is_consistent() {
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn who_asked_for_json_is_answered_so() {
         let words = ["cvmio-bench", "bench", "upkeep", "--json"].map(Into::into);
-        let asked = programs::answer::parse::<Cli>(Cli::command(), &words);
+        let asked = cli::answer::parse::<Cli>(Cli::command(), &words);
         assert!(asked.map_err(|unclear| unclear.error).unwrap().json);
     }
 }

@@ -4,18 +4,17 @@ mod cli;
 
 use std::process::ExitCode;
 
+use ::cli::failure::Failure;
+use ::cli::grammar::Grammar;
+use ::cli::{manual, output};
 use clap::CommandFactory;
-use daemon::failure::Failure;
-use daemon::output;
-use programs::grammar::Grammar;
-use programs::manual;
 
-use cli::{Cli, Command};
+use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    programs::anchors::install();
+    anchors::install();
     let words: Vec<_> = std::env::args_os().collect();
-    programs::run(Cli::command, &words, run)
+    ::cli::run(Cli::command, &words, run)
 }
 
 fn run(cli: Cli) -> Result<(), Failure> {

@@ -210,13 +210,13 @@ mod tests {
 
     #[test]
     fn completions_and_manual_pages_have_every_command() {
-        let grammar = programs::grammar::Grammar::of(&Cli::command());
-        let names = |grammar: &programs::grammar::Grammar| {
+        let grammar = cli::grammar::Grammar::of(&Cli::command());
+        let names = |grammar: &cli::grammar::Grammar| {
             grammar.commands.iter().map(|command| command.name.clone()).collect::<Vec<_>>()
         };
         assert_eq!(names(&grammar), ["init", "serve", "list", "volume", "audit"]);
         let directory = tempfile::tempdir().unwrap();
-        programs::manual::write(Cli::command(), directory.path(), |_| true).unwrap();
+        cli::manual::write(Cli::command(), directory.path(), |_| true).unwrap();
         for page in ["cvmio-owner.1", "cvmio-owner-serve.1", "cvmio-owner-volume-add.1"] {
             assert!(directory.path().join(page).exists(), "{page}");
         }

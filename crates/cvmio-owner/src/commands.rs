@@ -3,13 +3,13 @@
 use crate::cli::{
     Add, Allow, Audit, Cli, Command, Disallow, Init, List, Named, Place, Serve, Verify, Volume,
 };
-use crate::failure::Failure;
 use anchor::{Anchor, Created};
 use clap::CommandFactory;
+use cli::failure::Failure;
+use cli::grammar::Grammar;
+use cli::{manual, output};
 use owner::log::{Entry, Head};
 use owner::{Authority, Error, Files, Limits, Office, Reply, Report, Service, Setup, VolumeReport};
-use programs::grammar::Grammar;
-use programs::manual;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -49,9 +49,9 @@ fn report() -> Report {
     Arc::new(|line| drop(writeln!(io::stderr(), "cvmio-owner: {line}")))
 }
 
-/// A line on standard output. A reader that has gone away is no failure.
+/// A line on standard output.
 fn say(line: impl std::fmt::Display) {
-    let _ = writeln!(io::stdout(), "{line}");
+    output::print(&line.to_string());
 }
 
 fn init(args: &Init) -> Result<(), Failure> {
@@ -96,7 +96,6 @@ fn serve(args: Serve) -> Result<(), Failure> {
     })?;
     report(service.sentence());
     say(format_args!("listening on {}", service.address()));
-    let _ = io::stdout().flush();
     while signals.pending().next().is_none() && !service.has_ended() {
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -2,9 +2,8 @@
 
 mod cli;
 mod commands;
-mod failure;
 
-use clap::Parser;
+use clap::CommandFactory;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -13,12 +12,6 @@ fn main() -> ExitCode {
     schemes.register(anchor_etcd::scheme());
     schemes.register(anchor_tpm::scheme());
     anchor::install(schemes);
-    let cli = cli::Cli::parse();
-    match commands::run(cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("cvmio-owner: {failure}");
-            ExitCode::from(failure.code())
-        }
-    }
+    let words: Vec<_> = std::env::args_os().collect();
+    ::cli::run(cli::Cli::command, &words, |cli: cli::Cli| commands::run(cli.command))
 }

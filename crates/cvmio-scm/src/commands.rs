@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::CommandFactory;
+use error_kind::Kind;
 use scm::geometry::PAGE_SIZES;
 use scm::{Access, Engine, Geometry, Mapping, Medium, Report, claimed_header};
 use seal::slot::Credential;
@@ -16,8 +17,8 @@ use seal::{Random, SecretBytes, SystemRandom};
 
 use crate::arguments::{Accept, Arguments, Check, Create, QemuArgs, Recover, Status};
 use crate::control;
-use crate::failure::Failure;
 use crate::progress::Bar;
+use cli::failure::Failure;
 
 pub use serve::serve;
 
@@ -37,7 +38,7 @@ fn credential(path: &Path) -> Result<Credential, Failure> {
 fn protect() -> Result<(), Failure> {
     match seal::hygiene::protect_process().map_err(Failure::io)? {
         seal::hygiene::Locking::All => {}
-        some @ seal::hygiene::Locking::Some { .. } => eprintln!("warning: {some}"),
+        some @ seal::hygiene::Locking::Some { .. } => cli::output::warning(&some.to_string()),
     }
     Ok(())
 }
@@ -79,7 +80,7 @@ pub fn create(args: &Create) -> Result<(), Failure> {
         return Err(error.into());
     }
     drop(bar);
-    println!(
+    cli::say!(
         "{}: {} pages of {} bytes, {} bytes in all",
         args.region.display(),
         geometry.pages(),
@@ -108,20 +109,21 @@ fn open(
 }
 
 fn told(region: &Path, error: scm::Error) -> Failure {
-    let failure = Failure::from(error);
-    let message = format!("{}: {failure}", region.display());
-    failure.with_message(message)
+    Failure::from(error).on(region.display())
 }
 
 fn say(report: &Report) {
     if !report.is_clean() {
-        println!(
+        cli::say!(
             "recovered: {} pages finished, {} undone, {} were open and are encrypted now, {} corrupt",
-            report.finished, report.undone, report.open, report.corrupt
+            report.finished,
+            report.undone,
+            report.open,
+            report.corrupt
         );
     }
     if report.unverified > 0 {
-        println!(
+        cli::say!(
             "{} pages are unverified: they were open at a crash, so they are whole but nothing vouches for their content; look at it (fsck in \
              the guest), then run `cvmio scm accept`, or write them anew",
             report.unverified
@@ -133,12 +135,12 @@ pub fn recover(args: &Recover) -> Result<(), Failure> {
     let (engine, _mapping, report) = open(&args.region, &args.key_file, VMM_PATIENCE)?;
     let status = engine.status();
     if report.is_clean() {
-        println!("{}: it was stopped cleanly", args.region.display());
+        cli::say!("{}: it was stopped cleanly", args.region.display());
     }
     say(&report);
-    println!("{} of {} pages are encrypted", status.encrypted, status.pages);
+    cli::say!("{} of {} pages are encrypted", status.encrypted, status.pages);
     if report.corrupt > 0 {
-        return Err(Failure::corrupt(format!("{} pages are corrupt", report.corrupt)));
+        return Err(Failure::new(Kind::Corrupt, format!("{} pages are corrupt", report.corrupt)));
     }
     Ok(())
 }
@@ -157,21 +159,24 @@ pub fn check(args: &Check) -> Result<(), Failure> {
     let report = checked.report;
     let under_way = report.finished + report.undone;
     if report.open + under_way > 0 {
-        println!(
+        cli::say!(
             "{} pages are open and {under_way} were under way at a crash: run `cvmio scm recover`",
             report.open
         );
     }
     if checked.corrupt_pages > 0 {
-        return Err(Failure::corrupt(format!(
-            "{}: corrupt pages: {}: they were changed or replayed on the medium; restore them from a backup",
-            args.region.display(),
-            named(&checked.corrupt, checked.corrupt_pages)
-        )));
+        return Err(Failure::new(
+            Kind::Corrupt,
+            format!(
+                "{}: corrupt pages: {}: they were changed or replayed on the medium; restore them from a backup",
+                args.region.display(),
+                named(&checked.corrupt, checked.corrupt_pages)
+            ),
+        ));
     }
-    println!("{}: every encrypted page opens; {} are unverified", args.region.display(), report.unverified);
+    cli::say!("{}: every encrypted page opens; {} are unverified", args.region.display(), report.unverified);
     if !checked.unverified.is_empty() {
-        println!("unverified pages: {}", named(&checked.unverified, report.unverified));
+        cli::say!("unverified pages: {}", named(&checked.unverified, report.unverified));
     }
     Ok(())
 }
@@ -196,46 +201,63 @@ pub fn accept(args: &Accept) -> Result<(), Failure> {
     for page in wanted {
         let done = engine.accept(page).map_err(|error| told(&args.region, error))?;
         if !done && !args.all {
-            println!("page {page} is not unverified");
+            cli::say!("page {page} is not unverified");
         }
         accepted += u64::from(done);
     }
-    println!("{accepted} pages are vouched for again; {} are unverified", engine.status().unverified);
+    cli::say!("{accepted} pages are vouched for again; {} are unverified", engine.status().unverified);
     Ok(())
 }
 
 pub fn grammar() -> Result<(), Failure> {
-    let grammar = programs::grammar::Grammar::of(&Arguments::command());
-    println!("{}", serde_json::to_string_pretty(&grammar).map_err(Failure::io)?);
+    let grammar = cli::grammar::Grammar::of(&Arguments::command());
+    cli::say!("{}", serde_json::to_string_pretty(&grammar).map_err(Failure::io)?);
     Ok(())
 }
 
 pub fn man(directory: &Path) -> Result<(), Failure> {
-    programs::manual::write(Arguments::command(), directory, |_| true).map_err(Failure::io)
+    cli::manual::write(Arguments::command(), directory, |_| true).map_err(Failure::io)
 }
 
 /// What a server says of itself, for people.
 fn print_served(status: &scm::Status) {
-    println!(
+    cli::say!(
         "{} pages of {} bytes: {} encrypted, {} open, {} unverified, {} corrupt",
-        status.pages, status.page_size, status.encrypted, status.open, status.unverified, status.corrupt
+        status.pages,
+        status.page_size,
+        status.encrypted,
+        status.open,
+        status.unverified,
+        status.corrupt
     );
-    println!(
+    cli::say!(
         "since the start: {} opened, {} of them ahead; {} encrypted in {} batches; {} written; {} read",
-        status.opened, status.ahead, status.closed, status.batches, status.rewritten, status.read
+        status.opened,
+        status.ahead,
+        status.closed,
+        status.batches,
+        status.rewritten,
+        status.read
     );
-    println!("processor time: {} ms, {} ms of it for taking pages back", status.cpu_ms, status.taking_cpu_ms);
+    cli::say!(
+        "processor time: {} ms, {} ms of it for taking pages back",
+        status.cpu_ms,
+        status.taking_cpu_ms
+    );
     if status.faults > 0 {
-        println!(
+        cli::say!(
             "{} faults: median {} ns, 99 % {} ns, 99.9 % {} ns",
-            status.faults, status.fault_p50_ns, status.fault_p99_ns, status.fault_p999_ns
+            status.faults,
+            status.fault_p50_ns,
+            status.fault_p99_ns,
+            status.fault_p999_ns
         );
     }
     for step in status.fault_steps.iter().filter(|step| step.p50_ns > 0) {
-        println!("  {}: median {} ns, 99 % {} ns", step.name, step.p50_ns, step.p99_ns);
+        cli::say!("  {}: median {} ns, 99 % {} ns", step.name, step.p50_ns, step.p99_ns);
     }
     if status.stopped {
-        println!("the medium has failed: serving has stopped");
+        cli::say!("the medium has failed: serving has stopped");
     }
 }
 
@@ -243,9 +265,9 @@ pub fn status(args: &Status) -> Result<(), Failure> {
     if let Some(socket) = &args.socket {
         let status = control::ask(socket)?;
         if args.metrics {
-            print!("{}", status.metrics());
+            cli::output::print(&status.metrics());
         } else if args.json {
-            println!("{}", serde_json::to_string(&status).map_err(Failure::io)?);
+            cli::say!("{}", serde_json::to_string(&status).map_err(Failure::internal)?);
         } else {
             print_served(&status);
         }
@@ -257,9 +279,9 @@ pub fn status(args: &Status) -> Result<(), Failure> {
     let claimed = scm::check::claimed(&mapping, &header)?;
     let geometry = header.geometry;
     if args.metrics {
-        print!("{}", claimed.metrics(geometry.pages()));
+        cli::output::print(&claimed.metrics(geometry.pages()));
     } else if args.json {
-        println!(
+        cli::say!(
             "{}",
             serde_json::json!({
                 "proven": false,
@@ -273,7 +295,7 @@ pub fn status(args: &Status) -> Result<(), Failure> {
             })
         );
     } else {
-        println!(
+        cli::say!(
             "{} pages of {} bytes, {}: {} encrypted, {} open, {} unverified, {} under way (as the region claims; `check` proves it)",
             geometry.pages(),
             geometry.page_size(),
@@ -305,7 +327,7 @@ pub fn qemu_args(args: &QemuArgs) -> Result<(), Failure> {
         ))
     })?;
     let text = text.replace(',', ",,");
-    println!(
+    cli::say!(
         "-object memory-backend-file,id=scm0,share=on,mem-path={text},size={size} -device virtio-pmem-pci,memdev=scm0,id=pmem0"
     );
     Ok(())

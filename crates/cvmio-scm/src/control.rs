@@ -13,7 +13,7 @@ use rustix::process::umask;
 use scm::protocol::{self, ClientMessage, ServerMessage};
 use scm::{Engine, Status};
 
-use crate::failure::Failure;
+use cli::failure::Failure;
 
 /// More than a status has.
 const LIMIT: u64 = 64 << 10;

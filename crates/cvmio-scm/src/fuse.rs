@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
+use cli::failure::Failure;
 use export::{Device, Done, Request};
 use rustix::io::Errno;
 use scm::{Engine, Error};
@@ -77,7 +78,7 @@ impl Pages {
     fn tell(&self, error: &Error) {
         let ends = matches!(error, Error::Medium(_) | Error::Stopped);
         if !ends || !self.told.swap(true, Ordering::Relaxed) {
-            eprintln!("error: {error}");
+            cli::output::error(&Failure::io(error));
         }
     }
 }

@@ -3,19 +3,23 @@
 mod arguments;
 mod commands;
 mod control;
-mod failure;
 mod fuse;
 mod progress;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::CommandFactory;
+use cli::failure::Failure;
 
 use arguments::{Arguments, Command};
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    let done = match arguments.command {
+    let words: Vec<_> = std::env::args_os().collect();
+    cli::run(Arguments::command, &words, |arguments: Arguments| run(arguments.command))
+}
+
+fn run(command: Command) -> Result<(), Failure> {
+    match command {
         Command::Create(args) => commands::create(&args),
         Command::Serve(args) => commands::serve(&args),
         Command::Status(args) => commands::status(&args),
@@ -25,12 +29,5 @@ fn main() -> ExitCode {
         Command::QemuArgs(args) => commands::qemu_args(&args),
         Command::Grammar => commands::grammar(),
         Command::Man { directory } => commands::man(&directory),
-    };
-    match done {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("error: {failure}");
-            ExitCode::from(failure.code())
-        }
     }
 }

@@ -22,7 +22,7 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 
-use daemon::input::{parse_duration, parse_name, parse_size, parse_switch};
+use cli::input::{parse_duration, parse_name, parse_size, parse_switch};
 pub use runtime::RuntimeArgs;
 
 const AFTER_HELP: &str = "\

@@ -17,8 +17,8 @@ mod stream;
 mod top;
 
 use crate::cli::VolumeCommand;
-use daemon::failure::Failure;
-use daemon::output;
+use cli::failure::Failure;
+use cli::output;
 
 /// Carries out a command on volumes.
 ///

@@ -8,9 +8,9 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 
+use ::cli::answer;
+use ::cli::failure::Failure;
 use clap::CommandFactory;
-use daemon::failure::Failure;
-use programs::answer;
 
 use crate::cli::{Cli, Command};
 
@@ -19,17 +19,21 @@ const GENERATOR: &str = "cvmio-generator";
 
 fn main() -> ExitCode {
     daemon::system::keep_to_errors();
-    programs::anchors::install();
+    anchors::install();
     let words: Vec<OsString> = std::env::args_os().collect();
     let is_generator =
         words.first().and_then(|name| Path::new(name).file_name()).is_some_and(|name| name == GENERATOR);
     if is_generator {
-        return programs::end(commands::service::generate(words.into_iter().skip(1)), false);
+        return ::cli::end(commands::service::generate(words.into_iter().skip(1)), false);
     }
     if let Some((other, arguments)) = others::asked(&words) {
-        return programs::end(Err(other.start(&arguments)), answer::seems_json(&words));
+        return ::cli::end(Err(other.start(&arguments)), answer::seems_json(&words));
     }
-    programs::run(|| cli::dash::refused(others::listed(Cli::command())), &words, |cli: Cli| run(cli.command))
+    ::cli::run(
+        || crate::cli::dash::refused(others::listed(Cli::command())),
+        &words,
+        |cli: Cli| run(cli.command),
+    )
 }
 
 fn run(command: Command) -> Result<(), Failure> {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{self, Stdio};
 
 use clap::{Arg, ArgAction, Command};
-use programs::find::{self, Other};
-use programs::grammar::Grammar;
+use cli::find::{self, Other};
+use cli::grammar::Grammar;
 
 /// Their place in the help, behind `volume`.
 const FIRST: usize = 1;
@@ -15,7 +15,7 @@ const FIRST: usize = 1;
 pub const REST: &str = "rest";
 
 /// All of them, in the order of the help.
-pub const ALL: [Other; 4] = [
+pub const ALL: [Other; 5] = [
     Other {
         word: "bench",
         about: "Measure what protection costs on this machine",
@@ -38,6 +38,12 @@ pub const ALL: [Other; 4] = [
         word: "owner",
         about: "A service that keeps stamps for volumes",
         program: "cvmio-owner",
+        passes_word: false,
+    },
+    Other {
+        word: "host",
+        about: "Disks for confidential guests, served from the host's side",
+        program: "cvmio-host",
         passes_word: false,
     },
 ];

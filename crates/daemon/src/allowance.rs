@@ -7,8 +7,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::failure::Failure;
-use crate::output::bytes;
+use cli::failure::Failure;
+use cli::output::bytes;
 
 /// What a daemon takes beside the memory for changes, map and blocks: `docs/operations.md`, "Memory".
 const BESIDE: u64 = 64 << 20;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use volume::{CheckProgress, CheckReport, Volume};
 
-use crate::failure::Failure;
+use cli::failure::Failure;
 
 /// How often it is seen how far a check has come.
 const GLANCE: Duration = Duration::from_millis(20);

@@ -9,8 +9,8 @@ use seal::slot::Credential;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::failure::Failure;
 use crate::input;
+use cli::failure::Failure;
 
 /// What a daemon may be asked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -22,8 +22,8 @@ use volume::{Clock, Volume};
 
 use super::latency::Latency;
 use super::tamper::Tamper;
-use crate::failure::Failure;
 use crate::system::SystemClock;
+use cli::failure::Failure;
 
 /// Store operations that all queues together may have in flight, and how many each of them has at the least and at the most. Each has a
 /// buffer of 128 KiB, in memory that stays resident (see docs/decisions/0028-memory-of-a-daemon.md).

@@ -10,8 +10,8 @@ use volume::policy::Policy;
 use volume::{AttachOptions, Enlarge, Environment, Grown, Growth, Left, RekeyOrder, Rekeyed, Volume, Window};
 
 use super::Order;
-use crate::failure::Failure;
 use crate::{allowance, input, system};
+use cli::failure::Failure;
 
 /// Held from the first session to the end of the last one: in between nobody else gets the store.
 pub struct SessionEnvironment {

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use log::{Level, Record};
 use systemd_journal_logger::{JournalLog, connected_to_journal};
 
-use crate::failure::Failure;
-use crate::output;
 use crate::sign::Sign;
+use cli::failure::Failure;
+use cli::output;
 
 /// Whose events these are, and where they go.
 struct Channel {
@@ -42,7 +42,7 @@ pub fn begin(name: &str, volume: [u8; 16]) {
 
 /// Tells the journal of a sign of tampering before there is a daemon; standard error hears of it as of every failure.
 pub fn refused(name: &str, volume: [u8; 16], failure: &Failure) {
-    if let Some(tamper) = failure.tamper() {
+    if let Some(tamper) = Sign::of(failure.kind()) {
         let channel = Channel { on_stderr: false, ..Channel::new(name, volume) };
         channel.send(Level::Error, &format!("the volume cannot be used: {failure}"), Some(tamper), &[]);
     }
@@ -55,7 +55,7 @@ pub fn tell(message: &str) {
 
 /// Tells of what ended the session, or kept it from beginning.
 pub fn failed(what: &str, failure: &Failure) {
-    let tamper = failure.tamper();
+    let tamper = Sign::of(failure.kind());
     tamper.iter().for_each(|tamper| note(*tamper, 1));
     send(Level::Error, &format!("{what}: {failure}"), tamper, &[]);
 }

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::disk::Disk;
-use super::{events, holders, output};
-use crate::failure::Failure;
+use super::{events, holders};
 use crate::runtime::{Claim, Place};
+use cli::failure::Failure;
 
 /// How often it is tried again to take away what is in use.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -209,7 +209,7 @@ impl fmt::Display for Shown {
 /// A user who left the choice to us should know what it is, and why.
 pub fn warn_of_loop(why: Option<&Failure>) {
     if let Some(failure) = why {
-        output::warning(&format!("a loop device on a file, and no ublk device: {failure}"));
+        cli::output::warning(&format!("a loop device on a file, and no ublk device: {failure}"));
     }
 }
 

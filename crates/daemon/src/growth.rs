@@ -8,7 +8,7 @@ use store::BLOCK_SIZE;
 use super::events;
 use super::front::Shown;
 use super::service::Service;
-use crate::failure::Failure;
+use cli::failure::Failure;
 
 /// What became of a volume. Sizes are bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

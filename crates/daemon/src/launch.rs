@@ -10,9 +10,9 @@ use std::process::{Child, Command, Stdio};
 use seal::slot::Credential;
 use serde::{Deserialize, Serialize};
 
-use crate::failure::Failure;
 use crate::runtime::{self, Claim, Place};
 use crate::{Errors, Order, Ready, input, system};
+use cli::failure::Failure;
 
 /// Most bytes of an order.
 const MAX_ORDER: u64 = 1 << 20;

@@ -10,7 +10,7 @@ use volume::Volume;
 
 use super::tamper::Tamper;
 use super::{Event, events};
-use crate::failure::Failure;
+use cli::failure::Failure;
 
 /// How often the volume may look at the clock.
 const TICK: Duration = Duration::from_millis(100);

@@ -10,7 +10,7 @@ pub use text::Snapshot;
 
 use std::sync::Arc;
 
-use crate::failure::Failure;
+use cli::failure::Failure;
 
 /// A socket that waits for questions.
 pub struct Listener(http::Socket);

@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use rustix::process::{Resource, getrlimit};
 use store::Store;
 
-use crate::failure::Failure;
+use cli::failure::Failure;
 
 /// Threads beside those of the queues: maintenance, ticker, pulse, control socket and one that answers, FUSE, and some in reserve.
 const THREADS: usize = 12;
@@ -104,7 +104,7 @@ fn check_data(limit: Option<u64>, held: u64, queues: u8, memory: u64) -> Result<
 
 fn compare(limit: Option<u64>, wanted: u64, what: &str) -> Result<(), Failure> {
     let Some(limit) = limit.filter(|limit| *limit < wanted) else { return Ok(()) };
-    let (limit, wanted) = (crate::output::bytes(limit), crate::output::bytes(wanted));
+    let (limit, wanted) = (cli::output::bytes(limit), cli::output::bytes(wanted));
     Err(Failure::usage(format!(
         "this process may have {limit} of {what}, and a session may come to need {wanted}. Nothing was changed; raise the limit, or give \
          the volume less memory"

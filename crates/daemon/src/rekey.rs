@@ -17,8 +17,8 @@ use volume::{CheckReport, Kind, Rekeyed, ResealProgress, ResealReport, Volume};
 use super::background::BackgroundRate;
 use super::scrub::Stage;
 use super::tamper::Tamper;
-use crate::failure::Failure;
 use crate::system::SystemClock;
+use cli::failure::Failure;
 
 /// How a change of key began.
 #[derive(Debug, Serialize, Deserialize)]

@@ -16,9 +16,9 @@ use seal::slot::Credential;
 use serde_json::Value;
 
 use crate::control::{Reply, Request};
-use crate::failure::Failure;
 use crate::input;
 pub use claim::Claim;
+use cli::failure::Failure;
 pub use peer::Peer;
 
 /// Most bytes of a request or an answer on a control socket.
@@ -291,7 +291,7 @@ pub fn being_put_away() -> Failure {
 pub fn names(runtime: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(runtime) else { return Vec::new() };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let mut names: Vec<String> = names.filter(|name| crate::input::parse_name(name).is_ok()).collect();
+    let mut names: Vec<String> = names.filter(|name| cli::input::parse_name(name).is_ok()).collect();
     names.sort();
     names
 }

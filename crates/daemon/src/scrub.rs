@@ -18,8 +18,8 @@ use volume::{CheckProgress, CheckReport, Kind, Volume};
 use super::background::BackgroundRate;
 use super::events;
 use super::tamper::Tamper;
-use crate::failure::Failure;
 use crate::system::SystemClock;
+use cli::failure::Failure;
 
 /// The work is done in up to so many parts, one after the other, so that what was found is known before the end.
 const PARTS: u64 = 16;

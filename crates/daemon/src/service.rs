@@ -20,8 +20,8 @@ use super::status::{Checking, Report};
 use super::tamper::Tamper;
 use super::{Event, Ready, by_errno, events};
 use crate::check;
-use crate::failure::Failure;
 use crate::system::SystemClock;
+use cli::failure::Failure;
 
 /// Most threads of a check beside users.
 const CHECK_THREADS: usize = 4;

@@ -57,6 +57,21 @@ impl Sign {
 mod tests {
     use super::*;
 
+    /// A failure of one of these kinds, and of no other, is a sign.
+    #[test]
+    fn a_failure_is_a_sign_by_its_kind() {
+        use volume::Kind;
+        for sign in Sign::ALL {
+            let failure = cli::failure::Failure::from(volume::Error::new(sign.kind(), ""));
+            assert_eq!(Sign::of(failure.kind()), Some(sign));
+        }
+        for kind in
+            [Kind::Usage, Kind::Io, Kind::Anchor, Kind::NoSpace, Kind::Locked, Kind::Policy, Kind::Defect]
+        {
+            assert_eq!(Sign::of(kind), None, "{kind:?}");
+        }
+    }
+
     #[test]
     fn each_kind_of_tampering_has_an_id_of_its_own() {
         let ids: std::collections::BTreeSet<&str> = Sign::ALL.map(Sign::message_id).into();

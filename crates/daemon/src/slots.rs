@@ -7,7 +7,7 @@ use volume::dump::SlotDump;
 use volume::{KeyChange, KeysChanged};
 
 use super::service::Service;
-use crate::failure::Failure;
+use cli::failure::Failure;
 
 /// The slots in force.
 ///

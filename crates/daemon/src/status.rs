@@ -11,7 +11,7 @@ use super::latency::Percentiles;
 use super::rekey;
 use super::scrub::{self, Stage};
 use super::tamper::{OnTamper, Standing};
-use crate::output::{bytes, count, percent};
+use cli::output::{bytes, count, percent};
 
 /// Everything that `cvmio volume status` shows.
 #[derive(Debug, Clone, Serialize)]

@@ -9,7 +9,7 @@ use store::{FileStore, Options};
 use volume::format::protections::Provision;
 use volume::{Clock, Environment, Kind};
 
-use crate::failure::Failure;
+use cli::failure::Failure;
 
 /// How long a command waits for an anchor that is away. A session waits longer: `attach --anchor-timeout`.
 pub const ANCHOR_PATIENCE: Duration = Duration::from_secs(30);

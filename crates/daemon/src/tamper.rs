@@ -22,8 +22,8 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::events;
-use crate::failure::Failure;
 use crate::sign::Sign;
+use cli::failure::Failure;
 
 /// What the device does after the first block that is not what was written, or after another session has claimed the volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -195,7 +195,7 @@ impl Tamper {
 
     /// Takes note of why there is no device, if that is a sign of tampering.
     pub fn refused(&self, failure: &Failure) {
-        let Some(sign) = failure.tamper() else { return };
+        let Some(sign) = Sign::of(failure.kind()) else { return };
         let message = failure.to_string();
         self.caught.fetch_add(1, Ordering::Relaxed);
         self.pass_on(Note { kind: sign.name(), operation: "attach", message, blocks: Vec::new(), count: 1 });

@@ -9,7 +9,7 @@ use super::host::copy;
 use super::root::{Kind, Root};
 use super::table::Attempt;
 use super::{DemoArgs, say, step, work};
-use daemon::failure::Failure;
+use cli::failure::Failure;
 
 /// Each transaction moves the anchor, which takes milliseconds.
 const TRANSACTIONS: u32 = 50;

@@ -15,7 +15,7 @@ use super::guest::{Attach, Guest, io_failure};
 use super::host::{self, Image, copy};
 use super::table::Attempt;
 use super::work;
-use daemon::failure::Failure;
+use cli::failure::Failure;
 
 /// Who holds what: files under `guest/` are out of the host's reach, those under `host/` are its own.
 pub struct World {
@@ -108,7 +108,7 @@ pub fn search(world: &World, guest: &mut Guest, snippets: &[Vec<u8>]) -> Result<
         attack: "read the disk",
         host: format!(
             "looked through {} of the image for {} pieces of text that are in the guest's files",
-            daemon::output::bytes(used),
+            cli::output::bytes(used),
             texts.len()
         ),
         guest: format!("the host found {outside} of them; the guest finds all {inside} on its device"),

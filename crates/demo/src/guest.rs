@@ -13,9 +13,9 @@ use std::time::Duration;
 use seal::Random;
 use tempfile::TempDir;
 
-use daemon::failure::Failure;
-use daemon::interrupt::Interrupt;
-use programs::find;
+use cli::failure::Failure;
+use cli::find;
+use cli::interrupt::Interrupt;
 
 const NAME: &str = "demo";
 /// How often, and after what pause, something that is still busy is tried again.

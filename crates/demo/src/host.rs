@@ -8,7 +8,7 @@ use store::BLOCK_SIZE;
 use volume::format::header::{self, Header};
 
 use super::guest::{Guest, io_failure};
-use daemon::failure::Failure;
+use cli::failure::Failure;
 
 const CHUNK: usize = 1 << 20;
 const BLOCK: u64 = BLOCK_SIZE as u64;

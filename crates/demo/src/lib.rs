@@ -14,9 +14,9 @@ use std::time::Instant;
 
 use attacks::World;
 use clap::Args;
-use daemon::failure::Failure;
-use daemon::interrupt::Interrupt;
-use daemon::output::{self, print};
+use cli::failure::Failure;
+use cli::interrupt::Interrupt;
+use cli::output::{self, print};
 use guest::Guest;
 use host::copy;
 use root::{Kind, Root};
@@ -56,7 +56,7 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
         ));
     }
     let started = Instant::now();
-    let mut guest = Guest::new(&args.dir, Interrupt::new()?)?;
+    let mut guest = Guest::new(&args.dir, Interrupt::on_signals()?)?;
     let mut root = None;
     let result = match args.anchor {
         Kind::File => play(args, &mut guest),

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anchor_tpm::tpm::Tpm;
 use anchor_tpm::transport::Place;
-use daemon::failure::Failure;
-use programs::find;
+use cli::failure::Failure;
+use cli::find;
 use tempfile::TempDir;
 
 use super::guest::{Guest, io_failure};

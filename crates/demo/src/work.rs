@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use rusqlite::Connection;
 
 use super::guest::{Guest, io_failure};
-use daemon::failure::Failure;
-use daemon::interrupt::Interrupt;
+use cli::failure::Failure;
+use cli::interrupt::Interrupt;
 
 /// In every row of the database and in every line of the guest's file; nothing else on earth has it.
 pub const MARKER: &str = "only-the-guest-may-read-this-4f1d9be2";

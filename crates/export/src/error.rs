@@ -1,5 +1,6 @@
 //! Why a device could not be shown or taken away.
 
+use error_kind::{HasKind, Kind, Remedy};
 use rustix::io::Errno;
 use std::fmt;
 use std::net::SocketAddr;
@@ -54,3 +55,16 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl HasKind for Error {
+    fn kind(&self) -> Kind {
+        match self {
+            Error::Usage(_) | Error::Busy(_) | Error::Exposed(_) => Kind::Usage,
+            Error::System { .. } => Kind::Io,
+        }
+    }
+
+    fn remedy(&self) -> Option<Remedy> {
+        matches!(self, Error::Exposed(_)).then_some(Remedy::Certificates)
+    }
+}

@@ -18,6 +18,7 @@ pub struct Guest<'a> {
     modules: Vec<String>,
     files: Vec<(String, PathBuf)>,
     disks: Vec<PathBuf>,
+    served: Vec<PathBuf>,
     machine_programs: Vec<String>,
     memory: Option<(PathBuf, u64)>,
     environment: Vec<(String, PathBuf)>,
@@ -47,6 +48,7 @@ impl<'a> Guest<'a> {
             modules: Vec::new(),
             files: Vec::new(),
             disks: Vec::new(),
+            served: Vec::new(),
             machine_programs: Vec::new(),
             memory: None,
             environment: Vec::new(),
@@ -108,6 +110,14 @@ impl<'a> Guest<'a> {
         self
     }
 
+    /// Attaches the disk that a vhost-user-blk server serves at this socket, with two queues. The guest is then shaped like a confidential one: its
+    /// memory is shared with the server, and its kernel hands to devices nothing but bounce buffers.
+    #[must_use]
+    pub fn served_disk(mut self, socket: &Path) -> Self {
+        self.served.push(socket.into());
+        self
+    }
+
     /// Gives it `size` bytes of persistent memory, `/dev/pmem0`: a shared mapping of this file.
     #[must_use]
     pub fn persistent_memory(mut self, file: &Path, size: u64) -> Self {
@@ -166,7 +176,7 @@ impl<'a> Guest<'a> {
     /// # Panics
     /// When there is no such program or module, or QEMU does not run.
     pub fn run(mut self, script: &str) -> Result<Outcome, Trouble> {
-        if !self.disks.is_empty() {
+        if !(self.disks.is_empty() && self.served.is_empty()) {
             self.modules.push("virtio_blk".into());
         }
         if self.memory.is_some() {
@@ -181,7 +191,7 @@ impl<'a> Guest<'a> {
             Start::Own(archive, words) => (read(archive), words.as_str()),
         };
         let Bed { debian, running, .. } = self.bed;
-        let (disks, limit) = (&self.disks, self.limit);
+        let (disks, served, limit) = (&self.disks, &self.served, self.limit);
         let (memory, environment) = (self.memory.as_ref(), &self.environment);
         let (processor, tpm) = (&self.processor, self.tpm.as_deref());
         let cut = self.cut.as_ref().map(|(text, delay)| (text.as_str(), *delay));
@@ -192,6 +202,7 @@ impl<'a> Guest<'a> {
             image,
             words,
             disks,
+            served,
             memory,
             environment,
             tpm,

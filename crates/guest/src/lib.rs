@@ -70,6 +70,15 @@ impl Bed {
         program::scm(&target())
     }
 
+    /// `cvmio-host`, which runs on this machine.
+    ///
+    /// # Panics
+    /// When it does not build.
+    #[must_use]
+    pub fn host(&self) -> PathBuf {
+        program::host(&target())
+    }
+
     /// Puts `cvmio-bench` beside [`cvmio`](Self::cvmio).
     ///
     /// # Panics

@@ -41,6 +41,8 @@ pub(crate) struct Machine<'a> {
     /// For the kernel, and for what is in the image.
     pub(crate) words: &'a str,
     pub(crate) disks: &'a [PathBuf],
+    /// Sockets of vhost-user-blk servers.
+    pub(crate) served: &'a [PathBuf],
     /// A file that is the guest's persistent memory, and its bytes.
     pub(crate) memory: Option<&'a (PathBuf, u64)>,
     /// For QEMU's environment.
@@ -135,7 +137,8 @@ fn command(machine: &Machine<'_>, directory: &Path) -> Command {
         "-kernel",
     ]);
     // On a busy machine an emulated timer is so late that the kernel takes it for broken, and panics; so it does not look.
-    let words = format!("console=ttyS0 quiet oops=panic panic=-1 no_timer_check {}", machine.words);
+    let shape = if machine.served.is_empty() { "" } else { "swiotlb=force " };
+    let words = format!("console=ttyS0 quiet oops=panic panic=-1 no_timer_check {shape}{}", machine.words);
     command.arg(debian.kernel()).args(["-append", &words]);
     command.args(["-serial", "file:console", "-device", "virtio-serial-pci"]);
     for port in PORTS {
@@ -152,6 +155,16 @@ fn command(machine: &Machine<'_>, directory: &Path) -> Command {
     for disk in machine.disks {
         let path = quoted(disk);
         command.args(["-drive", &format!("if=virtio,format=raw,discard=unmap,file={path}")]);
+    }
+    if !machine.served.is_empty() {
+        let memory = "memory-backend-memfd,id=ram,size=1G,share=on";
+        command.args(["-object", memory, "-machine", "memory-backend=ram"]);
+    }
+    for (number, socket) in machine.served.iter().enumerate() {
+        let path = quoted(socket);
+        command.args(["-chardev", &format!("socket,id=served{number},path={path},reconnect-ms=500")]);
+        let device = format!("vhost-user-blk-pci,chardev=served{number},num-queues=2");
+        command.args(["-device", &format!("{device},iommu_platform=on,disable-legacy=on")]);
     }
     if let Some(control) = machine.tpm {
         command.args(["-chardev", &format!("socket,id=tpm,path={}", control.display())]);

@@ -24,6 +24,12 @@ pub(crate) fn scm(target: &Path) -> (PathBuf, PathBuf) {
     (target.join("debug/cvmio-scm"), target.join("debug/libcvmio_scm.so"))
 }
 
+/// Builds `cvmio-host`, to be run on this machine.
+pub(crate) fn host(target: &Path) -> PathBuf {
+    output(cargo().args(["build", "--quiet", "--locked", "-p", "cvmio-host", "--target-dir"]).arg(target));
+    target.join("debug/cvmio-host")
+}
+
 /// Builds `cvmio-bench`, to be run on this machine and with its libraries in a guest, and puts it into `directory`.
 pub(crate) fn bench(target: &Path, directory: &Path) {
     let what = ["build", "--quiet", "--locked", "-p", "cvmio-bench", "--target-dir"];

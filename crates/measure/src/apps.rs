@@ -22,10 +22,10 @@ use rustix::fs::{Advice, fadvise, syncfs};
 use tempfile::TempDir;
 
 use crate::error::{Context, Error, Result};
-use crate::interrupt::Interrupt;
 use crate::program::{find, of_ours, output, package};
 use crate::session::{Measured, Prepared, Work};
 use crate::target::{Contents, Need, Spec};
+use cli::interrupt::Interrupt;
 
 /// Applications that can be measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]

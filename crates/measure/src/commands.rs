@@ -142,7 +142,7 @@ pub fn run(command: &Measure, words: Vec<String>, cvmio: PathBuf) -> Result<()> 
         Measure::Dump(args) => dump::dump(args, &cvmio),
         Measure::Scm(args) => measure::scm(args, measure::Order::new(words, cvmio)),
         Measure::ScmProbe(probe) => scm_probe::run(probe).doing("a probe"),
-        Measure::MemoryProbe(probe) => probe.run().map(|figure| show::print(&figure)),
+        Measure::MemoryProbe(probe) => probe.run().map(|figure| cli::output::print(&figure)),
         Measure::Again(args) => measure::again(args, cvmio),
         Measure::Resume(args) => measure::resume(args, cvmio),
         Measure::Report(args) => show::report(args),

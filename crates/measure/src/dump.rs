@@ -5,10 +5,10 @@ use std::io::{Read as _, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use crate::error::{Context, Error, Result};
-use crate::interrupt::Interrupt;
 use crate::target::vm::agent::base64;
 use crate::target::vm::{Boot, Vm};
 use crate::target::{Environment, file, place};
+use cli::interrupt::Interrupt;
 
 /// Bytes of a secret: no chance makes them appear twice.
 const SECRET: usize = 32;

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-/// What kind of failure it is; the command line turns it into an exit code.
+use cli::failure::Failure;
+use cli::interrupt::Interrupted;
+
+/// What kind of failure it is, as a session tells them apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Asked for what cannot be done; nothing was changed.
@@ -35,11 +38,6 @@ impl Error {
         Self { kind: Kind::Io, message: message.into(), source: None }
     }
 
-    /// A signal asked for the end.
-    pub fn interrupted() -> Self {
-        Self { kind: Kind::Interrupted, message: "interrupted".into(), source: None }
-    }
-
     /// The same, with what caused it.
     #[must_use]
     pub fn because(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
@@ -66,6 +64,28 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_deref().map(|source| source as _)
+    }
+}
+
+impl error_kind::HasKind for Error {
+    fn kind(&self) -> error_kind::Kind {
+        match self.kind {
+            Kind::Usage | Kind::Interrupted => error_kind::Kind::Usage,
+            Kind::Io => error_kind::Kind::Io,
+        }
+    }
+}
+
+impl From<Interrupted> for Error {
+    fn from(interrupted: Interrupted) -> Self {
+        Self { kind: Kind::Interrupted, message: interrupted.to_string(), source: None }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        let kind = if failure.is_usage() { Kind::Usage } else { Kind::Io };
+        Self { kind, message: failure.to_string(), source: None }
     }
 }
 

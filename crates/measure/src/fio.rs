@@ -11,10 +11,10 @@ use report::run::Case;
 use tempfile::NamedTempFile;
 
 use crate::error::{Context, Error, Result};
-use crate::interrupt::Interrupt;
 use crate::program::{output as output_of, run};
 use crate::session::{Measured, Prepared, Work};
 use crate::target::{Address, Contents, Need, Ready};
+use cli::interrupt::Interrupt;
 
 pub(crate) use output::figures;
 pub use sets::{Job, Set, open_loop};

@@ -12,7 +12,6 @@ pub mod commands;
 pub mod dump;
 pub mod error;
 pub mod fio;
-pub mod interrupt;
 mod machine;
 mod program;
 mod progress;

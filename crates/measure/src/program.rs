@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::error::{Context, Error, Result};
-use crate::interrupt::Interrupt;
+use cli::interrupt::Interrupt;
 
 /// How often it is looked whether a program has ended.
 pub const GLANCE: Duration = Duration::from_millis(10);
@@ -173,7 +173,7 @@ pub fn run(command: &mut Command, interrupt: &Interrupt) -> Result<Ended> {
                 let _ = kill_process_group(group, Signal::KILL);
             }
             let _ = child.wait();
-            return Err(end);
+            return Err(end.into());
         }
         thread::sleep(GLANCE);
     };

@@ -16,12 +16,12 @@ use clap::Args;
 use report::run::{FORMAT, Failure, Run, Sample, State, Target, VERSION};
 
 use crate::error::{Error, Kind, Result};
-use crate::interrupt::Interrupt;
 use crate::machine::{self, Watch};
 use crate::program;
 use crate::progress::Progress;
 use crate::session;
 use cases::{Engine, Load};
+use cli::interrupt::Interrupt;
 use stage::{Setup, Stage};
 
 /// fio on memory whose pages are encrypted, by each mode of `cvmio scm serve`

@@ -1,20 +1,11 @@
 //! Sizes as users write them.
 
-/// A size in bytes, with K, M, G or T for powers of 1024.
+/// A size in bytes, in whole blocks of 4 KiB: `512M`, `4G`; the units are powers of 1024.
 ///
 /// # Errors
 /// When it is none, or less than 1 MiB.
 pub fn parse(text: &str) -> std::result::Result<u64, String> {
-    let wrong = || format!("`{text}` is no size; one is 512M or 4G");
-    let (digits, shift) = match text.char_indices().last() {
-        Some((at, 'K' | 'k')) => (&text[..at], 10),
-        Some((at, 'M' | 'm')) => (&text[..at], 20),
-        Some((at, 'G' | 'g')) => (&text[..at], 30),
-        Some((at, 'T' | 't')) => (&text[..at], 40),
-        _ => (text, 0),
-    };
-    let bytes =
-        digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift)).ok_or_else(wrong)?;
+    let bytes = cli::input::parse_size(text)?;
     // Sizes that a volume cannot have are found out by the volume.
     if bytes < 1 << 20 { Err(format!("{text}: at least 1M is needed")) } else { Ok(bytes - bytes % 4096) }
 }

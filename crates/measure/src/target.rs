@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::error::{Context, Error, Result};
-use crate::interrupt::Interrupt;
 use crate::program::{Ended, Server, output, run, shown};
+use cli::interrupt::Interrupt;
 
 pub use mounts::{Kept, Mount};
 pub use spec::{Front, Settings, Spec, Variation, Volume, one_less};

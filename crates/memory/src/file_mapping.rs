@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{Ordering, fence};
 
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
@@ -40,11 +41,30 @@ impl FileMapping {
     /// # Errors
     /// When the kernel refuses.
     pub fn new(file: &impl AsFd, offset: u64, length: usize, access: Access) -> io::Result<Self> {
+        Self::map(file, offset, length, access, MapFlags::POPULATE)
+    }
+
+    /// The same without reading anything in: a page of the file that nobody has touched stays so until somebody does. For the memory of a
+    /// guest, which is not ours to fill.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn untouched(file: &impl AsFd, offset: u64, length: usize, access: Access) -> io::Result<Self> {
+        Self::map(file, offset, length, access, MapFlags::NORESERVE)
+    }
+
+    fn map(
+        file: &impl AsFd,
+        offset: u64,
+        length: usize,
+        access: Access,
+        flags: MapFlags,
+    ) -> io::Result<Self> {
         let protection = match access {
             Access::Read => ProtFlags::READ,
             Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
-        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        let flags = MapFlags::SHARED | flags;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
         let base = unsafe { mmap(ptr::null_mut(), length, protection, flags, file, offset) }?;
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
@@ -83,6 +103,37 @@ impl FileMapping {
         let to = self.at(offset, source.len());
         // SAFETY: `at` keeps the target inside the mapping, which can be written; a private slice does not overlap it.
         unsafe { copy_once(source.as_ptr(), to, source.len()) }
+    }
+
+    /// Loads two bytes by one access, with acquire ordering.
+    ///
+    /// # Panics
+    /// When the mapping has fewer bytes, or the offset is odd.
+    #[must_use]
+    pub fn load_u16(&self, offset: usize) -> u16 {
+        assert!(offset.is_multiple_of(2), "a word begins at an even offset");
+        let from = self.at(offset, 2);
+        #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins at a page")]
+        // SAFETY: `at` keeps the word inside the mapping, and it is aligned. No reference is formed.
+        let value = unsafe { from.cast::<u16>().read_volatile() };
+        fence(Ordering::Acquire);
+        value
+    }
+
+    /// Stores two bytes by one access, with release ordering.
+    ///
+    /// # Panics
+    /// When the mapping has fewer bytes or is only to be read, or the offset is odd.
+    pub fn store_u16(&self, offset: usize, value: u16) {
+        assert_eq!(self.access, Access::ReadWrite, "this mapping is only to be read");
+        assert!(offset.is_multiple_of(2), "a word begins at an even offset");
+        let to = self.at(offset, 2);
+        fence(Ordering::Release);
+        #[expect(clippy::cast_ptr_alignment, reason = "a mapping begins at a page")]
+        // SAFETY: as in `load_u16`, and the mapping can be written.
+        unsafe {
+            to.cast::<u16>().write_volatile(value);
+        }
     }
 
     /// Returns when `length` bytes from `offset` (a multiple of the page size) on are in the file (`msync(2)`).
@@ -155,6 +206,24 @@ mod tests {
         let tail = FileMapping::new(&file, BLOCK_SIZE as u64, BLOCK_SIZE, Access::Read).unwrap();
         tail.copy_to(0, &mut found[..3]);
         assert_eq!(&found[..3], b"oss");
+    }
+
+    #[test]
+    fn untouched_memory_is_filled_by_use_only_and_words_are_shared() {
+        let file = file(64);
+        let taken = |file: &std::fs::File| std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap());
+        let before = taken(&file);
+        let one = FileMapping::untouched(&file, 0, 64 * BLOCK_SIZE, Access::ReadWrite).unwrap();
+        let other = FileMapping::untouched(&file, 0, BLOCK_SIZE, Access::Read).unwrap();
+        assert_eq!(taken(&file), before);
+        one.store_u16(4094, 0x1234);
+        assert_eq!(other.load_u16(4094), 0x1234);
+    }
+
+    #[test]
+    #[should_panic(expected = "even offset")]
+    fn a_word_is_not_torn() {
+        let _ = FileMapping::new(&file(1), 0, BLOCK_SIZE, Access::Read).unwrap().load_u16(1);
     }
 
     #[test]

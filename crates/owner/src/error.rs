@@ -1,6 +1,7 @@
 //! What keeps the service from doing its work.
 
 use crate::log::Fault;
+use error_kind::{HasKind, Kind};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -78,6 +79,23 @@ impl std::error::Error for Error {
             Error::Root(error) => Some(error),
             _ => None,
         }
+    }
+}
+
+impl HasKind for Error {
+    fn kind(&self) -> Kind {
+        match self {
+            Error::Usage(_) | Error::InUse(_) | Error::Files(_) | Error::Tls(_) => Kind::Usage,
+            Error::Database(..) | Error::Io(..) | Error::Certificate(_) => Kind::Io,
+            Error::Fault(_) => Kind::Corrupt,
+            Error::RolledBack(_) => Kind::Stale,
+            Error::Fenced(_) => Kind::Fenced,
+            Error::Root(_) => Kind::Anchor,
+        }
+    }
+
+    fn is_in_use(&self) -> bool {
+        matches!(self, Error::InUse(_))
     }
 }
 

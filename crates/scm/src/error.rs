@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 
+use error_kind::{HasKind, Kind};
 use seal::slot::SlotError;
 
 use crate::medium::Fault;
@@ -74,6 +75,21 @@ impl std::error::Error for Error {
             Error::Medium(fault) => Some(fault),
             _ => None,
         }
+    }
+}
+
+impl HasKind for Error {
+    fn kind(&self) -> Kind {
+        match self {
+            Error::Usage(_) => Kind::Usage,
+            Error::Io { .. } | Error::Medium(_) | Error::Stopped => Kind::Io,
+            Error::CorruptPage { .. } | Error::CorruptRegion(_) => Kind::Corrupt,
+            Error::Busy(_) | Error::Key(_) => Kind::Locked,
+        }
+    }
+
+    fn is_in_use(&self) -> bool {
+        matches!(self, Error::Busy(_))
     }
 }
 

@@ -229,9 +229,10 @@ impl Mapping {
         if self.huge_page_size.is_some() {
             return true;
         }
-        // The offset of this descriptor is used nowhere else.
-        let hole = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Hole(at));
-        hole.is_ok_and(|hole| hole >= at + len)
+        // The offset of this descriptor is used nowhere else. To ask for the next hole would walk through the whole file.
+        let has_data =
+            |at| rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(at)).is_ok_and(|data| data == at);
+        (at..at + len).step_by(4096).all(has_data)
     }
 
     /// The address of a range that lies inside of the mapping.

@@ -13,13 +13,14 @@ use volume::policy::Policy;
 
 use super::record::{Record, Turn};
 use super::{Target, filesystem};
+use cli::failure::Failure;
+use cli::output;
 use daemon::control::Request;
-use daemon::failure::Failure;
 use daemon::front::{Shown, warn_of_loop};
 use daemon::input::{self, Origin, VolumeFiles};
 use daemon::runtime::{Daemon, Peer, Place};
 use daemon::tamper::{Orders, Tamper};
-use daemon::{Order, events, holders, launch, output, system};
+use daemon::{Order, events, holders, launch, system};
 
 /// How long a volume may take to be put away by others.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -14,7 +14,7 @@ use volume::format::probe::{self, Found, Kind, PROBE_SIZE, Probe};
 use super::fresh;
 use super::making::{self, Image};
 use super::record::Turn;
-use daemon::failure::Failure;
+use cli::failure::Failure;
 
 /// The file systems that are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

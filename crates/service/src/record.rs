@@ -8,7 +8,7 @@ use std::process::Stdio;
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use daemon::failure::Failure;
+use cli::failure::Failure;
 
 /// What somebody else may have to clear away.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use super::Target;
 use super::target::parse_front_end;
-use daemon::failure::Failure;
-use daemon::input::{parse_duration, parse_name, parse_size, parse_switch, without_mark};
+use cli::failure::Failure;
+use cli::input::{parse_duration, parse_name, parse_size, parse_switch, without_mark};
 use daemon::tamper::OnTamper;
 
 /// Most bytes of a table.

@@ -8,10 +8,11 @@ use volume::format::protections::Provision;
 use volume::policy::MAX_SIZE;
 
 use super::filesystem::FileSystem;
-use daemon::failure::Failure;
+use cli::failure::Failure;
+use cli::input::{parse_duration, parse_name, parse_size, parse_switch, without_mark};
 use daemon::front::nbd::Where;
 use daemon::front::{Show, Shown};
-use daemon::input::{Source, parse_duration, parse_name, parse_size, parse_switch, without_mark};
+use daemon::input::Source;
 use daemon::metrics::Address;
 use daemon::tamper::{OnTamper, Orders};
 

@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use anchor::Needs;
 
 use super::tab::Line;
-use daemon::failure::Failure;
+use cli::failure::Failure;
 use daemon::input;
 
 /// Writes the units into `directory`, as a generator does into its first argument (systemd.generator(7)).

@@ -112,6 +112,28 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+impl error_kind::HasKind for Error {
+    fn kind(&self) -> error_kind::Kind {
+        match self.kind {
+            ErrorKind::NotFound
+            | ErrorKind::Exists
+            | ErrorKind::InUse
+            | ErrorKind::Directory
+            | ErrorKind::Unsupported
+            | ErrorKind::PermissionDenied
+            | ErrorKind::ReadOnly
+            | ErrorKind::TooSmall => error_kind::Kind::Usage,
+            ErrorKind::OutOfRange | ErrorKind::NoSpace | ErrorKind::Forbidden | ErrorKind::Io => {
+                error_kind::Kind::Io
+            }
+        }
+    }
+
+    fn is_in_use(&self) -> bool {
+        self.kind == ErrorKind::InUse
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

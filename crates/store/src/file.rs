@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -98,6 +98,20 @@ impl FileStore {
         attempt
     }
 
+    /// Size in bytes, as the kernel states it now.
+    ///
+    /// # Errors
+    /// When the host has taken it away.
+    pub fn size(&self) -> io::Result<u64> {
+        self.inner.size()
+    }
+
+    /// Whether it is a block device.
+    #[must_use]
+    pub fn is_device(&self) -> bool {
+        self.inner.is_device
+    }
+
     /// Makes a file so many blocks long, durably, if it is shorter: sparsely, or with the space of all its blocks where it is `whole`. A device has
     /// the size that it has.
     ///
@@ -170,6 +184,13 @@ impl FileStore {
         let size = inner.size().map_err(|error| system(&error, &inner.name))?;
         inner.blocks.store(whole_blocks(size, &inner.name)?, Ordering::Relaxed);
         Ok(Self { inner: Arc::new(inner) })
+    }
+}
+
+/// For a user that does its I/O by itself. The lock of an exclusive opening lasts as long as the kernel has a request of this descriptor in flight.
+impl AsFd for FileStore {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.file.as_fd()
     }
 }
 

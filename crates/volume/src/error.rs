@@ -1,42 +1,6 @@
 //! What can go wrong, in the kinds that a caller tells apart.
 
-/// The kind of a failure. Each has an exit code of the command line and an error number of the front ends.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// The caller asked for something that cannot be done; nothing was changed.
-    Usage,
-    /// The host failed an operation, or is out of something.
-    Io,
-    /// A block, node or record is not what was written: changed, swapped or replayed.
-    Corrupt,
-    /// The image is older than what the anchor vouches for.
-    Stale,
-    /// The image has a history of its own beside the anchored one.
-    Forked,
-    /// Another session has claimed the volume since.
-    Fenced,
-    /// The anchor could not be reached, or holds nothing usable.
-    Anchor,
-    /// No free space is left for new data.
-    NoSpace,
-    /// The credential opens no key slot.
-    Locked,
-    /// The disk says something else than the policy.
-    Policy,
-    /// This program is wrong: report it. What was flushed before is safe.
-    Defect,
-}
-
-/// What a caller may ask for instead, of what this library offers. The message says it in words; a program adds how one asks it for that.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Remedy {
-    /// [`Provision::Thin`](crate::format::protections::Provision::Thin).
-    ThinVolume,
-    /// `force`: go on in spite of what was found.
-    Force,
-    /// [`survey`](crate::survey): see which states there are.
-    Survey,
-}
+pub use error_kind::{Kind, Remedy};
 
 /// A failure: its kind, what happened to what, and what to do now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,6 +105,16 @@ impl std::error::Error for Error {
             Some(Cause::Anchor(error)) => Some(error.as_ref()),
             None => None,
         }
+    }
+}
+
+impl error_kind::HasKind for Error {
+    fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    fn remedy(&self) -> Option<Remedy> {
+        self.remedy
     }
 }
 

@@ -73,6 +73,12 @@ pub enum PolicyError {
     },
 }
 
+impl error_kind::HasKind for PolicyError {
+    fn kind(&self) -> error_kind::Kind {
+        error_kind::Kind::Policy
+    }
+}
+
 impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

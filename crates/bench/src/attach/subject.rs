@@ -16,8 +16,8 @@ use store::BLOCK_SIZE;
 
 use super::client::{Client, Door};
 use crate::program;
-use daemon::failure::Failure;
-use daemon::interrupt::Interrupt;
+use cli::failure::Failure;
+use cli::interrupt::Interrupt;
 use daemon::runtime::{Daemon, Peer, Place};
 
 /// How the session before ended.
@@ -66,7 +66,7 @@ impl Subject {
         fs::write(directory.join("key"), key).map_err(failed)?;
         let place = Place::new(&directory.join("run"), NAME);
         let blocks = |mebibytes: u64| (mebibytes << 20) / BLOCK_SIZE as u64;
-        let program = programs::find::cvmio()?;
+        let program = cli::find::cvmio()?;
         let subject = Self { program, directory, place, blocks: blocks(size), written: blocks(written) };
         let anchor = format!("file:{}", subject.directory.join("anchor").display());
         let mut create = subject.command("create");

@@ -122,3 +122,16 @@ fn an_exported_log_is_checked_anywhere_and_tampering_is_named() {
     check(&order.concat(), "has entry 6 where entry 5 belongs");
     check(&whole[..whole.len() - 7], "an entry has 384 bytes, not 377");
 }
+
+/// As every program of this project does it.
+#[test]
+fn a_failure_is_told_a_program_with_its_code_and_the_name_of_its_kind() {
+    let room = Room::new();
+    let ended = room.command("none", "list").arg("--json").output().unwrap();
+    let told: serde_json::Value = serde_json::from_slice(&ended.stdout).unwrap();
+    let (code, kind) = (ended.status.code().unwrap(), told["error"]["kind"].as_str().unwrap());
+    assert_eq!(told["error"]["code"], code, "{told}");
+    assert!([(2, "usage"), (3, "io")].contains(&(code, kind)), "{told}");
+    let words = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(words.trim_end(), format!("cvmio: error: {}", told["error"]["message"].as_str().unwrap()));
+}

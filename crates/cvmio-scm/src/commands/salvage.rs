@@ -5,11 +5,12 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
+use cli::failure::Failure;
+use error_kind::Kind;
 use scm::Mapping;
 use seal::slot::Credential;
 
 use super::{named, random, told};
-use crate::failure::Failure;
 use crate::progress::Bar;
 
 pub fn salvage(region: &Path, mapping: &Mapping, credential: &Credential, out: &Path) -> Result<(), Failure> {
@@ -33,19 +34,22 @@ pub fn salvage(region: &Path, mapping: &Mapping, credential: &Credential, out: &
             return Err(failure);
         }
     };
-    println!("{}: {} pages are there, in the clear", out.display(), found.opened);
+    cli::say!("{}: {} pages are there, in the clear", out.display(), found.opened);
     if found.lost_pages > 0 {
-        println!(
+        cli::say!(
             "{} pages do not open, and are zeros there (changed, or open at a crash): {}",
             found.lost_pages,
             named(&found.lost, found.lost_pages)
         );
     }
     if let Some(error) = found.damage {
-        return Err(Failure::corrupt(format!(
-            "{}: {error}; so each page that is there was sealed for its place in this region, but nothing says that it is the latest",
-            region.display()
-        )));
+        return Err(Failure::new(
+            Kind::Corrupt,
+            format!(
+                "{}: {error}; so each page that is there was sealed for its place in this region, but nothing says that it is the latest",
+                region.display()
+            ),
+        ));
     }
     Ok(())
 }

@@ -13,8 +13,8 @@ use signal_hook::iterator::Signals;
 use super::{VMM_PATIENCE, open, say};
 use crate::arguments::{Mode, Serve};
 use crate::control;
-use crate::failure::Failure;
 use crate::fuse::{self, Pages};
+use cli::failure::Failure;
 
 pub fn serve(args: &Serve) -> Result<(), Failure> {
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
@@ -43,7 +43,7 @@ fn serve_fuse(args: &Serve, mut signals: Signals) -> Result<(), Failure> {
     let pages = Arc::new(Pages::new(Arc::clone(&engine)));
     let options = Options { threads: args.threads as usize, mapped: true, ..Options::default() };
     let mount = Arc::new(Mount::new(mountpoint, fuse::FILE, pages, &options)?);
-    println!("ready: {}", mount.file().display());
+    cli::say!("ready: {}", mount.file().display());
     let handle = signals.handle();
     let stopper = {
         let mount = Arc::clone(&mount);
@@ -63,7 +63,7 @@ fn serve_fuse(args: &Serve, mut signals: Signals) -> Result<(), Failure> {
     let _ = stopper.join();
     engine.stop()?;
     served?;
-    println!("stopped: every page is encrypted");
+    cli::say!("stopped: every page is encrypted");
     Ok(())
 }
 
@@ -91,7 +91,7 @@ fn serve_userfaultfd(args: &Serve, mut signals: Signals) -> Result<(), Failure> 
     }
     let server = Server::new(Arc::new(engine), mapping, limits)?;
     let listener = control::listen(socket, permissions(args))?;
-    println!("ready: {}", socket.display());
+    cli::say!("ready: {}", socket.display());
     let stop = Arc::new(AtomicBool::new(false));
     let handle = signals.handle();
     let stopper = {
@@ -109,6 +109,6 @@ fn serve_userfaultfd(args: &Serve, mut signals: Signals) -> Result<(), Failure> 
     // Whoever finds it gone waits for the next server.
     let _ = std::fs::remove_file(socket);
     served?;
-    println!("stopped: every page is encrypted");
+    cli::say!("stopped: every page is encrypted");
     Ok(())
 }

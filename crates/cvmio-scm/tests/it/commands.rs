@@ -283,3 +283,24 @@ fn it_says_its_grammar_and_writes_its_manual() {
     let page = fs::read_to_string(place.at("pages/cvmio-scm-serve.1")).unwrap();
     assert!(page.contains("read\\-ahead") && page.contains("cvmio scm serve"), "{page}");
 }
+
+/// As every program of this project does it.
+#[test]
+fn a_failure_is_told_a_program_with_its_code_and_the_name_of_its_kind() {
+    let place = Place::new();
+    let said = place.run("status none --json");
+    let told: serde_json::Value = serde_json::from_str(&said.text).unwrap();
+    assert!(said.code == Some(3) && told["error"]["code"] == 3 && told["error"]["kind"] == "io", "{told}");
+    assert_eq!(said.errors, format!("cvmio: error: {}\n", told["error"]["message"].as_str().unwrap()));
+}
+
+/// As with `cvmio scm status region | head -0`.
+#[test]
+fn a_reader_that_has_gone_away_is_no_failure() {
+    let place = Place::new();
+    place.succeed(CREATE);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let ended = place.command("status region").stdout(writer).status().unwrap();
+    assert!(ended.success(), "{ended}");
+}

@@ -3,12 +3,12 @@
 use std::ffi::OsString;
 
 use clap::CommandFactory;
-use programs::answer::{Asked, Unclear};
+use cli::answer::{Asked, Unclear};
 
 use super::*;
 
 fn parse(words: &[OsString]) -> Result<Asked<Cli>, Unclear> {
-    programs::answer::parse(crate::others::listed(Cli::command()), words)
+    cli::answer::parse(crate::others::listed(Cli::command()), words)
 }
 
 fn words(line: &str) -> Vec<OsString> {

@@ -3,7 +3,7 @@
 use clap::Args;
 
 use super::{Offline, RuntimeArgs};
-use daemon::input::parse_size;
+use cli::input::parse_size;
 
 /// Let a volume use more of its store
 ///

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use daemon::failure::Failure;
+use cli::failure::Failure;
 
 /// Where running volumes are found.
 #[derive(Args, Debug, Clone, Default)]

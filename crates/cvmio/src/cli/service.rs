@@ -7,7 +7,7 @@ use volume::format::protections::{Freshness, SuiteCode};
 
 use super::anchor::AnchorOptions;
 use super::{FrontEnd, RuntimeArgs};
-use daemon::input::{parse_name, parse_size};
+use cli::input::{parse_name, parse_size};
 
 /// Where the table is.
 pub const TAB: &str = "/etc/cvmiotab";

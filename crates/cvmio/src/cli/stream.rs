@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueHint};
 
 use super::{CredentialArgs, NewVolume, Offline};
-use daemon::input::parse_size;
+use cli::input::parse_size;
 
 /// What opens a stream, which has a key of its own; without either, a passphrase is asked for.
 #[derive(Args, Debug, Clone, Default)]

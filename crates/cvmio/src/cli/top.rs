@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::RuntimeArgs;
-use daemon::input::{parse_duration, parse_name};
+use cli::input::{parse_duration, parse_name};
 
 /// Show what attached volumes do right now
 ///

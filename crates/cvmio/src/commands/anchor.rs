@@ -10,9 +10,10 @@ use volume::{AttachOptions, Choice, Environment, Kind, Reading};
 use super::create::new_anchor;
 use super::offline::{self, Opened};
 use crate::cli::anchor::{AnchorCommand, Init, Migrate, Show, Verify, Which};
-use daemon::failure::Failure;
+use cli::failure::Failure;
+use cli::output;
 use daemon::input::VolumeFiles;
-use daemon::{input, output, system};
+use daemon::{input, system};
 
 /// Carries out a command on an anchor.
 ///

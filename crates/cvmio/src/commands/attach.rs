@@ -6,14 +6,15 @@ use volume::Reading;
 use volume::policy::Policy;
 
 use crate::cli::{Attach, FrontEnd};
-use daemon::failure::Failure;
+use cli::failure::Failure;
+use cli::output;
 use daemon::front::Show;
 use daemon::front::nbd::{Files, Where};
 use daemon::input::{self, Origin, VolumeFiles};
 use daemon::metrics::Address;
 use daemon::runtime::Place;
+use daemon::system;
 use daemon::{Errors, Order, Ready, launch, tamper};
-use daemon::{output, system};
 
 pub fn run(args: &Attach) -> Result<(), Failure> {
     let order = order(args)?;
@@ -48,7 +49,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
         Some(name) => name.clone(),
         None => {
             let stem = store.file_stem().unwrap_or_default().to_string_lossy();
-            input::parse_name(&stem)
+            cli::input::parse_name(&stem)
                 .map_err(|error| Failure::usage(format!("{error}: name it with --name")))?
         }
     };

@@ -8,10 +8,10 @@ use volume::{AttachOptions, Kind};
 
 use super::offline::{self, Opened};
 use crate::cli::Check;
+use cli::failure::Failure;
+use cli::output;
 use daemon::check::{Report, THREADS, check};
 use daemon::control::Request;
-use daemon::failure::Failure;
-use daemon::output;
 use daemon::runtime::Place;
 
 /// How often it is seen how far a check has come.

@@ -14,9 +14,10 @@ use volume::policy::Policy;
 use volume::{CreateOptions, Environment, SavePolicy};
 
 use crate::cli::{Create, NewVolume};
-use daemon::failure::Failure;
+use cli::failure::Failure;
+use cli::output;
 use daemon::input::{self, Origin, VolumeFiles};
-use daemon::{output, system};
+use daemon::system;
 
 /// A volume to be made.
 #[derive(Clone, Copy)]

@@ -5,13 +5,14 @@ use volume::{AttachOptions, Growth};
 use super::offline;
 use crate::cli::Offline;
 use crate::cli::grow::Grow;
+use cli::failure::Failure;
+use cli::output;
 use daemon::control::Request;
-use daemon::failure::Failure;
 use daemon::front::Shown;
 use daemon::growth::Room;
 use daemon::input::{self, Origin, VolumeFiles};
 use daemon::runtime::Place;
-use daemon::{output, system};
+use daemon::system;
 
 pub fn run(args: &Grow) -> Result<(), Failure> {
     let logical_blocks = args.size.map(input::whole_blocks).transpose()?;

@@ -11,9 +11,9 @@ use volume::{AttachOptions, BackedUp, HeaderInfo, Restored};
 use super::offline::{self, Opened};
 use super::stream;
 use crate::cli::header::{Header, HeaderBackup, HeaderRestore};
-use daemon::failure::Failure;
+use cli::failure::Failure;
+use cli::output;
 use daemon::input::VolumeFiles;
-use daemon::{input, output};
 
 pub fn run(args: &Header) -> Result<(), Failure> {
     match args {
@@ -114,16 +114,16 @@ fn save(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
             "{} exists already, and a backup is never overwritten; name another file",
             path.display()
         )),
-        _ => input::unwritten("backup", path, &error),
+        _ => cli::input::unwritten("backup", path, &error),
     };
-    input::new_file(path, bytes, 0o600, false).map_err(fail)
+    cli::input::new_file(path, bytes, 0o600, false).map_err(fail)
 }
 
 fn load(path: &Path) -> Result<Vec<u8>, Failure> {
     let fail = |error: std::io::Error| {
         Failure::usage(format!("the backup {} cannot be read: {error}", path.display()))
     };
-    input::take(path, "backup")?;
+    cli::input::take(path, "backup")?;
     let source: Box<dyn Read> = match path == Path::new("-") {
         true => Box::new(std::io::stdin()),
         false => Box::new(File::open(path).map_err(fail)?),

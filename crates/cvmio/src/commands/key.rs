@@ -7,11 +7,12 @@ use volume::{AttachOptions, Environment, KeyChange};
 use super::offline::{self, Opened, slot_line};
 use crate::cli::header::{Key, KeyAdd, KeyList, KeyRemove};
 use crate::cli::{CredentialArgs, Offline};
+use cli::failure::Failure;
+use cli::output;
 use daemon::control::Request;
-use daemon::failure::Failure;
 use daemon::input::{self, Origin};
 use daemon::runtime::Place;
-use daemon::{SlotsChanged, output, system};
+use daemon::{SlotsChanged, system};
 
 pub fn run(args: &Key) -> Result<(), Failure> {
     match args {

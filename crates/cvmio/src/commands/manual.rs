@@ -3,9 +3,9 @@
 use std::process::Command;
 
 use clap::CommandFactory;
-use daemon::failure::Failure;
-use daemon::output;
-use programs::manual;
+use cli::failure::Failure;
+use cli::manual;
+use cli::output;
 
 use crate::cli::Cli;
 use crate::cli::manual::{Completions, Manual};

@@ -7,11 +7,12 @@ use volume::dump::{CopyDump, Dump, Read, SlotDump, SuperblockDump};
 use volume::policy::Policy;
 use volume::{AttachOptions, Environment};
 
-use crate::cli::{self, Offline, RuntimeArgs};
-use daemon::failure::Failure;
+use crate::cli::{Offline, RuntimeArgs};
+use cli::failure::Failure;
+use cli::output;
 use daemon::input::{self, Origin, VolumeFiles};
 use daemon::runtime::Place;
-use daemon::{output, system};
+use daemon::system;
 
 /// What an offline command stands on.
 pub struct Opened {
@@ -23,7 +24,9 @@ pub struct Opened {
 /// Where the volume runs that `store` names, if it is no path. The name of an attached volume is one, whatever lies in the working directory; a
 /// file of the same name is meant by `./NAME`.
 pub fn running(store: &Path, runtime: &RuntimeArgs) -> Result<Option<Place>, Failure> {
-    let Some(name) = store.to_str().and_then(|name| input::parse_name(name).ok()) else { return Ok(None) };
+    let Some(name) = store.to_str().and_then(|name| cli::input::parse_name(name).ok()) else {
+        return Ok(None);
+    };
     match (runtime.directory().map(|runtime| Place::new(&runtime, &name)), store.exists()) {
         (Ok(place), true) if !place.exists() => Ok(None),
         // Without a runtime directory nothing is attached.
@@ -42,7 +45,7 @@ pub fn running(store: &Path, runtime: &RuntimeArgs) -> Result<Option<Place>, Fai
 /// Refuses the name of an attached volume where only a path is taken: it is no path, whatever lies in the working directory. `attach` does not
 /// ask: behind a kill the same command must work again, also on a store that is called as its volume.
 pub fn refuse_attached_name(store: &Path) -> Result<(), Failure> {
-    let Some(name) = store.to_str().and_then(|name| input::parse_name(name).ok()) else { return Ok(()) };
+    let Some(name) = store.to_str().and_then(|name| cli::input::parse_name(name).ok()) else { return Ok(()) };
     let Ok(runtime) = RuntimeArgs::of_environment().directory() else { return Ok(()) };
     if !Place::new(&runtime, &name).exists() {
         return Ok(());
@@ -127,7 +130,7 @@ pub fn slot_line(slot: &SlotDump) -> String {
     format!("slot {:>2}  {}{cost}  {}", slot.index, slot.kind, slot.label).trim_end().to_string()
 }
 
-pub fn dump(args: &cli::Dump) -> Result<(), Failure> {
+pub fn dump(args: &crate::cli::Dump) -> Result<(), Failure> {
     let args = &args.offline;
     let named = args.credential.key_file.is_some() || args.credential.passphrase_file.is_some();
     let dump = if named {

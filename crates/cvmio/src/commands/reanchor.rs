@@ -11,10 +11,11 @@ use volume::{AttachOptions, Environment, Kind, StateName, Survey, Volume};
 
 use super::create::new_anchor;
 use crate::cli::header::Reanchor;
+use cli::failure::Failure;
+use cli::output;
 use daemon::check::{self, Report};
-use daemon::failure::Failure;
 use daemon::input::{self, Origin, VolumeFiles};
-use daemon::{output, system};
+use daemon::system;
 
 pub fn run(args: &Reanchor) -> Result<(), Failure> {
     let offline = &args.offline;

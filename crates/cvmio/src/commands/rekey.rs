@@ -11,11 +11,11 @@ use volume::{AttachOptions, Kind, RekeyOrder, ResealProgress, ResealReport, Volu
 use super::offline::{self, Opened};
 use crate::cli::rekey::Rekey;
 use crate::cli::{CredentialArgs, Offline};
+use cli::failure::Failure;
+use cli::interrupt::Interrupt;
+use cli::output;
 use daemon::control::Request;
-use daemon::failure::Failure;
 use daemon::input::{self, Origin};
-use daemon::interrupt::Interrupt;
-use daemon::output;
 use daemon::rekey::{Begun, Slot, damaged, drive};
 use daemon::runtime::Place;
 use daemon::session::Session;
@@ -93,7 +93,7 @@ fn wait(args: &Rekey, begun: Option<&Begun>, place: &Place) -> Result<(), Failur
 /// Of a volume that is not attached: begins, and seals anew.
 fn change(args: &Rekey) -> Result<(), Failure> {
     let opened = offline::open(&args.offline, true)?;
-    let interrupt = Interrupt::new()?;
+    let interrupt = Interrupt::on_signals()?;
     let order = RekeyOrder { keep: keep(args)?, remove_others: args.remove_other_slots, force: args.force };
     let spinner = output::spinner("changing the key");
     let Opened { environment, policy, credential } = opened;

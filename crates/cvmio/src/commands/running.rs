@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::cli::{List, Named, Scrub};
+use cli::failure::Failure;
+use cli::output;
 use daemon::control::Request;
-use daemon::failure::Failure;
-use daemon::output;
 use daemon::runtime::{self, Place, Silent};
 
 fn ask(args: &Named, request: &Request) -> Result<Value, Failure> {

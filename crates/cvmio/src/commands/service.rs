@@ -12,8 +12,9 @@ use volume::policy::{Policy, VERSION};
 
 use super::create::{new_anchor, shown};
 use crate::cli::service::{Activate, Deactivate, Prepare, TAB, Units};
-use daemon::failure::Failure;
-use daemon::{input, output};
+use cli::failure::Failure;
+use cli::output;
+use daemon::input;
 use service::tab::{self, Line};
 use service::{MAX_CONFIG, Target};
 
@@ -155,7 +156,7 @@ fn read_config(path: &Path) -> Result<Target, Failure> {
     let fail = |error: std::io::Error| {
         Failure::usage(format!("the configuration {} cannot be read: {error}", path.display()))
     };
-    input::take(path, "configuration")?;
+    cli::input::take(path, "configuration")?;
     let source: Box<dyn Read> = match path == Path::new("-") {
         true => Box::new(std::io::stdin()),
         false => Box::new(File::open(path).map_err(fail)?),

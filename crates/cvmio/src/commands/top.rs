@@ -9,10 +9,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::cli::top::Top;
+use cli::failure::Failure;
+use cli::output::{self, bytes, count, percent};
 use daemon::control::Request;
-use daemon::failure::Failure;
 use daemon::latency::{Kind, Times};
-use daemon::output::{self, bytes, count, percent};
 use daemon::runtime::{self, Place};
 use daemon::status::{duration, journal_fill};
 

@@ -14,11 +14,11 @@ use volume::{Clock, Completion, Queue, Volume};
 
 use super::{Change, Ending, Inbox, Lane, Plain, Task, Work};
 use crate::events;
-use crate::failure::Failure;
 use crate::latency::{Kind, Latency};
 use crate::sign::Sign;
 use crate::system::SystemClock;
 use crate::tamper::Tamper;
+use cli::failure::Failure;
 
 /// How long a queue thread sleeps at most: a backstop, since every submission wakes it.
 const NAP: Duration = Duration::from_secs(1);

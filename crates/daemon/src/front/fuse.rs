@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use export::fuse::{Mount, Options};
 
 use super::{Disk, Front, Shown, holders, in_use};
-use crate::failure::Failure;
 use crate::runtime::Claim;
+use cli::failure::Failure;
 
 /// How long those who are leaving are waited for, and how often they are looked at.
 const LEAVING: Duration = Duration::from_secs(2);

@@ -8,8 +8,8 @@ use export::nbd::{Listen, Options, Peer, Server, Tls};
 use serde::{Deserialize, Serialize};
 
 use super::{Disk, Front, Shown, holders, in_use};
-use crate::failure::Failure;
 use crate::runtime::Place;
+use cli::failure::Failure;
 
 /// Where to listen, and for whom.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use export::ublk::{Options, Recovery, Ublk};
 
 use super::{Disk, Front, Shown, events, holders, in_use};
-use crate::failure::Failure;
 use crate::runtime::{Claim, Place};
+use cli::failure::Failure;
 
 /// Requests in flight for each queue.
 const DEPTH: u16 = 128;

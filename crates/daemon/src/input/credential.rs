@@ -9,8 +9,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use zeroize::Zeroize;
 
-use super::{once, without_mark};
-use crate::failure::Failure;
+use cli::failure::Failure;
+use cli::input::{take, without_mark};
 
 /// Most bytes of a key file.
 const MAX_KEY_FILE: usize = 8192;
@@ -84,7 +84,7 @@ fn read_file(path: &Path, limit: usize, what: &'static str) -> Result<SecretByte
     let fail = |error: io::Error| {
         Failure::usage(format!("the {what} {} cannot be read: {error}; name the right one", path.display()))
     };
-    once::take(path, what)?;
+    take(path, what)?;
     if path == Path::new("-") {
         return SecretBytes::read_from(&mut io::stdin().lock(), limit).map_err(fail);
     }
@@ -92,7 +92,7 @@ fn read_file(path: &Path, limit: usize, what: &'static str) -> Result<SecretByte
     let found = file.metadata().map_err(fail)?;
     // A terminal is everybody's, and holds nothing.
     if found.is_file() && found.mode() & 0o004 != 0 {
-        crate::output::warning(&format!(
+        cli::output::warning(&format!(
             "every user of this machine can read the {what} {}; take that away: chmod go= {}",
             path.display(),
             path.display()

@@ -7,7 +7,7 @@ use volume::policy::Policy;
 
 use super::Source;
 use super::ground::{Common, Ground};
-use crate::failure::Failure;
+use cli::failure::Failure;
 
 /// A file that was named, and what for, as a message says it.
 pub type Named<'a> = (&'a str, Option<&'a Path>);

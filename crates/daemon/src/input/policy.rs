@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use volume::policy::{MAX_SIZE, Policy};
 
-use super::file::{check_new_file, new_file, unwritten};
-use crate::failure::Failure;
+use cli::failure::Failure;
+use cli::input::{check_new_file, new_file, unwritten, without_mark};
 
 /// Where a store's policy lies unless the user says otherwise: beside it.
 ///
@@ -58,7 +58,7 @@ pub fn read_policy(path: &Path) -> Result<Policy, Failure> {
     let mut bytes = Vec::new();
     let limit = MAX_SIZE as u64 + 1;
     File::open(path).map_err(fail)?.take(limit).read_to_end(&mut bytes).map_err(fail)?;
-    let text = std::str::from_utf8(super::without_mark(&bytes)).map_err(|_| {
+    let text = std::str::from_utf8(without_mark(&bytes)).map_err(|_| {
         Failure::policy(format!(
             "{} is not a policy: it is not text; name the right file with --policy",
             path.display()

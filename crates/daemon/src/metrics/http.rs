@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::Address;
-use crate::failure::Failure;
+use cli::failure::Failure;
 
 /// Most bytes of a request's head.
 const MAX_HEAD: usize = 8192;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 
 use super::Place;
-use crate::failure::Failure;
+use cli::failure::Failure;
 
 /// How often others who just end may take the directory away while it is claimed.
 const TRIES: u32 = 100;

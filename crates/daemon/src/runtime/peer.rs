@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::failure::Failure;
+use cli::failure::Failure;
 
 /// How long a daemon may take to end when its volume is put away. It gives a tamper hook that runs 5 seconds of it.
 pub const PATIENCE: Duration = Duration::from_secs(30);

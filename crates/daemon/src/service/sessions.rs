@@ -9,12 +9,12 @@ use volume::{Grown, Left, Rekeyed, Volume};
 use super::{Running, Service};
 use crate::disk::Idle;
 use crate::environment::{Rekeying, SessionEnvironment};
-use crate::failure::Failure;
 use crate::input;
 use crate::maintenance::Maintenance;
 use crate::rekey::Rekey;
 use crate::scrub::Scrub;
 use crate::{Event, by_errno};
+use cli::failure::Failure;
 
 impl Service {
     /// Gives the volume a new key, in a session of its own: those who use it wait while the one ends and the next begins. Then goes on

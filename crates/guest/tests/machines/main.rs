@@ -2,6 +2,7 @@
 
 mod boot;
 mod conformance;
+mod host;
 mod measure;
 mod nbd;
 mod pmem;

@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use clap::Parser;
+use cli::interrupt::Interrupt;
 use guest::Bed;
 use measure::commands::{Measure, run};
 use measure::dump::search;
-use measure::interrupt::Interrupt;
 use measure::target::{Accel, Contents, Environment, Guests, Need, Vm};
 use report::run::{Run, State};
 

@@ -10,9 +10,9 @@ use tempfile::TempDir;
 use super::script::Script;
 use super::{Place, Sizes, command};
 use crate::error::{Context, Error, Result};
-use crate::interrupt::Interrupt;
 use crate::program::output;
 use crate::session::Measured;
+use cli::interrupt::Interrupt;
 
 const SOURCE: &str = include_str!("../../rocksdb/ycsb.c");
 /// The header of Debian's package librocksdb-dev.

@@ -9,10 +9,10 @@ use super::measure::{Order, carry_out};
 use super::vm::read;
 use crate::breakdown::Breakdown;
 use crate::error::{Error, Result};
-use crate::interrupt::Interrupt;
 use crate::program::version;
 use crate::target::vm::settings::Disk;
 use crate::target::{Spec, Vm};
+use cli::interrupt::Interrupt;
 
 /// Where a request's time goes between a guest's program and the host's file
 ///

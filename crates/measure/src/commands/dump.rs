@@ -5,12 +5,11 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use report::table::Table;
 
-use super::show;
 use super::vm::confidential;
 use crate::dump::{Row, search};
 use crate::error::Result;
-use crate::interrupt::Interrupt;
 use crate::target::{Contents, Environment, Guests, Need, Vm};
+use cli::interrupt::Interrupt;
 
 /// What a host finds in the memory and on the disks of a virtual machine
 ///
@@ -51,7 +50,7 @@ pub fn dump(args: &DumpArgs, cvmio: &Path) -> Result<()> {
     show_found(args, "Plain virtual machine", &search(&Vm::default(), &environment)?);
     match confidential(&args.guests) {
         Ok(vm) => show_found(args, &format!("Confidential machine ({vm})"), &search(&vm, &environment)?),
-        Err(why) => show::print(&format!("Confidential machine: not on this machine, because {why}.")),
+        Err(why) => cli::output::print(&format!("Confidential machine: not on this machine, because {why}.")),
     }
     Ok(())
 }
@@ -65,5 +64,5 @@ fn show_found(args: &DumpArgs, what: &str, rows: &[Row]) {
         more => format!("{more} times"),
     };
     table.rows.extend(rows.iter().map(|row| vec![row.what.to_string(), times(row.memory), times(row.disk)]));
-    show::print(&if args.markdown { table.markdown() } else { table.text() });
+    cli::output::print(&if args.markdown { table.markdown() } else { table.text() });
 }

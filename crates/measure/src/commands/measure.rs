@@ -13,10 +13,10 @@ use super::{AgainArgs, Measure, ResumeArgs, TargetArgs, Words, show};
 use crate::apps::{App, Apps, Sites, Sizes};
 use crate::error::{Context, Error, Result};
 use crate::fio::{Fio, Job, Scale, Set, open_loop};
-use crate::interrupt::Interrupt;
 use crate::program::version;
 use crate::session::{self, Plan, Work};
 use crate::target::{Accel, Environment, Spec};
+use cli::interrupt::Interrupt;
 
 /// fio on each target, in turns
 ///
@@ -190,7 +190,7 @@ pub fn scm(args: &crate::scm::ScmArgs, order: Order) -> Result<()> {
     let out = order.out.or_else(|| args.out.clone()).unwrap_or_else(|| default_out("scm"));
     let args = crate::scm::ScmArgs { out: Some(out.clone()), ..args.clone() };
     let run = crate::scm::run(&args, order.words, &order.cvmio)?;
-    show::print(&show::summary(&run));
+    cli::output::print(&show::summary(&run));
     tell_end(&run, &out)
 }
 
@@ -334,7 +334,7 @@ pub fn carry_out(
     };
     tell_duration(&plan, work);
     let run = session::run(&plan, work, &environment, order.before)?;
-    show::print(&show::summary(&run));
+    cli::output::print(&show::summary(&run));
     tell_end(&run, &out)
 }
 
@@ -356,12 +356,12 @@ fn tell_end(run: &Run, out: &Path) -> Result<()> {
             Err(Error::io(format!("nothing was measured; {out} says why, as does what was printed above")))
         }
         State::Complete => {
-            show::print(&format!("{out} has all of it; cvmio bench report {out} makes a page."));
+            cli::output::print(&format!("{out} has all of it; cvmio bench report {out} makes a page."));
             Ok(())
         }
         _ => {
-            show::print(&format!("{out} has what was measured; cvmio bench resume {out} goes on."));
-            Err(Error::interrupted())
+            cli::output::print(&format!("{out} has what was measured; cvmio bench resume {out} goes on."));
+            Err(cli::interrupt::Interrupted.into())
         }
     }
 }

@@ -5,7 +5,7 @@ use report::question::Question;
 
 use super::measure::{FioArgs, Order, fio};
 use super::vm::{confidential, read};
-use super::{Measure, Words, show};
+use super::{Measure, Words};
 use crate::error::{Context, Error, Result};
 use crate::target::{Spec, Vm};
 
@@ -50,7 +50,7 @@ pub fn rq(args: &RqArgs, order: Order) -> Result<()> {
         return Err(Error::usage("the options are not those of bench fio"));
     };
     if let Err(why) = fill(args, &mut plan)? {
-        show::print(&format!("{}\nnot measurable here, because {why}", question.title()));
+        cli::output::print(&format!("{}\nnot measurable here, because {why}", question.title()));
         return Ok(());
     }
     fio(&plan, order.asking(args.question))

@@ -1,9 +1,9 @@
 //! Commands that show what was measured.
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 
+use cli::output;
 use report::page::{self, Options};
 use report::plot::Font;
 use report::question::Question;
@@ -22,12 +22,6 @@ pub fn read_run(path: &Path) -> Result<Run> {
     let shown = path.display();
     let bytes = fs::read(path).map_err(|error| Error::usage(format!("{shown}")).because(error))?;
     Run::parse(&bytes).map_err(|error| Error::usage(format!("{shown}")).because(error))
-}
-
-/// Prints. That nobody reads it is no failure.
-pub fn print(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush());
 }
 
 /// What a run came to, for a terminal.
@@ -62,14 +56,14 @@ pub fn report(args: &ReportArgs) -> Result<()> {
     check_baseline(&runs, args.baseline.as_deref())?;
     if args.markdown {
         let parts: Vec<String> = runs.iter().map(|run| page::markdown(run, &options)).collect();
-        print(&parts.join("\n"));
+        output::print(&parts.join("\n"));
         return Ok(());
     }
     let first = args.runs.first().ok_or_else(|| Error::usage("there is no run file"))?;
     let out = args.out.clone().unwrap_or_else(|| first.with_extension("html"));
     let html = page::page(&runs, &options).doing("the page")?;
     write_whole(&out, html.as_bytes())?;
-    print(&format!("{}", out.display()));
+    output::print(&format!("{}", out.display()));
     if let Some(directory) = &args.plots {
         fs::create_dir_all(directory).doing(directory.display())?;
         let font = if args.png { Some(font(&args.font)?) } else { None };
@@ -131,8 +125,8 @@ pub fn compare(args: &CompareArgs) -> Result<()> {
         let baseline = options
             .baseline(&first)
             .ok_or_else(|| Error::usage("the run has no baseline; name one with --baseline"))?;
-        print(&table::ratios(&first, baseline).text());
-        print(&page::sentences(&first, &options).join("\n"));
+        output::print(&table::ratios(&first, baseline).text());
+        output::print(&page::sentences(&first, &options).join("\n"));
         return Ok(());
     };
     let second = read_run(second)?;
@@ -142,13 +136,13 @@ pub fn compare(args: &CompareArgs) -> Result<()> {
             "the two runs have no target in common that both measured at the same case",
         ));
     }
-    print(&table.text());
+    output::print(&table.text());
     for case in changed(&first, &second) {
-        print(&format!(
+        output::print(&format!(
             "{case} was measured with another command in the second run: its ratio says nothing."
         ));
     }
-    print(
+    output::print(
         "The two runs were not taken in turns: what changed on the machine between them is part of the ratio.",
     );
     Ok(())

@@ -14,9 +14,9 @@ use super::ScmArgs;
 use super::cases::{Hot, Load};
 use crate::error::{Context, Error, Result};
 use crate::fio;
-use crate::interrupt::Interrupt;
 use crate::program::{Server, of_ours, output, run, shown};
 use crate::session::Measured;
+use cli::interrupt::Interrupt;
 
 /// The baseline.
 pub const MEMORY: &str = "memory";

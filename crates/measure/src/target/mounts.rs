@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 use crate::error::{Error, Result};
-use crate::interrupt::Interrupt;
 use crate::program::{Server, run};
+use cli::interrupt::Interrupt;
 
 /// Something that is undone when it is dropped.
 #[derive(Debug)]

@@ -18,9 +18,9 @@ use serde_json::json;
 
 use super::{Address, Environment, Need, Ready, file, place};
 use crate::error::{Context, Error, Result};
-use crate::interrupt::Interrupt;
 use crate::program::{Ended, Server, find, shown};
 use agent::{Agent, base64};
+use cli::interrupt::Interrupt;
 use image::Image;
 use kernel::Kernel;
 use qemu::More;
@@ -132,7 +132,7 @@ impl Guest {
             self.qmp.execute("cont", json!({}))?;
             self.paused = false;
         }
-        let mut alive = || server.check().and_then(|()| interrupt.check());
+        let mut alive = || server.check().and_then(|()| Ok(interrupt.check()?));
         self.agent.run(script, SCRIPT, &mut alive).map_err(|error| {
             self.lost = true;
             with_console(&self.directory, error)
@@ -278,7 +278,7 @@ impl Boot<'_> {
             return Err(Error::io("QEMU's sockets are gone"));
         };
         let version = agent
-            .ready(BOOT, &mut || server.check().and_then(|()| interrupt.check()))
+            .ready(BOOT, &mut || server.check().and_then(|()| Ok(interrupt.check()?)))
             .map_err(|error| with_console(root, error))?;
         let polls = self.vm.completion == Completion::Poll;
         let directory = root.to_path_buf();

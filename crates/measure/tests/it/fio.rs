@@ -4,9 +4,9 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
+use cli::interrupt::Interrupt;
 use measure::error::Kind;
 use measure::fio::{Fio, Scale, Set};
-use measure::interrupt::Interrupt;
 use measure::session::{self, Plan, Planned};
 use measure::target::{Contents, Environment, Guests, Need, Spec};
 use report::run::State;

@@ -180,3 +180,17 @@ fn threads_share_an_engine() {
     let (engine, _mapping) = open(&path).unwrap();
     assert_eq!(engine.status().unverified, 0);
 }
+
+/// A sparse restore and a punched hole: what lies behind the hole does not count, and the whole file is not searched for one.
+#[test]
+fn a_range_is_whole_where_the_file_has_memory_for_all_of_it() {
+    let mapping = Mapping::memory(64 * 4096).unwrap();
+    (0..64).for_each(|page| mapping.store(page * 4096, 1).unwrap());
+    let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(mapping.file(), flags, 9 * 4096, 4096).unwrap();
+    for (page, pages, is_whole) in
+        [(0, 9, true), (0, 10, false), (9, 1, false), (8, 3, false), (10, 54, true)]
+    {
+        assert_eq!(mapping.is_whole(page * 4096, pages * 4096), is_whole, "{page}, {pages}");
+    }
+}

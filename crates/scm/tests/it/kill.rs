@@ -149,11 +149,15 @@ fn kills_at_any_instruction_leave_every_page_whole() {
             .args(["--exact", "kill::kills_at_any_instruction_leave_every_page_whole", "--nocapture"])
             .env(VICTIM, place.path())
             .stdout(Stdio::null());
-        let mut child = starting::start(|| victim.spawn()).unwrap();
-        while !ready.exists() {
-            assert!(child.try_wait().unwrap().is_none(), "the victim has ended by itself");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        // Its parent goes on before it has given back the files, and with them the locks, that it had for a moment. When it runs, it has.
+        let mut child = starting::start(|| {
+            let mut child = victim.spawn().unwrap();
+            while !ready.exists() {
+                assert!(child.try_wait().unwrap().is_none(), "the victim has ended by itself");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            child
+        });
         std::thread::sleep(Duration::from_micros(fastrand::u64(..8000)));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -7,44 +7,188 @@ use tidy::{crates, read, root, sources};
 /// Each crate with the crates of this workspace that it is built from, tests apart. The arrows point down: a crate may only name those above
 /// it in this list. A new crate gets a line, and a new arrow a reason in a decision record.
 const MAY_USE: &[(&str, &[&str])] = &[
+    ("error-kind", &[]),
+    ("cli", &["error-kind"]),
     ("memory", &[]),
     ("uring", &[]),
-    ("anchor", &[]),
+    ("virtqueue", &[]),
+    ("anchor", &["error-kind"]),
     ("tls-files", &[]),
+    ("attest", &[]),
     ("anchor-etcd", &["anchor", "tls-files"]),
     ("seal", &["memory"]),
     ("anchor-tpm", &["anchor", "seal"]),
     ("anchor-owner", &["anchor", "tls-files"]),
-    ("owner", &["anchor", "anchor-owner", "seal", "tls-files"]),
-    ("store", &["memory", "uring"]),
-    ("volume", &["anchor", "memory", "seal", "store"]),
+    ("owner", &["anchor", "anchor-owner", "error-kind", "seal", "tls-files"]),
+    ("store", &["error-kind", "memory", "uring"]),
+    // Runs where nobody is trusted: neither `seal` nor `volume`.
+    ("host", &["error-kind", "memory", "store", "uring", "virtqueue"]),
+    ("cvmio-host", &["cli", "host"]),
+    ("anchors", &["anchor", "anchor-etcd", "anchor-owner", "anchor-tpm"]),
+    ("volume", &["anchor", "error-kind", "memory", "seal", "store"]),
     ("testkit", &["anchor", "memory", "seal", "store", "volume"]),
-    ("export", &["memory", "tls-files", "uring", "seal", "store", "volume"]),
+    ("export", &["error-kind", "memory", "tls-files", "uring", "seal", "store", "volume"]),
     ("simulator", &["anchor", "memory", "seal", "store", "testkit", "volume"]),
-    ("daemon", &["anchor", "export", "memory", "seal", "store", "volume"]),
-    ("service", &["anchor", "daemon", "memory", "seal", "store", "volume"]),
-    ("programs", &["anchor", "anchor-etcd", "anchor-owner", "anchor-tpm", "daemon"]),
-    ("cvmio-owner", &["anchor", "anchor-etcd", "anchor-tpm", "owner", "programs"]),
+    ("daemon", &["anchor", "cli", "export", "memory", "seal", "store", "volume"]),
+    ("service", &["anchor", "cli", "daemon", "memory", "seal", "store", "volume"]),
+    ("cvmio-owner", &["anchor", "anchor-etcd", "anchor-tpm", "cli", "owner"]),
     ("report", &[]),
     ("initramfs", &[]),
-    ("scm", &["memory", "seal"]),
+    ("scm", &["error-kind", "memory", "seal"]),
     ("scm-probe", &["scm", "seal"]),
-    ("measure", &["initramfs", "report", "scm-probe"]),
-    ("bench", &["anchor", "daemon", "export", "measure", "memory", "programs", "seal", "store", "volume"]),
-    ("demo", &["anchor-tpm", "daemon", "programs", "seal", "store", "volume"]),
-    ("cvmio-scm", &["export", "memory", "programs", "scm", "seal"]),
+    ("measure", &["cli", "error-kind", "initramfs", "report", "scm-probe"]),
+    ("bench", &["anchor", "cli", "daemon", "export", "measure", "memory", "seal", "store", "volume"]),
+    ("demo", &["anchor-tpm", "cli", "daemon", "seal", "store", "volume"]),
+    ("cvmio-scm", &["cli", "error-kind", "export", "memory", "scm", "seal"]),
     ("scm-preload", &["memory", "scm"]),
-    ("cvmio", &["anchor", "daemon", "export", "memory", "programs", "seal", "service", "store", "volume"]),
-    ("cvmio-bench", &["bench", "daemon", "demo", "programs"]),
+    (
+        "cvmio",
+        &["anchor", "anchors", "cli", "daemon", "export", "memory", "seal", "service", "store", "volume"],
+    ),
+    ("cvmio-bench", &["anchors", "bench", "cli", "demo"]),
     ("guest", &["initramfs"]),
 ];
 
-/// The workspace's crates that a crate names in its manifest under `[dependencies]`.
+/// What an operator installs, each with all crates of this workspace that may be in it, directly or through others.
+const MAY_LINK: &[(&str, &[&str])] = &[
+    (
+        "cvmio",
+        &[
+            "anchor",
+            "anchor-etcd",
+            "anchor-owner",
+            "anchor-tpm",
+            "anchors",
+            "cli",
+            "daemon",
+            "error-kind",
+            "export",
+            "memory",
+            "seal",
+            "service",
+            "store",
+            "tls-files",
+            "uring",
+            "volume",
+        ],
+    ),
+    (
+        "cvmio-bench",
+        &[
+            "anchor",
+            "anchor-etcd",
+            "anchor-owner",
+            "anchor-tpm",
+            "anchors",
+            "bench",
+            "cli",
+            "daemon",
+            "demo",
+            "error-kind",
+            "export",
+            "initramfs",
+            "measure",
+            "memory",
+            "report",
+            "scm",
+            "scm-probe",
+            "seal",
+            "store",
+            "tls-files",
+            "uring",
+            "volume",
+        ],
+    ),
+    ("cvmio-host", &["cli", "error-kind", "host", "memory", "store", "uring", "virtqueue"]),
+    (
+        "cvmio-owner",
+        &[
+            "anchor",
+            "anchor-etcd",
+            "anchor-owner",
+            "anchor-tpm",
+            "cli",
+            "error-kind",
+            "memory",
+            "owner",
+            "seal",
+            "tls-files",
+        ],
+    ),
+    ("cvmio-scm", &["cli", "error-kind", "export", "memory", "scm", "seal", "tls-files", "uring"]),
+    ("scm-preload", &["error-kind", "memory", "scm", "seal"]),
+];
+
+/// What must never be in a program. Neither the owner's service nor storage-class memory is a volume. The host's program runs where nobody is
+/// trusted: no code in it ever holds a key.
+const NEVER_LINKS: &[(&str, &[&str])] = &[
+    ("cvmio-owner", &["daemon", "export", "service", "volume"]),
+    ("cvmio-scm", &["daemon", "service", "store", "volume"]),
+    ("cvmio-host", &["anchors", "daemon", "export", "seal", "service", "volume"]),
+];
+
+/// The workspace's crates that a crate names in its manifest under `[dependencies]`, for any target.
 fn arrows(name: &str, all: &BTreeSet<String>) -> BTreeSet<String> {
     let manifest: toml::Table =
         read(&format!("crates/{name}/Cargo.toml")).parse().unwrap_or_else(|error| panic!("{name}: {error}"));
-    let used = manifest.get("dependencies").and_then(toml::Value::as_table).cloned().unwrap_or_default();
-    used.keys().filter(|used| all.contains(*used)).cloned().collect()
+    let targets =
+        manifest.get("target").and_then(toml::Value::as_table).into_iter().flat_map(toml::Table::values);
+    let tables = targets.filter_map(toml::Value::as_table).chain([&manifest]);
+    let used = tables.filter_map(|table| table.get("dependencies")?.as_table()).flatten();
+    // A crate may be known under another name.
+    let names = used.map(|(key, value)| value.get("package").and_then(toml::Value::as_str).unwrap_or(key));
+    names.filter(|used| all.contains(*used)).map(String::from).collect()
+}
+
+/// The workspace's crates that are in a program, by the arrows of each crate.
+fn linked(program: &str, arrows: impl Fn(&str) -> BTreeSet<String>) -> BTreeSet<String> {
+    let (mut found, mut left) = (BTreeSet::new(), vec![program.to_string()]);
+    while let Some(name) = left.pop() {
+        let new: Vec<_> = arrows(&name).into_iter().filter(|used| found.insert(used.clone())).collect();
+        left.extend(new);
+    }
+    found
+}
+
+#[test]
+fn programs_link_only_what_they_may() {
+    let all: BTreeSet<String> = crates().into_iter().collect();
+    let manifest: toml::Table = read("Cargo.toml").parse().expect("the workspace's manifest");
+    let installed = manifest["workspace"]["default-members"].as_array().expect("a list");
+    for program in installed.iter().filter_map(|path| path.as_str()?.strip_prefix("crates/")) {
+        let (_, may_link) = MAY_LINK
+            .iter()
+            .find(|(name, _)| *name == program)
+            .unwrap_or_else(|| panic!("{program} is installed: say in MAY_LINK what may be in it"));
+        let linked = linked(program, |name| arrows(name, &all));
+        let bad: Vec<_> = linked.iter().filter(|name| !may_link.contains(&name.as_str())).collect();
+        assert!(bad.is_empty(), "{program} links {bad:?}, and may not");
+    }
+}
+
+#[test]
+fn programs_never_link_what_they_must_not() {
+    let all: BTreeSet<String> = crates().into_iter().collect();
+    for (program, never) in NEVER_LINKS.iter().filter(|(name, _)| all.contains(*name)) {
+        let linked = linked(program, |name| arrows(name, &all));
+        let bad: Vec<_> = never.iter().filter(|name| linked.contains(**name)).collect();
+        assert!(bad.is_empty(), "{program} links {bad:?}, and must not");
+    }
+}
+
+#[test]
+fn what_is_linked_is_found_through_others() {
+    let arrows = |name: &str| -> BTreeSet<String> {
+        let used: &[&str] = match name {
+            "program" => &["room"],
+            "room" => &["ground", "volume"],
+            "volume" => &["ground"],
+            _ => &[],
+        };
+        used.iter().map(ToString::to_string).collect()
+    };
+    let expected = ["ground", "room", "volume"].map(String::from);
+    assert_eq!(linked("program", arrows), BTreeSet::from(expected));
 }
 
 #[test]

@@ -8,8 +8,8 @@ use volume::StreamReader;
 
 use super::source;
 use crate::cli::stream::Import;
-use daemon::failure::Failure;
-use daemon::output;
+use cli::failure::Failure;
+use cli::output;
 
 /// What is in a stream that is whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

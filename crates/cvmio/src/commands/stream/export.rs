@@ -17,9 +17,9 @@ use volume::{AttachOptions, Kind, Reading, StreamProgress, StreamReader, StreamW
 use super::drive;
 use crate::cli::stream::Export;
 use crate::commands::offline::{self, Opened};
-use daemon::failure::Failure;
+use cli::failure::Failure;
+use cli::output;
 use daemon::input::{self, Origin, VolumeFiles};
-use daemon::output;
 
 pub fn run(args: &Export) -> Result<(), Failure> {
     check(args)?;
@@ -97,7 +97,7 @@ impl Target {
             let file = File::from(std::io::stdout().as_fd().try_clone_to_owned().map_err(fail)?);
             return Ok(Self { file, is_file: false, name: "standard output".into() });
         }
-        input::check_directory(&args.to).map_err(fail)?;
+        cli::input::check_directory(&args.to).map_err(fail)?;
         let mut options = OpenOptions::new();
         options.read(args.resume).write(true).mode(0o600);
         match args.resume {
@@ -120,7 +120,7 @@ impl Target {
             return Ok(());
         }
         let done = self.file.set_len(bytes).and_then(|()| self.file.sync_all());
-        done.and_then(|()| input::sync_directory(path)).map_err(|error| self.failed(&error))
+        done.and_then(|()| cli::input::sync_directory(path)).map_err(|error| self.failed(&error))
     }
 
     fn failed(&self, error: &std::io::Error) -> Failure {

@@ -20,10 +20,12 @@ use volume::{AttachOptions, CreateOptions, Imported, Kind, Reading, StreamProgre
 use super::{check, drive, source};
 use crate::cli::stream::Import;
 use crate::commands::create::{self, Wanted};
-use daemon::failure::Failure;
+use cli::failure::Failure;
+use cli::output;
 use daemon::input::{self, Origin};
 use daemon::session::Session;
-use daemon::{output, system};
+use daemon::sign::Sign;
+use daemon::system;
 
 pub fn run(args: &Import) -> Result<(), Failure> {
     if args.check {
@@ -75,7 +77,7 @@ fn done_already(
         failure.with(format!("so nothing says that this import had ended: {there}. Nothing was changed"))
     })?;
     // An import that was cut may not have come to this.
-    input::sync_directory(policy_path)
+    cli::input::sync_directory(policy_path)
         .map_err(|error| Failure::io(format!("{}: {error}", policy_path.display())))?;
     report(args, &policy, policy_path, &header, imported, true)
 }
@@ -184,7 +186,7 @@ impl<'a> Target<'a> {
         // The import before may have been cut while it made the volume. What is another's, or was used, is not made anew.
         match self.make() {
             Ok(()) => self.attach(),
-            Err(why) if failure.is_usage() || why.tamper().is_some() => Err(why),
+            Err(why) if failure.is_usage() || Sign::of(why.kind()).is_some() => Err(why),
             Err(_) => Err(failure),
         }
     }
@@ -212,7 +214,7 @@ impl<'a> Target<'a> {
     /// From here on it is a volume like any other.
     fn finish(&self) -> Result<(), Failure> {
         fs::rename(&self.unfinished, self.policy_path)
-            .and_then(|()| input::sync_directory(self.policy_path))
+            .and_then(|()| cli::input::sync_directory(self.policy_path))
             .map_err(|error| {
                 Failure::io(format!("the policy {} cannot be written: {error}", self.policy_path.display()))
             })

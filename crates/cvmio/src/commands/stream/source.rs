@@ -10,9 +10,10 @@ use volume::{Kind, StreamReader};
 
 use crate::cli::CredentialArgs;
 use crate::cli::stream::Import;
-use daemon::failure::Failure;
+use cli::failure::Failure;
+use cli::output;
 use daemon::input::{self, Origin};
-use daemon::{output, system};
+use daemon::system;
 
 /// The stream, opened and of the state that is expected; and its length, if that is known.
 pub(super) fn open(args: &Import) -> Result<(StreamReader<File>, Option<u64>), Failure> {
@@ -34,7 +35,7 @@ fn check_input(args: &Import, stream: &CredentialArgs) -> Result<(), Failure> {
     if named > 1 {
         return Err(Failure::usage("only one of stream, keys and passphrases can come from standard input"));
     }
-    input::take(&args.from, "stream")
+    cli::input::take(&args.from, "stream")
 }
 
 fn open_input(path: &Path) -> Result<(File, Option<u64>), Failure> {

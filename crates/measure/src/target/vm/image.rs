@@ -9,8 +9,8 @@ use initramfs::Archive;
 
 use super::kernel::{Kernel, content};
 use crate::error::{Context, Error, Result};
-use crate::interrupt::Interrupt;
 use crate::program::{find, missing, output, package};
+use cli::interrupt::Interrupt;
 
 /// What a measurement needs in guests.
 #[derive(Debug, Clone, Default)]

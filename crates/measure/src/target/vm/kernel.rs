@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::error::{Context, Error, Result};
-use crate::interrupt::Interrupt;
 use crate::program::missing;
+use cli::interrupt::Interrupt;
 
 /// What is advised where there is no kernel.
 const ADVICE: &str = "name a directory with boot/vmlinuz-VERSION and lib/modules/VERSION by --guest-kernel, for example one in which \

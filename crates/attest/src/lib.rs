@@ -1,0 +1,30 @@
+//! Evidence from confidential VMs: bytes in, a verdict out.
+//!
+//! [`verify`] judges one piece of [`Evidence`] against a [`Policy`] of the owner's, and against what its caller knows ([`Context`]: the time,
+//! the roots, revocation lists, and the report data that this very exchange must have). The answer is a [`Verdict`]: yes, or no with the first
+//! reason and the list of all.
+//!
+//! Nothing here reads a clock, a network or a file. Signatures are checked over the raw bytes that were given, never over a copy that was
+//! parsed and written again. The page `docs/attestation.md` says which check holds which field.
+#![forbid(unsafe_code)]
+
+mod binding;
+mod certificate;
+mod context;
+mod evidence;
+mod hexadecimal;
+pub mod pem;
+mod policy;
+pub mod simulated;
+pub mod snp;
+pub mod tdx;
+mod verdict;
+mod verify;
+
+pub use binding::{Binding, REPORT_DATA_SIZE, ReportData};
+pub use context::{Context, Expected, Roots};
+pub use evidence::{Evidence, EvidenceError, MAX_EVIDENCE};
+pub use hexadecimal::Hex;
+pub use policy::{Features, MAX_POLICY, Policy, PolicyError};
+pub use verdict::{Check, Claims, Platform, Reason, Refusal, Verdict};
+pub use verify::verify;
