@@ -287,7 +287,7 @@ pub fn scm_message(bytes: &[u8]) {
     use ::scm::protocol::{ClientMessage, ServerMessage, decode};
     let geometry = ::scm::Geometry::new(4096, 16, 1, 4096).expect("a shape that can be");
     if let Ok(Some(message)) = decode(bytes, &geometry) {
-        if let ClientMessage::Attach(mapped) = &message {
+        if let ClientMessage::Attach(mapped, _) = &message {
             assert!(mapped.offset + mapped.length <= geometry.data_len());
         }
         assert_eq!(decode(&message.encode(), &geometry), Ok(Some(message)));

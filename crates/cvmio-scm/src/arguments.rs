@@ -90,6 +90,16 @@ pub struct Serve {
     /// With `--mode userfaultfd`: encrypt pages that were not touched for so many milliseconds
     #[arg(long, default_value_t = 1000)]
     pub idle_ms: u64,
+    /// With `--mode userfaultfd`: encrypt a page only when the VMM has had no mapping of it for so many milliseconds: longer than any request of a
+    /// disk, or of another device, into the region takes. What takes longer corrupts its page. 0 if there are no such requests
+    #[arg(long, default_value_t = 5000)]
+    pub io_ms: u64,
+    /// The socket's mode, in octal
+    #[arg(long, default_value = "600", value_parser = mode)]
+    pub socket_mode: u32,
+    /// The socket's owner, as numbers: UID or UID:GID, so that a VMM of another user gets at it
+    #[arg(long, value_parser = owner)]
+    pub socket_owner: Option<(u32, Option<u32>)>,
     /// With `--mode userfaultfd`: most bytes that are opened ahead while touches are sequential; 0 is none
     #[arg(long, default_value = "128k", value_parser = parse_size_or_zero)]
     pub read_ahead: u64,
@@ -113,7 +123,7 @@ pub struct Status {
     #[arg(long)]
     pub json: bool,
     /// Print what Prometheus reads
-    #[arg(long, requires = "socket", conflicts_with = "json")]
+    #[arg(long, conflicts_with = "json")]
     pub metrics: bool,
 }
 
@@ -133,6 +143,10 @@ pub struct Check {
     /// The key file
     #[arg(long)]
     pub key_file: PathBuf,
+    /// Write every page that opens to this new file, also if root, table or bitmap are damaged; the others are zeros there. Nothing tells an older
+    /// state of a page from the latest then
+    #[arg(long, value_name = "FILE")]
+    pub salvage: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -158,11 +172,27 @@ pub struct Accept {
 
 #[derive(Debug, Args)]
 pub struct QemuArgs {
-    /// The region's file
-    pub region: PathBuf,
-    /// The directory that `serve --mode fuse` mounts on; without it the arguments are for `--mode userfaultfd`
-    #[arg(long)]
+    /// The directory that `serve --mode fuse` mounts on
+    #[arg(long, required_unless_present = "socket", conflicts_with = "socket")]
     pub mountpoint: Option<PathBuf>,
+    /// The socket of `serve --mode userfaultfd`
+    #[arg(long)]
+    pub socket: Option<PathBuf>,
+}
+
+/// Permissions: `660`.
+fn mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).map_err(|_| format!("`{text}` is no mode in octal"))?;
+    if mode > 0o777 { Err(format!("`{text}` is more than 777")) } else { Ok(mode) }
+}
+
+/// A user and a group: `107`, `107:36`.
+fn owner(text: &str) -> Result<(u32, Option<u32>), String> {
+    let number = |text: &str| text.parse().map_err(|_| format!("`{text}` is no number of a user or group"));
+    match text.split_once(':') {
+        Some((user, group)) => Ok((number(user)?, Some(number(group)?))),
+        None => Ok((number(text)?, None)),
+    }
 }
 
 #[cfg(test)]
@@ -173,12 +203,17 @@ mod tests {
     #[test]
     fn the_arguments_are_consistent() {
         Arguments::command().debug_assert();
+        assert_eq!((mode("660"), owner("7"), owner("7:8")), (Ok(0o660), Ok((7, None)), Ok((7, Some(8)))));
         for words in [
             "accept r --key-file k",
             "accept r --key-file k --all --page 1",
             "serve r --key-file k --mode userfaultfd",
             "serve r --key-file k --mode fuse",
             "serve r --key-file k --mode userfaultfd --socket s --cpu-percent 0",
+            "serve r --key-file k --mode userfaultfd --socket s --socket-mode 1777",
+            "serve r --key-file k --mode userfaultfd --socket s --socket-owner root",
+            "qemu-args",
+            "qemu-args --mountpoint m --socket s",
         ] {
             let words = ["cvmio-scm"].into_iter().chain(words.split(' '));
             assert!(Arguments::try_parse_from(words.clone()).is_err(), "{words:?}");

@@ -1,5 +1,6 @@
 //! The commands.
 
+mod salvage;
 mod serve;
 
 use std::fs::File;
@@ -24,8 +25,8 @@ pub use serve::serve;
 /// More than any key file has.
 const KEY_FILE_LIMIT: usize = 64 << 10;
 
-/// How long a VMM may take to notice that its server is gone.
-const VMM_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a VMM may take to notice that its server is gone, beside the time for which that had it wait for requests under way (`--io-ms`).
+const VMM_PATIENCE: Duration = Duration::from_secs(10);
 
 fn credential(path: &Path) -> Result<Credential, Failure> {
     let unread = |error| Failure::usage(format!("the key file {}: {error}", path.display()));
@@ -90,12 +91,16 @@ pub fn create(args: &Create) -> Result<(), Failure> {
 }
 
 /// Maps a region, opens it, and says what recovery did.
-fn open(region: &Path, key_file: &Path) -> Result<(Engine, Arc<Mapping>, Report), Failure> {
+fn open(
+    region: &Path,
+    key_file: &Path,
+    patience: Duration,
+) -> Result<(Engine, Arc<Mapping>, Report), Failure> {
     protect()?;
     let credential = credential(key_file)?;
     let mapping = Arc::new(Mapping::open(region, Access::Exclusive)?);
     // The VMM of a server that was killed: it lets go as soon as it notices.
-    scm::serve::Server::wait_for_vmm(&mapping, VMM_PATIENCE)?;
+    scm::serve::Server::wait_for_vmm(&mapping, patience)?;
     let medium: Arc<dyn Medium> = Arc::clone(&mapping) as Arc<dyn Medium>;
     let bar = Bar::new("looking at");
     let (engine, report) = Engine::open(medium, &credential, random(), &|done, all| bar.show(done, all))
@@ -127,7 +132,7 @@ fn say(report: &Report) {
 }
 
 pub fn recover(args: &Recover) -> Result<(), Failure> {
-    let (engine, _mapping, report) = open(&args.region, &args.key_file)?;
+    let (engine, _mapping, report) = open(&args.region, &args.key_file, VMM_PATIENCE)?;
     let status = engine.status();
     if report.is_clean() {
         cli::say!("{}: it was stopped cleanly", args.region.display());
@@ -144,6 +149,9 @@ pub fn check(args: &Check) -> Result<(), Failure> {
     protect()?;
     let credential = credential(&args.key_file)?;
     let mapping = Mapping::open(&args.region, Access::ReadOnly)?;
+    if let Some(out) = &args.salvage {
+        return salvage::salvage(&args.region, &mapping, &credential, out);
+    }
     let bar = Bar::new("opening");
     let checked = scm::check::check(&mapping, &credential, random(), &|done, all| bar.show(done, all))
         .map_err(|error| told(&args.region, error))?;
@@ -182,7 +190,7 @@ fn named(pages: &[u64], all: u64) -> String {
 }
 
 pub fn accept(args: &Accept) -> Result<(), Failure> {
-    let (engine, _mapping, report) = open(&args.region, &args.key_file)?;
+    let (engine, _mapping, report) = open(&args.region, &args.key_file, VMM_PATIENCE)?;
     say(&report);
     let pages = engine.geometry().pages();
     if let Some(page) = args.pages.iter().find(|page| **page >= pages) {
@@ -270,7 +278,9 @@ pub fn status(args: &Status) -> Result<(), Failure> {
     let header = claimed_header(&mapping).map_err(|error| told(region, error))?;
     let claimed = scm::check::claimed(&mapping, &header)?;
     let geometry = header.geometry;
-    if args.json {
+    if args.metrics {
+        cli::output::print(&claimed.metrics(geometry.pages()));
+    } else if args.json {
         cli::say!(
             "{}",
             serde_json::json!({
@@ -300,17 +310,13 @@ pub fn status(args: &Status) -> Result<(), Failure> {
 }
 
 pub fn qemu_args(args: &QemuArgs) -> Result<(), Failure> {
-    let mapping = Mapping::open(&args.region, Access::Peek)?;
-    let header = claimed_header(&mapping).map_err(|error| told(&args.region, error))?;
-    let size = header.geometry.data_len();
-    let path = match &args.mountpoint {
-        Some(mountpoint) => served_file(mountpoint, size)?,
-        None => {
-            scm::serve::Server::check_place(&mapping, header.geometry.page_size()).map_err(|error| {
-                Failure::usage(format!("{error}; with `--mountpoint` the arguments are for `--mode fuse`"))
-            })?;
-            args.region.clone()
+    let (path, size) = match (&args.socket, &args.mountpoint) {
+        (Some(socket), _) => {
+            let region = scm::client::Region::ask(socket)?;
+            (socket.join(crate::fuse::FILE), region.length())
         }
+        (None, Some(mountpoint)) => served_file(mountpoint)?,
+        (None, None) => return Err(Failure::usage("`--socket` or `--mountpoint` is missing")),
     };
     let path = std::path::absolute(&path).map_err(Failure::io)?;
     // A comma in a path is written twice; a shell splits what is printed at white space.
@@ -327,8 +333,8 @@ pub fn qemu_args(args: &QemuArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The file of a server. Where it is not there QEMU would make one, and the guest's data would lie in it in the clear.
-fn served_file(mountpoint: &Path, size: u64) -> Result<std::path::PathBuf, Failure> {
+/// The file of a server, and its length. Where it is not there QEMU would make one, and the guest's data would lie in it in the clear.
+fn served_file(mountpoint: &Path) -> Result<(std::path::PathBuf, u64), Failure> {
     const FUSE: i64 = 0x6573_5546;
     let path = mountpoint.join(crate::fuse::FILE);
     let start = "start `cvmio scm serve --mode fuse` with this `--mountpoint` first; QEMU would make a file there, in the clear";
@@ -338,11 +344,5 @@ fn served_file(mountpoint: &Path, size: u64) -> Result<std::path::PathBuf, Failu
     }
     let len =
         std::fs::metadata(&path).map_err(|error| Failure::io(format!("{}: {error}", path.display())))?.len();
-    if len != size {
-        return Err(Failure::usage(format!(
-            "{}: it has {len} bytes, and the region {size}: another region is served there",
-            path.display()
-        )));
-    }
-    Ok(path)
+    Ok((path, len))
 }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use scm::protocol::{self, ClientMessage};
+use rustix::fs::{Gid, Uid};
+use rustix::process::umask;
+use scm::protocol::{self, ClientMessage, ServerMessage};
 use scm::{Engine, Status};
 
 use cli::failure::Failure;
@@ -16,6 +18,13 @@ use cli::failure::Failure;
 /// More than a status has.
 const LIMIT: u64 = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Who may connect to a socket.
+#[derive(Debug, Clone, Copy)]
+pub struct Permissions {
+    pub mode: u32,
+    pub owner: Option<(u32, Option<u32>)>,
+}
 
 /// Answers until it is dropped.
 pub struct Server {
@@ -25,8 +34,8 @@ pub struct Server {
 impl Server {
     /// # Errors
     /// If the socket cannot be made: a server that lives has it, or the directory does not take it.
-    pub fn start(path: &Path, engine: Arc<Engine>) -> Result<Server, Failure> {
-        let listener = listen(path)?;
+    pub fn start(path: &Path, permissions: Permissions, engine: Arc<Engine>) -> Result<Server, Failure> {
+        let listener = listen(path, permissions)?;
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 // One at a time, each with a limit: who asks and does not read holds up the next by seconds.
@@ -44,7 +53,7 @@ impl Drop for Server {
 }
 
 /// Takes the place of a socket whose server is dead, and of no other file.
-pub fn listen(path: &Path) -> Result<UnixListener, Failure> {
+pub fn listen(path: &Path, permissions: Permissions) -> Result<UnixListener, Failure> {
     let failed = |error| Failure::io(format!("the socket {}: {error}", path.display()));
     if UnixStream::connect(path).is_ok() {
         return Err(Failure::usage(format!(
@@ -57,8 +66,16 @@ pub fn listen(path: &Path) -> Result<UnixListener, Failure> {
     if is_socket {
         std::fs::remove_file(path).map_err(failed)?;
     }
-    let listener = UnixListener::bind(path).map_err(failed)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    // At no moment may somebody connect who may not.
+    let before = umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let listener = UnixListener::bind(path);
+    umask(before);
+    let listener = listener.map_err(failed)?;
+    if let Some((user, group)) = permissions.owner {
+        let owned = rustix::fs::chown(path, Some(Uid::from_raw(user)), group.map(Gid::from_raw));
+        owned.map_err(|errno| failed(errno.into()))?;
+    }
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(permissions.mode)).map_err(failed)?;
     Ok(listener)
 }
 
@@ -68,10 +85,15 @@ fn answer(mut stream: &UnixStream, engine: &Engine) -> std::io::Result<()> {
     let mut question = Vec::new();
     BufReader::new(stream.take(LIMIT)).read_until(b'\n', &mut question)?;
     let asked = protocol::decode(&question, engine.geometry());
-    if asked == Ok(Some(ClientMessage::Status)) {
-        stream.write_all(&serde_json::to_vec(&engine.status())?)?;
-    }
-    Ok(())
+    let answer = match asked {
+        Ok(Some(ClientMessage::Status)) => serde_json::to_vec(&engine.status())?,
+        Ok(_) => {
+            ServerMessage::Error("this server gives its region by FUSE: use the file under its mount".into())
+                .encode()
+        }
+        Err(why) => ServerMessage::Error(why).encode(),
+    };
+    stream.write_all(&answer)
 }
 
 /// Asks a server.

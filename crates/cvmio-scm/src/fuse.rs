@@ -10,6 +10,7 @@ use cli::failure::Failure;
 use export::{Device, Done, Request};
 use rustix::io::Errno;
 use scm::{Engine, Error};
+use zeroize::Zeroizing;
 
 /// The file's name under the mount.
 pub const FILE: &str = "pmem";
@@ -29,14 +30,16 @@ impl Pages {
     fn serve(&self, request: &Request) -> Result<Bytes, Error> {
         match request {
             Request::Read { offset, length } => {
-                let mut data = vec![0; usize::try_from(*length).expect("a request fits into memory")];
+                // It is plaintext, and wiped when the kernel has it.
+                let mut data =
+                    Zeroizing::new(vec![0; usize::try_from(*length).expect("a request fits into memory")]);
                 let mut rest = &mut data[..];
                 for (page, offset, len) in self.parts(*offset, u64::from(*length)) {
                     let (part, behind) = rest.split_at_mut(len);
                     self.engine.read(page, offset, part)?;
                     rest = behind;
                 }
-                Ok(Bytes::from(data))
+                Ok(Bytes::from_owner(data))
             }
             Request::Write { offset, data, .. } => {
                 let mut rest = &data[..];

@@ -1,57 +1,184 @@
-//! `libcvmio_scm.so`: preloaded into an unmodified VMM, it has the VMM's mapping of an encrypted region served by userfaultfd.
+//! `libcvmio_scm.so`: preloaded into an unmodified VMM, it gives it an encrypted region, whose pages a server decrypts when they are touched.
 //!
 //! ```sh
-//! CVMIO_SCM_REGION=/dev/shm/region CVMIO_SCM_SOCKET=/run/scm LD_PRELOAD=libcvmio_scm.so qemu-system-x86_64 ...
+//! LD_PRELOAD=/usr/lib/cvmio/libcvmio_scm.so qemu-system-x86_64 ... $(cvmio-scm qemu-args --socket /run/scm)
 //! ```
 //!
-//! It takes the place of mmap(2), munmap(2) and madvise(2). A shared mapping of the file that `CVMIO_SCM_REGION` names is handed to the server on
-//! `CVMIO_SCM_SOCKET`; if the server does not take it, the mmap fails and the reason is on standard error, since the VMM would see ciphertext.
-//! Advice to use huge pages for it is left out. All other calls go to the kernel as they are.
+//! The region has a path that exists here only: `pmem` under the server's socket, `/run/scm/pmem`. No file system has one there, so a program
+//! without the library opens nothing, maps nothing and makes no file. `open` has the library ask the server for the region, and returns a stand-in
+//! of the same length and kind that can be neither read, written nor mapped, also by other processes that get it. A shared mapping of the stand-in
+//! becomes one of the region, and is handed to the server; if that does not take it, the mmap fails, and standard error has the reason.
+//!
+//! It takes the place of open(2), stat(2), access(2), mmap(2), munmap(2), mremap(2), madvise(2) and ioctl(2) in the VMM's process. For the mapping
+//! that is served, what would have the server encrypt under the VMM, or show it what is not open, is refused: a private mapping, one over it or a
+//! part of it, a part that is unmapped, a move, MADV_REMOVE and MADV_DOFORK, and a device that pins it for good (VFIO). Advice to use huge pages is
+//! left out. All other calls go to the kernel as they are.
 
-use std::ffi::{OsString, c_int, c_void};
-use std::fs::File;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+mod region;
+mod served;
+
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 
 use libc::{off_t, size_t};
-use scm::client::{Attached, attach};
 
-/// The region that is waited for, and the server's socket.
-struct Wanted {
-    region: OsString,
-    socket: OsString,
-    device: u64,
-    inode: u64,
+/// Fails a call of this thread.
+fn refuse(errno: c_int, why: &str) {
+    eprintln!("libcvmio_scm: {why}");
+    // SAFETY: errno is this thread's.
+    unsafe { *libc::__errno_location() = errno };
 }
 
-static WANTED: OnceLock<Option<Wanted>> = OnceLock::new();
-static SERVED: Mutex<Option<Served>> = Mutex::new(None);
-/// The mapping that is served, for a look without the lock: most calls have nothing to do with it.
-static START: AtomicU64 = AtomicU64::new(0);
-static LENGTH: AtomicU64 = AtomicU64::new(0);
-
-fn wanted() -> Option<&'static Wanted> {
-    let find = || {
-        let region = std::env::var_os("CVMIO_SCM_REGION")?;
-        let socket = std::env::var_os("CVMIO_SCM_SOCKET")?;
-        let found = std::fs::metadata(&region).ok()?;
-        Some(Wanted { region, socket, device: found.dev(), inode: found.ino() })
-    };
-    WANTED.get_or_init(find).as_ref()
+/// What a system call returned, as the C library returns it: `syscall` has set errno.
+fn done(result: c_long) -> c_int {
+    c_int::try_from(result).unwrap_or(-1)
 }
 
-fn is_wanted(descriptor: c_int, wanted: &Wanted) -> bool {
-    // SAFETY: fstat writes a stat into memory for one, which is read only if it did.
-    unsafe {
-        let mut found = std::mem::MaybeUninit::<libc::stat>::uninit();
-        libc::fstat(descriptor, found.as_mut_ptr()) == 0 && {
-            let found = found.assume_init();
-            found.st_dev == wanted.device && found.st_ino == wanted.inode
-        }
+/// # Safety
+/// `path` is null or a string.
+unsafe fn bytes<'a>(path: *const c_char) -> &'a [u8] {
+    // SAFETY: the caller's.
+    if path.is_null() { &[] } else { unsafe { CStr::from_ptr(path) }.to_bytes() }
+}
+
+/// openat(2). In C it takes `mode` only where a file may be made: where it is not given, the register has anything, and the kernel does not look.
+///
+/// # Safety
+/// As openat(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openat(directory: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+    // SAFETY: the caller's.
+    match region::open(unsafe { bytes(path) }, flags) {
+        Some(opened) => opened,
+        // SAFETY: the caller's.
+        None => done(unsafe { libc::syscall(libc::SYS_openat, directory, path, flags, mode) }),
     }
+}
+
+/// openat(2), by the name that programs with large files use.
+///
+/// # Safety
+/// As openat(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn openat64(
+    directory: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mode: c_uint,
+) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { openat(directory, path, flags, mode) }
+}
+
+/// open(2).
+///
+/// # Safety
+/// As open(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { openat(libc::AT_FDCWD, path, flags, mode) }
+}
+
+/// open(2), by the name that programs with large files use.
+///
+/// # Safety
+/// As open(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: c_uint) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { openat(libc::AT_FDCWD, path, flags, mode) }
+}
+
+/// open(2), by the name that fortified programs use where no file is made.
+///
+/// # Safety
+/// As open(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __open_2(path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { openat(libc::AT_FDCWD, path, flags, 0) }
+}
+
+/// The same with large files.
+///
+/// # Safety
+/// As open(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __open64_2(path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { openat(libc::AT_FDCWD, path, flags, 0) }
+}
+
+/// # Safety
+/// As fstatat(2).
+unsafe fn status(path: *const c_char, out: *mut libc::stat, flags: c_int) -> c_int {
+    // SAFETY: the caller's.
+    match region::open(unsafe { bytes(path) }, libc::O_CLOEXEC) {
+        Some(opened) if opened >= 0 => {
+            // SAFETY: the descriptor is ours; `out` is the caller's.
+            let found = done(unsafe { libc::fstat(opened, out) }.into());
+            // SAFETY: as above, and nobody else has it.
+            unsafe { libc::close(opened) };
+            found
+        }
+        Some(refused) => refused,
+        // SAFETY: the caller's.
+        None => done(unsafe { libc::syscall(libc::SYS_newfstatat, libc::AT_FDCWD, path, out, flags) }),
+    }
+}
+
+/// stat(2).
+///
+/// # Safety
+/// As stat(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stat(path: *const c_char, out: *mut libc::stat) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { status(path, out, 0) }
+}
+
+/// stat(2), by the name that programs with large files use: the structure is the same on machines with 64 bits.
+///
+/// # Safety
+/// As stat(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn stat64(path: *const c_char, out: *mut libc::stat) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { status(path, out, 0) }
+}
+
+/// lstat(2).
+///
+/// # Safety
+/// As lstat(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lstat(path: *const c_char, out: *mut libc::stat) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { status(path, out, libc::AT_SYMLINK_NOFOLLOW) }
+}
+
+/// lstat(2), by the name that programs with large files use.
+///
+/// # Safety
+/// As lstat(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn lstat64(path: *const c_char, out: *mut libc::stat) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { status(path, out, libc::AT_SYMLINK_NOFOLLOW) }
+}
+
+/// access(2).
+///
+/// # Safety
+/// As access(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn access(path: *const c_char, mode: c_int) -> c_int {
+    // SAFETY: the caller's.
+    if region::is_named(unsafe { bytes(path) }) {
+        return 0;
+    }
+    // SAFETY: the caller's.
+    done(unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, path, mode) })
 }
 
 /// mmap(2).
@@ -67,41 +194,28 @@ pub unsafe extern "C" fn mmap(
     descriptor: c_int,
     offset: off_t,
 ) -> *mut c_void {
+    if flags & libc::MAP_FIXED != 0 && served::overlaps(address, length) {
+        refuse(
+            libc::EINVAL,
+            "a mapping over the region, or over a part of it, is refused: unmap the region as a whole first",
+        );
+        return libc::MAP_FAILED;
+    }
     // SAFETY: the caller's.
     let map = |descriptor: c_int| unsafe {
         let mapped = libc::syscall(libc::SYS_mmap, address, length, protection, flags, descriptor, offset);
         let mapped = usize::try_from(mapped.cast_unsigned()).unwrap_or(usize::MAX);
         std::ptr::with_exposed_provenance_mut::<c_void>(mapped)
     };
-    let is_shared = [libc::MAP_SHARED, libc::MAP_SHARED_VALIDATE].contains(&(flags & libc::MAP_TYPE));
-    let is_it = |wanted: &&Wanted| descriptor >= 0 && is_shared && is_wanted(descriptor, wanted);
-    let Some(wanted) = wanted().filter(is_it) else { return map(descriptor) };
-    let asked = (length as u64, offset, protection);
-    // Held until it is served: of two threads that ask at once, the second has the first one's mapping.
-    let mut served = SERVED.lock().unwrap_or_else(PoisonError::into_inner);
-    if address.is_null()
-        && let Some(mapped) = shared(&mut served, asked)
-    {
-        return mapped;
+    let Some(region) = region::of(descriptor) else { return map(descriptor) };
+    if ![libc::MAP_SHARED, libc::MAP_SHARED_VALIDATE].contains(&(flags & libc::MAP_TYPE)) {
+        refuse(
+            libc::EACCES,
+            "a private mapping of the region is refused: its pages would not come back; use a shared one (share=on)",
+        );
+        return libc::MAP_FAILED;
     }
-    // The kernel tells of touches in mappings only that may be written to, also if they are not.
-    let file = File::options().read(true).write(true).open(&wanted.region);
-    let mapped = map(file.as_ref().map_or(descriptor, AsRawFd::as_raw_fd));
-    if mapped == libc::MAP_FAILED {
-        return mapped;
-    }
-    match serve(&mut served, wanted, mapped, asked) {
-        Ok(()) => mapped,
-        Err(error) => {
-            eprintln!("libcvmio_scm: {}: {error}", Path::new(&wanted.region).display());
-            // SAFETY: the mapping was just made, and nobody else knows of it; errno is this thread's.
-            unsafe {
-                libc::syscall(libc::SYS_munmap, mapped, length);
-                *libc::__errno_location() = libc::EACCES;
-            }
-            libc::MAP_FAILED
-        }
-    }
+    served::map(&region, served::Asked { address, length, offset, protection }, map)
 }
 
 /// mmap(2), by the name that programs with large files use.
@@ -121,72 +235,43 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(address, length, protection, flags, descriptor, offset) }
 }
 
-/// What was asked of mmap: length, offset and protection.
-type Asked = (u64, off_t, c_int);
-
-/// The mapping that is served.
-struct Served {
-    _attached: Attached,
-    start: usize,
-    asked: Asked,
-    /// How often it was asked for.
-    users: usize,
-}
-
-/// The mapping that is served, for one more user who asks for the same: threads of a program often map a file each.
-fn shared(served: &mut Option<Served>, asked: Asked) -> Option<*mut c_void> {
-    let served = served.as_mut().filter(|served| served.asked == asked)?;
-    served.users += 1;
-    Some(std::ptr::with_exposed_provenance_mut(served.start))
-}
-
-fn serve(
-    served: &mut Option<Served>,
-    wanted: &Wanted,
-    mapped: *mut c_void,
-    asked: Asked,
-) -> Result<(), String> {
-    if served.is_some() {
-        return Err("another mapping of it is served already, and only one is".into());
-    }
-    let (length, offset, _) = asked;
-    let offset = u64::try_from(offset).map_err(|error| error.to_string())?;
-    let start = mapped.addr();
-    // SAFETY: the range was just mapped, shared, from the region's file; it stays until munmap below, which ends the service first.
-    let attached =
-        unsafe { attach(wanted.region.as_ref(), wanted.socket.as_ref(), start as u64, length, offset) };
-    let attached = attached.map_err(|error| error.to_string())?;
-    *served = Some(Served { _attached: attached, start, asked, users: 1 });
-    LENGTH.store(length, Ordering::Release);
-    START.store(start as u64, Ordering::Release);
-    Ok(())
-}
-
-/// Whether a range has to do with the mapping that is served.
-fn is_served(address: *mut c_void, length: size_t) -> bool {
-    let (start, len) = (START.load(Ordering::Acquire), LENGTH.load(Ordering::Acquire));
-    let address = address.addr() as u64;
-    start != 0 && address < start + len && start < address.saturating_add(length as u64)
-}
-
 /// munmap(2).
 ///
 /// # Safety
 /// As munmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
-    if is_served(address, length) {
-        let mut served = SERVED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(others) = served.as_mut().filter(|served| served.users > 1) {
-            others.users -= 1;
-            return 0;
+    match served::unmap(address, length) {
+        // SAFETY: the caller's.
+        served::Unmap::Go => done(unsafe { libc::syscall(libc::SYS_munmap, address, length) }),
+        served::Unmap::Others => 0,
+        served::Unmap::Part => {
+            refuse(libc::EINVAL, "to unmap a part of the region is refused: unmap all of it");
+            -1
         }
-        START.store(0, Ordering::Release);
-        drop(served.take());
+    }
+}
+
+/// mremap(2). In C it takes the new address only with MREMAP_FIXED; else the register has anything, and nobody looks.
+///
+/// # Safety
+/// As mremap(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    address: *mut c_void,
+    length: size_t,
+    new_length: size_t,
+    flags: c_int,
+    new_address: *mut c_void,
+) -> *mut c_void {
+    let is_over = flags & libc::MREMAP_FIXED != 0 && served::overlaps(new_address, new_length);
+    if served::overlaps(address, length) || is_over {
+        refuse(libc::EINVAL, "to move the region's mapping, or another one over it, is refused");
+        return libc::MAP_FAILED;
     }
     // SAFETY: the caller's.
-    let done = unsafe { libc::syscall(libc::SYS_munmap, address, length) };
-    c_int::try_from(done).unwrap_or(-1)
+    let moved = unsafe { libc::syscall(libc::SYS_mremap, address, length, new_length, flags, new_address) };
+    std::ptr::with_exposed_provenance_mut(usize::try_from(moved.cast_unsigned()).unwrap_or(usize::MAX))
 }
 
 /// madvise(2), without huge pages for the mapping that is served: a page's neighbours must not come with it.
@@ -195,10 +280,54 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, length: size_t) -> c_int {
 /// As madvise(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(address: *mut c_void, length: size_t, advice: c_int) -> c_int {
-    if matches!(advice, libc::MADV_HUGEPAGE | libc::MADV_COLLAPSE) && is_served(address, length) {
-        return 0;
+    if served::overlaps(address, length) {
+        match advice {
+            libc::MADV_HUGEPAGE | libc::MADV_COLLAPSE => return 0,
+            libc::MADV_REMOVE | libc::MADV_DOFORK => {
+                refuse(
+                    libc::EOPNOTSUPP,
+                    "advice to remove pages of the region, or to leave it to children of the process, is refused",
+                );
+                return -1;
+            }
+            _ => {}
+        }
     }
     // SAFETY: the caller's.
-    let done = unsafe { libc::syscall(libc::SYS_madvise, address, length, advice) };
-    c_int::try_from(done).unwrap_or(-1)
+    done(unsafe { libc::syscall(libc::SYS_madvise, address, length, advice) })
+}
+
+/// What has a device reach memory of this process for good: VFIO_IOMMU_MAP_DMA, and IOMMU_IOAS_MAP of iommufd.
+const MAP_DMA: c_ulong = 0x3b71;
+const IOAS_MAP: c_ulong = 0x3b85;
+
+/// ioctl(2).
+///
+/// # Safety
+/// As ioctl(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    // The address and the length, in words of eight bytes.
+    let range = match request {
+        MAP_DMA => Some((1, 3)),
+        IOAS_MAP => Some((2, 3)),
+        _ => None,
+    };
+    if let Some((address, length)) = range.filter(|_| !argument.is_null()) {
+        let words = argument.cast::<u64>();
+        // SAFETY: both requests take a structure of at least four words, which the caller has filled.
+        let (address, length) =
+            unsafe { (words.add(address).read_unaligned(), words.add(length).read_unaligned()) };
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        if served::overlaps(std::ptr::without_provenance_mut(usize::try_from(address).unwrap_or(0)), length) {
+            refuse(
+                libc::EPERM,
+                "a device cannot have the region (VFIO): it would write past the page tables, into pages that are encrypted; have the region \
+                 served by FUSE, or use no such device",
+            );
+            return -1;
+        }
+    }
+    // SAFETY: the caller's.
+    done(unsafe { libc::syscall(libc::SYS_ioctl, descriptor, request, argument) })
 }

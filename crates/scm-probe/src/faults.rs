@@ -75,7 +75,7 @@ fn answered(mapped: &Mapped, how: Answering, page: usize) -> io::Result<Answerer
         libc::madvise(start, mapped.len(), libc::MADV_NOHUGEPAGE);
         libc::madvise(start, mapped.len(), libc::MADV_DONTNEED);
     }
-    uffd::register_minor(&uffd, address as u64, mapped.len() as u64)?;
+    uffd::register(&uffd, address as u64, mapped.len() as u64)?;
     let how = if how == Answering::Asleep { "asleep" } else { "awake" };
     let mut command = Command::new(std::env::current_exe()?);
     // What this process was told, up to its own command, is the way to the other one.
@@ -97,7 +97,7 @@ pub(crate) fn answer(args: &AnswerArgs) -> io::Result<()> {
         }
         uffd::read(uffd, &mut events)?;
         for event in events.drain(..) {
-            let Event::Fault(address) = event else { continue };
+            let Event::Fault { address, .. } = event else { continue };
             let mut resumed = uffd::resume(uffd, address / args.page * args.page, args.page);
             while resumed.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EAGAIN)) {
                 std::thread::sleep(Duration::from_micros(1));

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use seal::Random;
 use seal::slot::Credential;
+use zeroize::Zeroizing;
 
 use crate::Error;
 use crate::entry::{ENTRY_SIZE, Entry};
@@ -29,8 +30,8 @@ pub struct Checked {
 /// Most pages of a kind that are named.
 pub const MOST: usize = 100;
 
-/// Checks header, roots, table and bitmap, and opens every encrypted page that no worker had under way. `progress` hears how many of all
-/// pages were opened.
+/// Checks header, roots, table and bitmap, and opens every encrypted page, also those that a worker had under way. `progress` hears how many of
+/// all pages were opened.
 ///
 /// # Errors
 /// As [`Engine::open`](crate::Engine::open).
@@ -40,14 +41,18 @@ pub fn check(
     random: Arc<dyn Random>,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Checked, Error> {
-    let (unlocked, key) = unlock::unlock(medium, credential)?;
-    let Header { suite, id, geometry, session, .. } = unlocked.header;
-    let keys = Keys::new(key, suite, id, &geometry, random);
-    let survey = recovery::survey(medium, &geometry, &keys, &session, &|_, _| {})?;
+    let (headers, key) = unlock::unlock(medium, credential)?;
+    let keys = Keys::of(key, &headers, random);
+    let (unlocked, survey) = recovery::find(medium, headers, &keys, &|_, _| {})?;
+    let geometry = unlocked.header.geometry;
     let mut checked =
         Checked { report: survey.report(), corrupt: Vec::new(), unverified: Vec::new(), corrupt_pages: 0 };
+    for (page, outcome) in survey.outcomes(medium, &geometry, &keys)? {
+        checked.count_corrupt(outcome.is_corrupt.then_some(page));
+        checked.report.open += u64::from(outcome.state.is_none());
+    }
     let size = usize::try_from(geometry.page_size()).expect("a page fits into memory");
-    let (mut content, mut plain) = (vec![0; size], vec![0; size]);
+    let (mut content, mut plain) = (vec![0; size], Zeroizing::new(vec![0; size]));
     for page in 0..geometry.pages() {
         if survey.is_settled_and_encrypted(page) {
             let mut line = [0; ENTRY_SIZE];
@@ -58,16 +63,83 @@ pub fn check(
                 checked.unverified.push(page);
             }
             let opened = entry.is_some_and(|entry| keys.open(page, &entry, &content, &mut plain).is_ok());
-            if !opened {
-                checked.corrupt_pages += 1;
-                if checked.corrupt.len() < MOST {
-                    checked.corrupt.push(page);
-                }
+            checked.count_corrupt((!opened).then_some(page));
+        }
+        progress(page + 1, geometry.pages());
+    }
+    checked.corrupt.sort_unstable();
+    Ok(checked)
+}
+
+impl Checked {
+    fn count_corrupt(&mut self, page: Option<u64>) {
+        let Some(page) = page else { return };
+        self.corrupt_pages += 1;
+        if self.corrupt.len() < MOST {
+            self.corrupt.push(page);
+        }
+    }
+}
+
+/// What was salvaged of a region.
+#[derive(Debug)]
+pub struct Salvaged {
+    /// Bytes of data.
+    pub length: u64,
+    /// Pages that open.
+    pub opened: u64,
+    /// Pages that do not, at most [`MOST`].
+    pub lost: Vec<u64>,
+    /// How many there are in all.
+    pub lost_pages: u64,
+    /// Why the region as a whole is not as it was left, if it is not.
+    pub damage: Option<Error>,
+}
+
+/// Opens each page by its table entry alone, and hands its place and content to `write`: a root, a bitmap, a progress field or an entry that is
+/// damaged costs no other page. Each page that opens was sealed for its place in this region; without a root nothing tells its latest content from
+/// an older one. `progress` hears how many of all pages were looked at.
+///
+/// # Errors
+/// As [`Engine::open`](crate::Engine::open), but not for damage of what it does not need; [`Error::Io`] of `write`.
+pub fn salvage(
+    medium: &dyn Medium,
+    credential: &Credential,
+    random: Arc<dyn Random>,
+    write: &mut dyn FnMut(u64, &[u8]) -> std::io::Result<()>,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Salvaged, Error> {
+    let (headers, key) = unlock::unlock(medium, credential)?;
+    let keys = Keys::of(key, &headers, random);
+    let geometry = headers[0].header.geometry;
+    let damage = match recovery::find(medium, headers, &keys, &|_, _| {}) {
+        Ok(_) => None,
+        Err(error @ Error::CorruptRegion(_)) => Some(error),
+        Err(error) => return Err(error),
+    };
+    let mut found =
+        Salvaged { length: geometry.data_len(), opened: 0, lost: Vec::new(), lost_pages: 0, damage };
+    let size = usize::try_from(geometry.page_size()).expect("a page fits into memory");
+    let (mut content, mut plain) = (vec![0; size], Zeroizing::new(vec![0; size]));
+    for page in 0..geometry.pages() {
+        let mut line = [0; ENTRY_SIZE];
+        medium.read(geometry.entry_at(page), &mut line)?;
+        medium.read(geometry.page_at(page), &mut content)?;
+        let opened =
+            Entry::decode(&line).is_some_and(|entry| keys.open(page, &entry, &content, &mut plain).is_ok());
+        if opened {
+            found.opened += 1;
+            write(geometry.page_at(page), &plain)
+                .map_err(|error| Error::io(format!("writing page {page}"), error))?;
+        } else {
+            found.lost_pages += 1;
+            if found.lost.len() < MOST {
+                found.lost.push(page);
             }
         }
         progress(page + 1, geometry.pages());
     }
-    Ok(checked)
+    Ok(found)
 }
 
 /// What the bitmap of a region says, without a key: nothing of it is proven.
@@ -79,6 +151,22 @@ pub struct Claimed {
     pub unverified: u64,
     /// Workers that had a page under way.
     pub under_way: u64,
+}
+
+impl Claimed {
+    /// As Prometheus reads it, of a region with so many pages.
+    #[must_use]
+    pub fn metrics(&self, pages: u64) -> String {
+        let gauge =
+            |(name, value): (&str, u64)| format!("# TYPE cvmio_scm_{name} gauge\ncvmio_scm_{name} {value}\n");
+        let all = [
+            ("pages_open", self.open),
+            ("pages_encrypted", pages - self.open),
+            ("pages_unverified", self.unverified),
+            ("pages_under_way", self.under_way),
+        ];
+        all.map(gauge).concat()
+    }
 }
 
 /// Counts the bitmap, the table's marks and the progress fields.

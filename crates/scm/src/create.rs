@@ -8,7 +8,7 @@ use seal::{Random, Suite, VolumeKey, sha256};
 use crate::Error;
 use crate::entry::ENTRY_SIZE;
 use crate::geometry::Geometry;
-use crate::header::Header;
+use crate::header::{Header, VERSION};
 use crate::keys::{Keys, Sum};
 use crate::medium::Medium;
 use crate::root::Root;
@@ -50,10 +50,17 @@ pub fn create(
     let slots = slots.encode();
     let keys = Keys::new(key, suite, id, geometry, Arc::clone(random));
     let sum = seal_zeros(medium, geometry, &keys, progress)?;
-    Root { generation: 1, sum }.store(medium, geometry, &keys)?;
+    Root { generation: 1, sum }.store(medium, geometry, &keys, Some(&session))?;
     medium.fence()?;
-    let header =
-        Header { suite, id, geometry: *geometry, generation: 1, session, slots_digest: sha256(&[&slots]) };
+    let header = Header {
+        version: VERSION,
+        suite,
+        id,
+        geometry: *geometry,
+        generation: 1,
+        session,
+        slots_digest: sha256(&[&slots]),
+    };
     Ok(unlock::write_header(medium, &header, &slots, &keys, 0)?)
 }
 

@@ -22,6 +22,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use seal::Random;
 use seal::slot::Credential;
+use zeroize::Zeroizing;
 
 use crate::Error;
 use crate::entry::{ENTRY_SIZE, Entry};
@@ -60,7 +61,7 @@ pub struct Engine {
 /// A worker: its number, and the private memory of its transitions.
 pub(crate) struct Worker {
     pub(crate) number: u32,
-    pub(crate) plain: Vec<u8>,
+    pub(crate) plain: Zeroizing<Vec<u8>>,
     pub(crate) sealed: Vec<u8>,
 }
 
@@ -77,16 +78,16 @@ impl Engine {
         random: Arc<dyn Random>,
         progress: &dyn Fn(u64, u64),
     ) -> Result<(Engine, Report), Error> {
-        let (unlocked, key) = unlock::unlock(&*medium, credential)?;
-        let Header { suite, id, geometry, session, .. } = unlocked.header;
-        let keys = Keys::new(key, suite, id, &geometry, random);
-        let survey = recovery::survey(&*medium, &geometry, &keys, &session, progress)?;
+        let (headers, key) = unlock::unlock(&*medium, credential)?;
+        let keys = Keys::of(key, &headers, random);
+        let (unlocked, survey) = recovery::find(&*medium, headers, &keys, progress)?;
+        let Header { geometry, .. } = unlocked.header;
         let mut report = survey.report();
-        let (root, states) = survey.settle(&*medium, &geometry, &keys, &mut report)?;
-        let header = unlock::begin_session(&*medium, &unlocked, &keys)?;
+        let (mut root, states) = survey.settle(&*medium, &unlocked.header, &keys, &mut report)?;
+        let header = unlock::begin_session(&*medium, &unlocked, &keys, &mut root)?;
         let worker = |number| {
             let size = usize::try_from(geometry.page_size()).expect("a page fits into memory");
-            Worker { number, plain: vec![0; size], sealed: vec![0; size] }
+            Worker { number, plain: vec![0; size].into(), sealed: vec![0; size] }
         };
         let engine = Engine {
             pages: (0..geometry.pages().min(STRIPES)).map(|_| Mutex::default()).collect(),
@@ -110,6 +111,7 @@ impl Engine {
                 engine.close_page(page)?;
             }
         }
+        engine.vouch_again()?;
         Ok((engine, report))
     }
 
@@ -163,7 +165,7 @@ impl Engine {
         self.check()?;
         if match action {
             Action::Open => self.is_open(page),
-            Action::Close => !self.is_open(page),
+            Action::Close | Action::Lose => !self.is_open(page),
             Action::Rewrite(..) => false,
         } {
             return Ok(None);
@@ -189,20 +191,21 @@ impl Engine {
     }
 
     /// Decrypts a page in place unless it is open, and then does `work` before anybody can change its state again. `is_timed` notes how long each
-    /// step took.
+    /// step took; `is_missing` says that the medium has no memory for a part of it.
     ///
     /// # Errors
-    /// As [`open_page`](Engine::open_page); a corrupt page is not counted.
+    /// As [`open_page`](Engine::open_page), and [`Error::CorruptPage`] for a page that is open and missing; a corrupt page is not counted.
     pub(crate) fn open_then<T>(
         &self,
         page: u64,
         is_timed: bool,
+        is_missing: bool,
         work: impl FnOnce() -> T,
     ) -> Result<T, Error> {
         let mut clock = Clock::new(is_timed.then_some(&self.stats.steps));
         let lock = self.lock(page);
         if self.is_open(page) {
-            return Ok(work());
+            return if is_missing { Err(Error::CorruptPage { page }) } else { Ok(work()) };
         }
         let Some(mut transition) = self.begin_locked(lock, page, Action::Open)? else { return Ok(work()) };
         clock.step();
@@ -247,16 +250,28 @@ impl Engine {
         self.run(transition)
     }
 
-    /// As [`close_page`](Engine::close_page), if `allowed` says so once the page's lock is held: from then on nobody opens it.
+    /// As [`close_page`](Engine::close_page), if `allowed` says so once the page's lock is held: from then on nobody opens it. A page that is not
+    /// whole, since the medium has no memory for it any more, becomes one that is corrupt.
     ///
     /// # Errors
     /// As [`close_page`](Engine::close_page).
-    pub fn close_page_if(&self, page: u64, allowed: impl FnOnce() -> bool) -> Result<bool, Error> {
+    pub(crate) fn close_page_if(
+        &self,
+        page: u64,
+        allowed: impl FnOnce() -> bool,
+        is_whole: impl FnOnce() -> bool,
+    ) -> Result<bool, Error> {
         let lock = self.lock(page);
-        if !allowed() {
+        if !self.is_open(page) || !allowed() {
             return Ok(false);
         }
-        let transition = self.begin_locked(lock, page, Action::Close)?;
+        let action = if is_whole() { Action::Close } else { Action::Lose };
+        if matches!(action, Action::Lose) {
+            let error = Error::CorruptPage { page };
+            eprintln!("error: the region's file lacks what was there while it was open: {error}");
+            self.count_corrupt(&error);
+        }
+        let transition = self.begin_locked(lock, page, action)?;
         self.run(transition)
     }
 
@@ -274,15 +289,15 @@ impl Engine {
         result
     }
 
-    fn read_locked(&self, page: u64) -> Result<Vec<u8>, Error> {
+    fn read_locked(&self, page: u64) -> Result<Zeroizing<Vec<u8>>, Error> {
         self.check()?;
         let size = self.page_bytes();
-        let mut content = vec![0; size];
+        let mut content = Zeroizing::new(vec![0; size]);
         self.stop_on(self.medium.read(self.geometry.page_at(page), &mut content))?;
         if self.is_open(page) {
             return Ok(content);
         }
-        let mut plain = vec![0; size];
+        let mut plain = Zeroizing::new(vec![0; size]);
         let entry = self.entry(page)?;
         self.keys.open(page, &entry, &content, &mut plain)?;
         Ok(plain)
@@ -328,7 +343,22 @@ impl Engine {
                 closed += u64::from(self.close_page(page)?);
             }
         }
+        self.check()?;
+        self.vouch_again()?;
         Ok(closed)
+    }
+
+    /// Has both roots vouch for the same: behind this, the state before the last step is none any more, for which the medium could be made to look.
+    ///
+    /// # Errors
+    /// [`Error::Medium`].
+    pub(crate) fn vouch_again(&self) -> Result<(), Error> {
+        if mutated(Mutation::RootBeforeKept) {
+            return Ok(());
+        }
+        let mut root = self.root.lock().unwrap_or_else(PoisonError::into_inner);
+        let again = root.again(&*self.medium, &self.geometry, &self.keys, &self.session);
+        self.stop_on(again)
     }
 
     /// All counts at this moment.
@@ -355,6 +385,7 @@ impl Engine {
             fault_p50_ns: stats.fault_latency.permille(500),
             fault_p99_ns: stats.fault_latency.permille(990),
             fault_p999_ns: stats.fault_latency.permille(999),
+            kept: get(&stats.kept),
             batches: get(&stats.batches),
             fault_steps: stats.steps.summary(),
             ahead: get(&stats.ahead),
@@ -387,7 +418,8 @@ impl Engine {
         Ok(result?)
     }
 
-    pub(crate) fn give_back(&self, worker: Worker) {
+    pub(crate) fn give_back(&self, mut worker: Worker) {
+        worker.plain.fill(0);
         self.workers.lock().unwrap_or_else(PoisonError::into_inner).push(worker);
         self.returned.notify_one();
     }

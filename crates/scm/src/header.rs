@@ -3,7 +3,7 @@
 //! | offset | bytes | content |
 //! | --- | --- | --- |
 //! | 0 | 8 | `cvmioscm` |
-//! | 8 | 4 | version: 1 |
+//! | 8 | 4 | version: 2; 1 is read, and becomes 2 when the region is opened |
 //! | 12 | 1 | cipher suite, as in `seal` |
 //! | 13 | 3 | zero |
 //! | 16 | 16 | region id, random |
@@ -13,13 +13,14 @@
 //! | 52 | 4 | zero |
 //! | 56 | 8 | length of the file in bytes |
 //! | 64 | 8 | generation: the valid copy with the larger one counts |
-//! | 72 | 32 | session id, random: the logs of workers belong to it |
+//! | 72 | 32 | session id, random: the logs of workers and, from version 2 on, the roots belong to it |
 //! | 104 | 32 | SHA-256 of the key slots |
 //! | 136 | 32 | HMAC-SHA-256 of bytes 0 to 135, with a key derived from the region's |
 //! | 168 | 3928 | zero |
 //!
-//! There are two copies, and a new header goes to the one that is not in force. Nothing of a header is used before its MAC was checked, but
-//! what its key slots need (the id), and the shape for a `status` without a key, which says that it is unchecked.
+//! There are two copies, and a new header goes to the one that is not in force, and to the other one when a root belongs to its session.
+//! Nothing of a header is used before its MAC was checked, but what its key slots need (the id), and the shape for a `status` without a key,
+//! which says that it is unchecked.
 
 use seal::slot::AREA_SIZE;
 use seal::{Suite, sha256};
@@ -32,11 +33,14 @@ pub const HEADER_SIZE: usize = 4096;
 /// What of it is signed.
 pub(crate) const SIGNED: usize = 136;
 const MAGIC: &[u8; 8] = b"cvmioscm";
-const VERSION: u32 = 1;
+/// What is written.
+pub(crate) const VERSION: u32 = 2;
 
 /// A header as it was read. Only a checked MAC proves it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
+    /// The format's version.
+    pub version: u32,
     /// The cipher suite.
     pub suite: Suite,
     /// The region's id.
@@ -67,7 +71,7 @@ impl Header {
         let mut bytes = [0; SIGNED];
         let mut put = |at: usize, part: &[u8]| bytes[at..at + part.len()].copy_from_slice(part);
         put(0, MAGIC);
-        put(8, &VERSION.to_le_bytes());
+        put(8, &self.version.to_le_bytes());
         put(12, &[self.suite.code()]);
         put(16, &self.id);
         put(32, &self.geometry.page_size().to_le_bytes());
@@ -90,9 +94,10 @@ impl Header {
         }
         let corrupt = |what: &str| Error::CorruptRegion(format!("its header {what}"));
         let version = u32::from_le_bytes(get(bytes, 8));
-        if version != VERSION {
+        if !(1..=VERSION).contains(&version) {
             return Err(Error::Usage(format!(
-                "the region has format version {version}, and this program knows version {VERSION}: use the program that made it"
+                "the region has format version {version}, and this program knows version {VERSION} and those before: use the program that made \
+                 it"
             )));
         }
         let zeros = [&bytes[13..16], &bytes[52..56], &bytes[SIGNED + 32..]];
@@ -107,6 +112,7 @@ impl Header {
         let workers = u32::from_le_bytes(get(bytes, 48));
         let geometry = Geometry::claimed(number(32), number(40), workers, number(56));
         let header = Header {
+            version,
             suite,
             id: get(bytes, 16),
             geometry: geometry.map_err(Error::CorruptRegion)?,
@@ -115,6 +121,11 @@ impl Header {
             slots_digest: get(bytes, 104),
         };
         Ok(Some((header, get(bytes, SIGNED))))
+    }
+
+    /// The session to which the roots belong; `None` in a region of version 1, where they belong to none.
+    pub(crate) fn roots_session(&self) -> Option<&[u8; 32]> {
+        (self.version > 1).then_some(&self.session)
     }
 
     /// Whether these are the key slots that the header was made with.
@@ -134,6 +145,7 @@ mod tests {
     #[test]
     fn headers_go_there_and_back_and_damage_is_refused() {
         let header = Header {
+            version: VERSION,
             suite: Suite::Aes256Gcm,
             id: [1; 16],
             geometry: Geometry::new(4096, 10, 2, 4096).unwrap(),
@@ -149,7 +161,9 @@ mod tests {
             Header::decode(&bytes)
         };
         assert!(matches!(damaged(0, 0), Ok(None)));
-        assert!(matches!(damaged(8, 2), Err(Error::Usage(_))));
+        assert!(
+            matches!(damaged(8, 0), Err(Error::Usage(_))) && matches!(damaged(8, 3), Err(Error::Usage(_)))
+        );
         for (at, value) in
             [(12, 4), (12, 9), (13, 1), (33, 3), (48, 0), (53, 1), (57, 0), (168, 1), (4095, 1)]
         {

@@ -14,8 +14,10 @@ use crate::Error;
 
 use crate::entry::{EPOCH_LIMIT, Entry};
 use crate::geometry::Geometry;
+use crate::header::Header;
 use crate::mutation::{Mutation, mutated};
 use crate::progress::{State, encode_state};
+use crate::unlock::Unlocked;
 
 /// Keys of epochs that are kept ready. They follow from the salts in the table.
 const READY: usize = 256;
@@ -76,6 +78,12 @@ impl Keys {
             id,
             random,
         }
+    }
+
+    /// The keys of a region whose headers are proven: all copies say the same of what keys depend on.
+    pub(crate) fn of(volume: VolumeKey, headers: &[Unlocked], random: Arc<dyn Random>) -> Keys {
+        let Header { suite, id, geometry, .. } = &headers[0].header;
+        Keys::new(volume, *suite, *id, geometry, random)
     }
 
     pub(crate) fn random(&self) -> &dyn Random {
@@ -172,8 +180,11 @@ impl Keys {
         }
     }
 
-    pub(crate) fn sign_root(&self, generation: u64, sum: &Sum) -> [u8; 32] {
-        self.root.sign(&[&generation.to_le_bytes(), &sum.0])
+    /// The MAC of a root. In a region of version 1 roots belong to no session.
+    pub(crate) fn sign_root(&self, session: Option<&[u8; 32]>, generation: u64, sum: &Sum) -> [u8; 32] {
+        let session = session.filter(|_| !mutated(Mutation::RootOfAnySession));
+        let session = session.map_or(&[][..], |session| session);
+        self.root.sign(&[&generation.to_le_bytes(), &sum.0, session])
     }
 
     pub(crate) fn sign_log(

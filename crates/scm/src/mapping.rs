@@ -6,8 +6,9 @@
 
 mod sigbus;
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 
@@ -71,6 +72,9 @@ impl Mapping {
         let file = File::options().read(true).write(access == Access::Exclusive).open(path);
         let file = file.map_err(|error| Error::io(doing("opening"), error))?;
         lock(&file, path, access)?;
+        if access == Access::Exclusive {
+            keep_others_out(&file, path)?;
+        }
         let len = file.metadata().map_err(|error| Error::io(doing("looking at"), error))?.len();
         if len == 0 || len % 8 != 0 {
             return Err(Error::Usage(format!("{}: it is no region: it has {len} bytes", path.display())));
@@ -83,7 +87,8 @@ impl Mapping {
     /// # Errors
     /// [`Error::Io`] if it exists already or the space is not there, [`Error::Usage`] if its file system has no shared mappings.
     pub fn create(path: &Path, len: u64) -> Result<Mapping, Error> {
-        let file = File::options().read(true).write(true).create_new(true).open(path);
+        // Its pages are in the clear while they are open, and whoever can open it can lock out the server.
+        let file = File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
         let file = file.map_err(|error| Error::io(format!("creating {}", path.display()), error))?;
         let made = Mapping::fill(file, path, len);
         if made.is_err() {
@@ -99,7 +104,15 @@ impl Mapping {
             let allocated = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len);
             allocated.map_err(io::Error::from)
         });
-        grown.map_err(|error| Error::io(format!("making {} {len} bytes long", path.display()), error))?;
+        let huge = rustix::fs::fstatfs(&file).is_ok_and(|found| kind(&found) == HUGETLBFS);
+        grown.map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::ENOMEM) if huge => Error::Usage(format!(
+                "{}: there are not enough huge pages for {len} bytes: reserve more with the sysctl vm.nr_hugepages, or in \
+                 /sys/kernel/mm/hugepages",
+                path.display()
+            )),
+            _ => Error::io(format!("making {} {len} bytes long", path.display()), error),
+        })?;
         Mapping::map(file, path, len, Access::Exclusive)
     }
 
@@ -201,6 +214,27 @@ impl Mapping {
         &self.path
     }
 
+    /// Another open file description of the file, for a VMM: its locks are not ours.
+    ///
+    /// # Errors
+    /// As open(2) says.
+    pub fn reopen(&self) -> io::Result<File> {
+        use std::os::fd::AsRawFd;
+        File::options().read(true).write(true).open(format!("/proc/self/fd/{}", self.file.as_raw_fd()))
+    }
+
+    /// Whether the file has memory for all of a range; a hole would read as zeros. hugetlbfs does not tell.
+    #[must_use]
+    pub fn is_whole(&self, at: u64, len: u64) -> bool {
+        if self.huge_page_size.is_some() {
+            return true;
+        }
+        // The offset of this descriptor is used nowhere else. To ask for the next hole would walk through the whole file.
+        let has_data =
+            |at| rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(at)).is_ok_and(|data| data == at);
+        (at..at + len).step_by(4096).all(has_data)
+    }
+
     /// The address of a range that lies inside of the mapping.
     fn at(&self, at: u64, len: u64) -> *mut u8 {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len), "inside of the mapping");
@@ -285,6 +319,22 @@ impl Drop for Mapping {
         let result = unsafe { munmap(self.base.as_ptr().cast(), usize::try_from(self.len).unwrap_or(0)) };
         debug_assert!(result.is_ok(), "a mapping of ours can be unmapped: {result:?}");
     }
+}
+
+/// Has a region that others may open, since it was copied or made by something else, be for its owner alone: its open pages are in the clear, and
+/// whoever can open it can keep a server from it by a lock.
+fn keep_others_out(file: &File, path: &Path) -> Result<(), Error> {
+    let found =
+        file.metadata().map_err(|error| Error::io(format!("looking at {}", path.display()), error))?;
+    if found.permissions().mode() & 0o077 == 0 {
+        return Ok(());
+    }
+    file.set_permissions(Permissions::from_mode(0o600)).map_err(|error| {
+        Error::Usage(format!(
+            "{}: others than its owner may open it, and that cannot be changed ({error}): have its owner chmod it to 600",
+            path.display()
+        ))
+    })
 }
 
 fn lock(file: &File, path: &Path, access: Access) -> Result<(), Error> {

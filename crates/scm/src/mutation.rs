@@ -54,6 +54,10 @@ mutations! {
     LogUnchecked, "log-unchecked", "a log that encrypts counts only with this session's MAC";
     UnverifiedForgotten, "unverified-forgotten", "a page that was open at a crash is marked";
     StopLeavesOpen, "stop-leaves-open", "a clean stop leaves no page open";
+    CorruptCalledOpen, "corrupt-called-open", "an encrypted page that neither its buffer nor its place opens is corrupt";
+    OldStateBelieved, "old-state-believed", "recovery gives a page no state for which neither root nor log vouches";
+    RootBeforeKept, "root-before-kept", "behind a clean stop no root vouches for another state than the last one";
+    RootOfAnySession, "root-of-any-session", "a root belongs to the session whose logs count";
     PlaintextInBuffer, "plaintext-in-buffer", "a page buffer holds ciphertext only";
 }
 

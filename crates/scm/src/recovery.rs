@@ -1,6 +1,6 @@
 //! From whatever a crash left to a region in which every page is whole.
 //!
-//! [`survey`] reads and changes nothing. It finds what each page's state is, as the root vouches for it: the table and the bitmap for pages that
+//! [`find`] reads and changes nothing. It finds what each page's state is, as the root vouches for it: the table and the bitmap for pages that
 //! no worker had under way, and for each of the others one of the states that its log allows. There are at most eight workers and three
 //! states for each, so all combinations are tried against both roots.
 //!
@@ -8,19 +8,27 @@
 //! place, since it holds ciphertext. It may be cut short anywhere and done again: it changes a page before its entry, that before the root,
 //! and clears the progress fields last; and the states that it makes are among those that a log allows.
 //!
+//! The medium may say anything: progress fields, logs, buffers, the bitmap and which copy of the header is there are claims. What is believed is what
+//! adds up to a root's MAC, and of a log that encrypts the step for which it has a MAC. A page for which the root vouches as encrypted stays
+//! encrypted: if neither its buffer nor its place opens, it is corrupt.
+//!
 //! What the root does not vouch for is marked `Unverified`: a page whose encryption from the open state was under way, and one that was being
 //! opened when the root had moved already. Everything else that was under way keeps its mark: the root vouches for the state before, and the
 //! log's MAC for the step.
+
+use zeroize::Zeroizing;
 
 use crate::Error;
 use crate::engine::{OPEN, UNVERIFIED};
 use crate::entry::{ENTRY_SIZE, Entry};
 use crate::geometry::Geometry;
+use crate::header::Header;
 use crate::keys::{Keys, Sum};
 use crate::medium::Medium;
 use crate::mutation::{Mutation, mutated};
 use crate::progress::{Direction, LOG_AT, LOG_SIZE, Log, Progress, State};
 use crate::root::{self, Root};
+use crate::unlock::Unlocked;
 
 /// What recovery found and did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -88,22 +96,41 @@ pub(crate) struct Survey {
     in_flight: Vec<InFlight>,
 }
 
-/// Reads everything but the pages, and finds the root that vouches for it.
+/// Finds the header in force, and reads everything but the pages: a header is in force if a root that belongs to its session vouches for the
+/// table. The later one is tried first. The other one is in force if a session was about to begin at a crash.
 ///
 /// # Errors
 /// [`Error::CorruptRegion`], [`Error::Medium`].
-pub(crate) fn survey(
+pub(crate) fn find(
     medium: &dyn Medium,
-    geometry: &Geometry,
+    headers: Vec<Unlocked>,
     keys: &Keys,
-    session: &[u8; 32],
+    progress: &dyn Fn(u64, u64),
+) -> Result<(Unlocked, Survey), Error> {
+    let mut first = None;
+    for unlocked in headers {
+        match survey(medium, &unlocked.header, keys, progress) {
+            Ok(survey) => return Ok((unlocked, survey)),
+            Err(error @ Error::CorruptRegion(_)) => first = first.or(Some(error)),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(first.unwrap_or_else(|| Error::CorruptRegion("it has no header".into())))
+}
+
+/// Reads everything but the pages, and finds the root that vouches for it.
+fn survey(
+    medium: &dyn Medium,
+    header: &Header,
+    keys: &Keys,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Survey, Error> {
+    let Header { geometry, session, .. } = header;
     let in_flight = in_flight(medium, geometry, keys, session)?;
     let (states, rest) = table(medium, geometry, keys, &in_flight, progress)?;
     let mut survey = Survey { states, rest, generation: 0, in_flight };
     for claim in root::claims(medium, geometry)? {
-        let fits = |sum: &Sum| keys.sign_root(claim.generation, sum) == claim.mac;
+        let fits = |sum: &Sum| keys.sign_root(header.roots_session(), claim.generation, sum) == claim.mac;
         if survey.vouch(keys, &fits) || mutated(Mutation::RootUnchecked) {
             survey.generation = claim.generation;
             return Ok(survey);
@@ -210,6 +237,19 @@ impl Survey {
         state.is_some_and(|state| state & OPEN == 0) && self.in_flight.iter().all(|it| it.page != page)
     }
 
+    /// What becomes of each page that was under way.
+    ///
+    /// # Errors
+    /// [`Error::Medium`].
+    pub(crate) fn outcomes(
+        &self,
+        medium: &dyn Medium,
+        geometry: &Geometry,
+        keys: &Keys,
+    ) -> Result<Vec<(u64, Outcome)>, Error> {
+        self.in_flight.iter().map(|it| Ok((it.page, resolve(medium, geometry, keys, it)?))).collect()
+    }
+
     /// How it stands before anything is done.
     pub(crate) fn report(&self) -> Report {
         let count = |flag| self.states.iter().filter(|state| **state & flag != 0).count() as u64;
@@ -230,10 +270,11 @@ impl Survey {
     pub(crate) fn settle(
         mut self,
         medium: &dyn Medium,
-        geometry: &Geometry,
+        header: &Header,
         keys: &Keys,
         report: &mut Report,
     ) -> Result<(Root, Vec<u8>), Error> {
+        let geometry = &header.geometry;
         let mut root = Root { generation: self.generation, sum: self.rest };
         if self.in_flight.is_empty() {
             report.unverified += report.open;
@@ -255,7 +296,7 @@ impl Survey {
         }
         medium.fence()?;
         root.generation += 1;
-        root.store(medium, geometry, keys)?;
+        root.store(medium, geometry, keys, header.roots_session())?;
         medium.fence()?;
         if !clear_first {
             self.clear(medium, geometry)?;
@@ -274,9 +315,52 @@ impl Survey {
     }
 }
 
-/// Puts the buffer's ciphertext in place, and entry and bitmap with it; without a fence. Returns the state that the page has then.
+/// What becomes of a page that was under way.
+pub(crate) struct Outcome {
+    /// Its state.
+    pub(crate) state: State,
+    /// The ciphertext to put in place, if it is not there.
+    sealed: Option<Vec<u8>>,
+    /// Whether it is encrypted, and nothing opens.
+    pub(crate) is_corrupt: bool,
+}
+
+/// Finds what becomes of a page that was under way. A crash leaves a buffer that opens. Where it does not, somebody else wrote to the medium, and
+/// only a page that opens in the state for which the root vouches is believed: the progress field that calls it under way proves nothing.
 ///
-/// A buffer that does not open is no reason to overwrite a page that may be whole.
+/// # Errors
+/// [`Error::Medium`].
+fn resolve(medium: &dyn Medium, geometry: &Geometry, keys: &Keys, it: &InFlight) -> Result<Outcome, Error> {
+    let size = usize::try_from(geometry.page_size()).expect("a page fits into memory");
+    let (mut content, mut plain) = (vec![0; size], Zeroizing::new(vec![0; size]));
+    let mut opens = |at: u64, state: &State| -> Result<Option<Vec<u8>>, Error> {
+        let Some(entry) = state else { return Ok(None) };
+        medium.read(at, &mut content)?;
+        let opened = keys.open(it.page, entry, &content, &mut plain);
+        Ok(opened.is_ok().then(|| content.clone()))
+    };
+    let (outcome, page_at) = (it.outcome(), geometry.page_at(it.page));
+    if let Some(sealed) = opens(geometry.buffer_at(it.worker), &outcome)? {
+        return Ok(Outcome { state: outcome, sealed: Some(sealed), is_corrupt: false });
+    }
+    let mut possible = vec![outcome, it.vouched];
+    if mutated(Mutation::OldStateBelieved) {
+        possible.push(it.old);
+    }
+    for state in possible {
+        if opens(page_at, &state)?.is_some() {
+            return Ok(Outcome { state, sealed: None, is_corrupt: false });
+        }
+    }
+    let called_open = mutated(Mutation::CorruptCalledOpen) && it.direction == Direction::Decrypt;
+    if it.vouched.is_none() || called_open {
+        // The root says that it is open, so nothing vouches for its content: it will be marked.
+        return Ok(Outcome { state: None, sealed: None, is_corrupt: false });
+    }
+    Ok(Outcome { state: it.vouched, sealed: None, is_corrupt: true })
+}
+
+/// Puts the buffer's ciphertext in place, and entry and bitmap with it; without a fence. Returns the state that the page has then.
 fn put_in_place(
     medium: &dyn Medium,
     geometry: &Geometry,
@@ -284,31 +368,12 @@ fn put_in_place(
     it: &InFlight,
     report: &mut Report,
 ) -> Result<State, Error> {
-    let outcome = it.outcome();
-    let size = usize::try_from(geometry.page_size()).expect("a page fits into memory");
-    let (mut content, mut plain) = (vec![0; size], vec![0; size]);
-    let mut opens = |at: u64, state: &State| -> Result<Option<Vec<u8>>, Error> {
-        let Some(entry) = state else { return Ok(None) };
-        medium.read(at, &mut content)?;
-        let opened = keys.open(it.page, entry, &content, &mut plain);
-        Ok(opened.is_ok().then(|| content.clone()))
-    };
-    let page_at = geometry.page_at(it.page);
-    let state = if let Some(sealed) = opens(geometry.buffer_at(it.worker), &outcome)? {
-        medium.write(page_at, &sealed)?;
-        medium.write_back(page_at, geometry.page_size())?;
-        outcome
-    } else if opens(page_at, &outcome)?.is_some() {
-        outcome
-    } else if opens(page_at, &it.old)?.is_some() {
-        it.old
-    } else if it.old.is_none() || it.direction == Direction::Decrypt {
-        // It may be the whole plaintext; the root does not vouch for it, so it will be marked.
-        None
-    } else {
-        report.corrupt += 1;
-        outcome
-    };
+    let Outcome { state, sealed, is_corrupt } = resolve(medium, geometry, keys, it)?;
+    if let Some(sealed) = sealed {
+        medium.write(geometry.page_at(it.page), &sealed)?;
+        medium.write_back(geometry.page_at(it.page), geometry.page_size())?;
+    }
+    report.corrupt += u64::from(is_corrupt);
     if let Some(entry) = &state {
         medium.write(geometry.entry_at(it.page), &entry.encode())?;
         medium.write_back(geometry.entry_at(it.page), ENTRY_SIZE as u64)?;

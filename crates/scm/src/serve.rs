@@ -10,7 +10,7 @@
 //!
 //! A page in use is *active*: it may be in the VMM's page tables. Taking it back goes in two steps, in batches. First the client takes it out
 //! of its page tables (*zapped*): a touch from then on is a fault, which makes it active again, and costs no cipher. What stays untouched until
-//! the next pass is encrypted. So a touch at any moment either finds the page open or waits for its lock.
+//! the next pass, and for [`Limits::hold`], is encrypted. So a touch at any moment either finds the page open or waits for its lock.
 //!
 //! Invariants:
 //! * a page is encrypted in place only if it is zapped, and its lock is held from that look on;
@@ -38,13 +38,19 @@ use crate::{Engine, Error, Mapping};
 use client::Client;
 use lease::Lease;
 
+/// Fewer open pages would not do: one instruction may need its own page, the one that it reads and the one that it writes, and the next of each.
+pub const LEAST_OPEN: u64 = 6;
+
 /// How much may be open, and for how long.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Most pages that are open at a time. At least 1.
+    /// Most pages that are open at a time. At least [`LEAST_OPEN`].
     pub open_pages: u64,
     /// After so long without a touch a page is taken back: between this and three times as much.
     pub idle: Duration,
+    /// So long a request of a device, or of the kernel, into a page may take that was in page tables when it began: a page is encrypted only when it
+    /// has been out of them for so long, also where touches wait for room.
+    pub hold: Duration,
     /// Most pages that are opened ahead while touches are sequential; 0 is none.
     pub read_ahead: u64,
     /// Percent of a processor that taking pages back may use, 1 to 100. It may use more while touches wait for room.
@@ -55,7 +61,14 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { open_pages: 1, idle: Duration::from_secs(1), read_ahead: 0, cpu_percent: 100, threads: 1 }
+        Limits {
+            open_pages: LEAST_OPEN,
+            idle: Duration::from_secs(1),
+            hold: Duration::ZERO,
+            read_ahead: 0,
+            cpu_percent: 100,
+            threads: 1,
+        }
     }
 }
 
@@ -73,12 +86,23 @@ pub struct Server {
     client: Mutex<Option<Arc<Client>>>,
     /// Wakes those who wait for the client to be gone.
     vacated: Condvar,
+    /// When the last client went.
+    departed: Mutex<Option<Instant>>,
+    /// Whether touches wait for room, and what wakes the thread that takes pages back then.
+    wanted: Mutex<bool>,
+    called: Condvar,
+    /// Wakes those who wait for room.
+    room: Mutex<()>,
+    freed: Condvar,
     stopping: AtomicBool,
 }
 
 pub(crate) const ABSENT: u8 = 0;
 pub(crate) const ACTIVE: u8 = 1;
 pub(crate) const ZAPPED: u8 = 2;
+
+/// How long a VMM may take at a clean stop, beside [`Limits::hold`].
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How often threads that wait look whether to stop.
 const TICK: Duration = Duration::from_millis(100);
@@ -95,7 +119,7 @@ impl Server {
             engine,
             mapping,
             limits: Limits {
-                open_pages: limits.open_pages.max(1),
+                open_pages: limits.open_pages.max(LEAST_OPEN),
                 cpu_percent: limits.cpu_percent.clamp(1, 100),
                 ..limits
             },
@@ -104,6 +128,11 @@ impl Server {
             open: AtomicU64::new(0),
             client: Mutex::default(),
             vacated: Condvar::new(),
+            departed: Mutex::default(),
+            wanted: Mutex::default(),
+            called: Condvar::new(),
+            room: Mutex::default(),
+            freed: Condvar::new(),
             stopping: AtomicBool::new(false),
         }))
     }
@@ -142,14 +171,14 @@ impl Server {
     ///
     /// # Errors
     /// [`Error::Io`] of the socket; [`Error::Medium`]; [`Error::Busy`] if a VMM keeps pages: they stay open.
-    pub fn run(self: &Arc<Server>, listener: &UnixListener, stop: &AtomicBool) -> Result<(), Error> {
+    pub fn run(self: &Arc<Server>, listener: UnixListener, stop: &AtomicBool) -> Result<(), Error> {
         listener.set_nonblocking(true).map_err(|error| Error::io("the socket", error))?;
         let taker = {
             let server = Arc::clone(self);
             thread::spawn(move || server.take_back())
         };
         while !stop.load(Ordering::Relaxed) {
-            if !readable(listener, TICK).map_err(|error| Error::io("waiting for clients", error))? {
+            if !readable(&listener, TICK).map_err(|error| Error::io("waiting for clients", error))? {
                 continue;
             }
             if let Ok((stream, _)) = listener.accept() {
@@ -158,15 +187,41 @@ impl Server {
             }
         }
         self.stopping.store(true, Ordering::Release);
+        // A VMM that waits for its next server has the lease while it waits for an answer. So there is nobody whom it could ask.
+        drop(listener);
+        self.called.notify_all();
+        self.freed.notify_all();
         // It has nothing to return, and a panic in it has been told.
         let _ = taker.join();
         let client = self.client().clone();
         if let Some(client) = client {
             client.let_go();
         }
-        Server::wait_for_vmm(&self.mapping, Duration::from_secs(10))?;
+        Server::wait_for_vmm(&self.mapping, STOP_PATIENCE + self.limits.hold).map_err(
+            |error| match error {
+                Error::Busy(why) => {
+                    let open = self.engine.status().open;
+                    Error::Busy(format!(
+                        "{why}; {open} pages of the region stay open, in the clear, until it is recovered"
+                    ))
+                }
+                error => error,
+            },
+        )?;
+        self.wait_for_requests();
+        for page in 0..self.engine.geometry().pages() {
+            self.close(page, || true)?;
+        }
         self.engine.stop()?;
         Ok(())
+    }
+
+    /// A VMM that died may have left requests under way.
+    fn wait_for_requests(&self) {
+        let departed = *self.departed.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(departed) = departed.filter(|_| self.engine.status().open > 0) {
+            thread::sleep(self.limits.hold.saturating_sub(departed.elapsed()));
+        }
     }
 
     /// The engine.

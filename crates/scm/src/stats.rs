@@ -137,6 +137,8 @@ pub struct Stats {
     pub steps: Steps,
     /// Pages that were opened ahead of their touch.
     pub ahead: AtomicU64,
+    /// How often a VMM did not take pages out of its page tables when it was asked to.
+    pub kept: AtomicU64,
     /// Batches of pages that were taken back.
     pub batches: AtomicU64,
     /// Processor time for taking pages back, in microseconds.
@@ -178,6 +180,8 @@ pub struct Status {
     pub fault_steps: Vec<Step>,
     /// Pages opened ahead of their touch.
     pub ahead: u64,
+    /// How often a VMM did not take pages out of its page tables when it was asked to: they stay open.
+    pub kept: u64,
     /// Batches of pages taken back.
     pub batches: u64,
     /// Processor time for taking pages back, in milliseconds; part of `cpu_ms`.
@@ -206,6 +210,7 @@ impl Status {
         put("corrupt_total", "counter", self.corrupt);
         put("faults_total", "counter", self.faults);
         put("ahead_total", "counter", self.ahead);
+        put("kept_total", "counter", self.kept);
         put("batches_total", "counter", self.batches);
         put("taking_cpu_milliseconds_total", "counter", self.taking_cpu_ms);
         put("fault_p50_nanoseconds", "gauge", self.fault_p50_ns);

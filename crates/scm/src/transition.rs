@@ -34,6 +34,8 @@ pub enum Action<'a> {
     Open,
     /// Encrypt it in place.
     Close,
+    /// Its content is gone: give it a tag that nothing fits, so that every touch is an error.
+    Lose,
     /// Give it this content, encrypted; and whether it is not vouched for.
     Rewrite(&'a [u8], bool),
 }
@@ -170,7 +172,7 @@ impl<'a> Transition<'a> {
     }
 
     fn update(&self) -> Result<(), Fault> {
-        let Engine { medium, geometry, keys, .. } = self.engine;
+        let Engine { medium, geometry, keys, session, .. } = self.engine;
         let change = keys.share(self.page, &self.old) ^ keys.share(self.page, &self.new);
         let mut root = self.engine.root.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = &self.new {
@@ -178,7 +180,7 @@ impl<'a> Transition<'a> {
             medium.write_back(geometry.entry_at(self.page), ENTRY_SIZE as u64)?;
         }
         let next = Root { generation: root.generation + 1, sum: root.sum ^ change };
-        next.store(&**medium, geometry, keys)?;
+        next.store(&**medium, geometry, keys, Some(session))?;
         let at = geometry.bitmap_at(self.page);
         let bit = 1 << (self.page % 64);
         let word = medium.load(at)?;
@@ -252,6 +254,12 @@ fn states(
             engine.stop_on(medium.read(at, &mut worker.plain))?;
             let mut entry = keys.seal(page, &worker.plain, &mut worker.sealed);
             entry.unverified = engine.is_unverified(page);
+            Ok((None, Some(entry)))
+        }
+        Action::Lose => {
+            worker.plain.fill(0);
+            let mut entry = keys.seal(page, &worker.plain, &mut worker.sealed);
+            entry.tag[0] ^= 1;
             Ok((None, Some(entry)))
         }
         Action::Rewrite(content, unverified) => {

@@ -12,7 +12,11 @@ const API: u64 = 0xaa;
 const FEATURE_MINOR_HUGETLBFS: u64 = 1 << 9;
 const FEATURE_MINOR_SHMEM: u64 = 1 << 10;
 const FEATURE_POISON: u64 = 1 << 14;
+const MODE_MISSING: u64 = 1;
 const MODE_MINOR: u64 = 4;
+/// Of a fault: why it is one. Without both, the page has no memory.
+const FLAG_WP: u64 = 2;
+const FLAG_MINOR: u64 = 4;
 const IOC_NEW: libc::c_ulong = 0xaa00;
 const IOC_API: libc::c_ulong = 0xc018_aa3f;
 const IOC_REGISTER: libc::c_ulong = 0xc020_aa00;
@@ -30,8 +34,13 @@ const EVENT_UNMAP: u8 = 0x16;
 /// What the kernel tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// Somebody touched this address and waits.
-    Fault(u64),
+    /// Somebody touched an address and waits.
+    Fault {
+        /// The address.
+        address: u64,
+        /// Whether the page has no memory: of a file, a hole.
+        is_missing: bool,
+    },
     /// A range was given back by its owner: it reads as zeros from now on.
     Removed(u64, u64),
     /// A range is not mapped any more.
@@ -40,7 +49,7 @@ pub enum Event {
     Other,
 }
 
-/// Opens a userfaultfd for the calling process that tells of touches of pages which have memory, also of the kernel's own.
+/// Opens a userfaultfd for the calling process that can tell of touches of pages which have memory, also of the kernel's own.
 ///
 /// # Errors
 /// [`Error::Usage`] if the process may not, or the kernel cannot; says what to change.
@@ -92,12 +101,12 @@ fn create() -> io::Result<OwnedFd> {
     }
 }
 
-/// From now on, touches of pages of the range that have memory but no mapping wait for [`resume`].
+/// From now on, touches of pages of the range that are in no page table wait for [`resume`], whether the file has memory for them or a hole.
 ///
 /// # Errors
 /// As the kernel says; `EINVAL` for memory that is neither shmem nor hugetlbfs.
-pub fn register_minor(uffd: &OwnedFd, address: u64, len: u64) -> io::Result<()> {
-    let mut register = [address, len, MODE_MINOR, 0];
+pub fn register(uffd: &OwnedFd, address: u64, len: u64) -> io::Result<()> {
+    let mut register = [address, len, MODE_MISSING | MODE_MINOR, 0];
     // SAFETY: `register` is a `struct uffdio_register`: four words.
     unsafe { ioctl(uffd, IOC_REGISTER, register.as_mut_ptr().cast()) }
 }
@@ -179,7 +188,9 @@ pub fn read(uffd: BorrowedFd<'_>, events: &mut Vec<Event>) -> io::Result<()> {
 fn decode(message: &[u8; MESSAGE]) -> Event {
     let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| message[at + i]));
     match message[0] {
-        EVENT_PAGEFAULT => Event::Fault(word(16)),
+        EVENT_PAGEFAULT => {
+            Event::Fault { address: word(16), is_missing: word(8) & (FLAG_WP | FLAG_MINOR) == 0 }
+        }
         EVENT_REMOVE => Event::Removed(word(8), word(16)),
         EVENT_UNMAP => Event::Unmapped(word(8), word(16)),
         _ => Event::Other,

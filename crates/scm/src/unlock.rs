@@ -5,11 +5,12 @@ use seal::slot::{AREA_SIZE, Credential, KeySlots, SlotLimits};
 
 use crate::Error;
 use crate::geometry::{BLOCK, TAIL, header_at};
-use crate::header::{HEADER_SIZE, Header, SIGNED};
+use crate::header::{HEADER_SIZE, Header, SIGNED, VERSION};
 use crate::keys::{Keys, header_mac};
 use crate::medium::{Fault, Medium};
+use crate::root::Root;
 
-/// A region's header in force, proven by its key, and where it lies.
+/// A header of a region, proven by its key, and where it lies.
 pub(crate) struct Unlocked {
     pub(crate) header: Header,
     slots: [u8; AREA_SIZE],
@@ -72,22 +73,27 @@ fn check_size(header: &Header, medium: &dyn Medium) -> Result<(), Error> {
     )))
 }
 
-/// Finds the key and the header that it proves.
-pub(crate) fn unlock(medium: &dyn Medium, credential: &Credential) -> Result<(Unlocked, VolumeKey), Error> {
-    let mut refused = None;
+/// Finds the key, and the headers that it proves, the one with the larger generation first: there is at least one. Which of them is in force the
+/// root says, since anybody may have destroyed a copy.
+pub(crate) fn unlock(
+    medium: &dyn Medium,
+    credential: &Credential,
+) -> Result<(Vec<Unlocked>, VolumeKey), Error> {
+    let (mut proven, mut found, mut refused) = (Vec::new(), None, None);
     for (header, mac, slots, copy) in copies(medium)? {
         let opened = KeySlots::decode(&slots)
             .and_then(|decoded| decoded.unlock(&header.id, credential, &SlotLimits::default()));
         match opened {
             Ok(key) if header_mac(&key).verify(&[&header.signed()], &mac) => {
                 check_size(&header, medium)?;
-                return Ok((Unlocked { header, slots, copy }, key));
+                proven.push(Unlocked { header, slots, copy });
+                found = found.or(Some(key));
             }
             Ok(_) => refused = Some(Error::CorruptRegion("its header's MAC is wrong".into())),
             Err(error) => refused = refused.or(Some(error.into())),
         }
     }
-    Err(refused.unwrap_or_else(no_region))
+    found.map(|key| (proven, key)).ok_or_else(|| refused.unwrap_or_else(no_region))
 }
 
 /// Writes a header, with its key slots, over a copy that is not in force.
@@ -118,11 +124,59 @@ fn store_changed(medium: &dyn Medium, at: u64, bytes: &[u8]) -> Result<(), Fault
     Ok(())
 }
 
-/// Begins a session: from here on no log of an earlier one counts.
-pub(crate) fn begin_session(medium: &dyn Medium, unlocked: &Unlocked, keys: &Keys) -> Result<Header, Error> {
+/// Begins a session: from here on no log of an earlier one counts. Until a root belongs to it, the header before is in force; then its copy goes.
+pub(crate) fn begin_session(
+    medium: &dyn Medium,
+    unlocked: &Unlocked,
+    keys: &Keys,
+    root: &mut Root,
+) -> Result<Header, Error> {
     let mut header = unlocked.header.clone();
+    header.version = VERSION;
     header.generation += 1;
     keys.random().fill(&mut header.session);
     write_header(medium, &header, &unlocked.slots, keys, 1 - unlocked.copy)?;
+    for _ in 0..2 {
+        root.again(medium, &header.geometry, keys, &header.session)?;
+    }
+    write_header(medium, &header, &unlocked.slots, keys, unlocked.copy)?;
     Ok(header)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use seal::{Random, SecretBytes, Suite, SystemRandom};
+
+    use super::*;
+    use crate::{Engine, Geometry, Mapping, recovery};
+
+    /// Its roots belong to no session. When it is opened it becomes one of version 2.
+    #[test]
+    fn a_region_of_version_1_is_opened() {
+        let geometry = Geometry::new(4096, 8, 2, 4096).unwrap();
+        let mapping = Arc::new(Mapping::memory(geometry.file_len()).unwrap());
+        let key = || Credential::KeyFile(SecretBytes::from_slice(&[5; 32]));
+        let random: Arc<dyn Random> = Arc::new(SystemRandom);
+        crate::create(&*mapping, &geometry, Suite::Aes256Gcm, key(), &random, &|_, _| {}).unwrap();
+        let (headers, volume) = unlock(&*mapping, &key()).unwrap();
+        let keys = Keys::of(volume, &headers, Arc::clone(&random));
+        let (unlocked, survey) = recovery::find(&*mapping, headers, &keys, &|_, _| {}).unwrap();
+        let (root, _) =
+            survey.settle(&*mapping, &unlocked.header, &keys, &mut crate::Report::default()).unwrap();
+        let old = Header { version: 1, ..unlocked.header.clone() };
+        write_header(&*mapping, &old, &unlocked.slots, &keys, unlocked.copy).unwrap();
+        root.store(&*mapping, &geometry, &keys, None).unwrap();
+        let version = || claimed_header(&*mapping).unwrap().version;
+        assert_eq!(version(), 1);
+        for _ in 0..2 {
+            let medium: Arc<dyn Medium> = Arc::clone(&mapping) as Arc<dyn Medium>;
+            let (engine, report) = Engine::open(medium, &key(), Arc::clone(&random), &|_, _| {}).unwrap();
+            assert!(report.is_clean());
+            let mut content = [1; 4096];
+            engine.read(7, 0, &mut content).unwrap();
+            assert_eq!((content, version()), ([0; 4096], 2));
+        }
+    }
 }

@@ -6,11 +6,11 @@ use std::thread;
 use std::time::Duration;
 
 use export::fuse::{Mount, Options};
-use scm::serve::{Limits, Server};
+use scm::serve::{LEAST_OPEN, Limits, Server};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::{open, say};
+use super::{VMM_PATIENCE, open, say};
 use crate::arguments::{Mode, Serve};
 use crate::control;
 use crate::fuse::{self, Pages};
@@ -25,13 +25,21 @@ pub fn serve(args: &Serve) -> Result<(), Failure> {
     }
 }
 
+fn permissions(args: &Serve) -> control::Permissions {
+    control::Permissions { mode: args.socket_mode, owner: args.socket_owner }
+}
+
 fn serve_fuse(args: &Serve, mut signals: Signals) -> Result<(), Failure> {
     let mountpoint = args.mountpoint.as_deref().ok_or_else(|| Failure::usage("`--mountpoint` is missing"))?;
-    let (engine, _mapping, report) = open(&args.region, &args.key_file)?;
+    let (engine, _mapping, report) =
+        open(&args.region, &args.key_file, VMM_PATIENCE + Duration::from_millis(args.io_ms))?;
     say(&report);
     let engine = Arc::new(engine);
-    let _control =
-        args.socket.as_deref().map(|path| control::Server::start(path, Arc::clone(&engine))).transpose()?;
+    let _control = args
+        .socket
+        .as_deref()
+        .map(|path| control::Server::start(path, permissions(args), Arc::clone(&engine)))
+        .transpose()?;
     let pages = Arc::new(Pages::new(Arc::clone(&engine)));
     let options = Options { threads: args.threads as usize, mapped: true, ..Options::default() };
     let mount = Arc::new(Mount::new(mountpoint, fuse::FILE, pages, &options)?);
@@ -61,17 +69,28 @@ fn serve_fuse(args: &Serve, mut signals: Signals) -> Result<(), Failure> {
 
 fn serve_userfaultfd(args: &Serve, mut signals: Signals) -> Result<(), Failure> {
     let socket = args.socket.as_deref().ok_or_else(|| Failure::usage("`--socket` is missing"))?;
-    let (engine, mapping, report) = open(&args.region, &args.key_file)?;
+    let (engine, mapping, report) =
+        open(&args.region, &args.key_file, VMM_PATIENCE + Duration::from_millis(args.io_ms))?;
     say(&report);
+    let size = engine.geometry().page_size();
     let limits = Limits {
-        open_pages: args.open_limit / engine.geometry().page_size(),
+        open_pages: args.open_limit / size,
         idle: Duration::from_millis(args.idle_ms),
+        hold: Duration::from_millis(args.io_ms),
         read_ahead: args.read_ahead / engine.geometry().page_size(),
         cpu_percent: args.cpu_percent,
         threads: args.threads as usize,
     };
+    if limits.open_pages < LEAST_OPEN {
+        return Err(Failure::usage(format!(
+            "`--open-limit {}` has room for {} pages of {size} bytes, and one instruction may need {LEAST_OPEN}: give it at least {}",
+            args.open_limit,
+            limits.open_pages,
+            LEAST_OPEN * size
+        )));
+    }
     let server = Server::new(Arc::new(engine), mapping, limits)?;
-    let listener = control::listen(socket)?;
+    let listener = control::listen(socket, permissions(args))?;
     cli::say!("ready: {}", socket.display());
     let stop = Arc::new(AtomicBool::new(false));
     let handle = signals.handle();
@@ -83,7 +102,7 @@ fn serve_userfaultfd(args: &Serve, mut signals: Signals) -> Result<(), Failure> 
             }
         })
     };
-    let served = server.run(&listener, &stop);
+    let served = server.run(listener, &stop);
     handle.close();
     // It has nothing to return, and a panic in it has been told.
     let _ = stopper.join();

@@ -1,6 +1,8 @@
 //! Every command, and what it says to bad input.
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 
 use crate::support::{PAGE, Place};
 
@@ -12,11 +14,12 @@ fn a_region_is_made_looked_at_and_checked() {
     assert!(place.succeed(CREATE).contains("64 pages of 4096 bytes"));
     assert!(place.succeed("status region").contains("64 encrypted, 0 open, 0 unverified, 0 under way"));
     assert!(place.succeed("status region --json").contains("\"proven\":false"));
+    assert!(place.succeed("status region --metrics").contains("\ncvmio_scm_pages_encrypted 64\n"));
     assert!(place.succeed("check region --key-file key").contains("every encrypted page opens"));
     assert!(place.succeed("recover region --key-file key").contains("stopped cleanly"));
 }
 
-/// With and without a mount point; and what would have QEMU use something else than the region.
+/// By FUSE and by userfaultfd; and what would have QEMU use something else than the region.
 #[test]
 fn arguments_for_qemu_are_of_a_region_that_is_served() {
     let place = Place::new();
@@ -27,50 +30,99 @@ fn arguments_for_qemu_are_of_a_region_that_is_served() {
             "-object memory-backend-file,id=scm0,share=on,mem-path={path},size=262144 -device virtio-pmem-pci,memdev=scm0,id=pmem0\n"
         )
     };
-    assert_eq!(place.succeed("qemu-args region"), expected("region"));
     // Without a server QEMU would make a plain file; one may have been left behind by it.
     let nobody = "no region is served there: start `cvmio scm serve --mode fuse`";
-    place.fail("qemu-args region --mountpoint mnt", 2, nobody);
-    place.fail("qemu-args region --mountpoint none", 2, nobody);
-    place.fail("qemu-args region --mountpoint key", 2, nobody);
+    place.fail("qemu-args --mountpoint mnt", 2, nobody);
+    place.fail("qemu-args --mountpoint none", 2, nobody);
+    place.fail("qemu-args --mountpoint key", 2, nobody);
     fs::write(place.at("mnt/pmem"), vec![0; 64 * PAGE]).unwrap();
-    place.fail("qemu-args region --mountpoint mnt", 2, nobody);
+    place.fail("qemu-args --mountpoint mnt", 2, nobody);
     fs::remove_file(place.at("mnt/pmem")).unwrap();
-    fs::create_dir(place.at("a,b")).unwrap();
-    place.succeed("create other --size 128k --key-file key");
-    let server = place.serve("serve region --key-file key --mode fuse --mountpoint a,b");
-    assert_eq!(place.succeed("qemu-args region --mountpoint a,b"), expected("a,,b/pmem"));
-    place.fail(
-        "qemu-args other --mountpoint a,b",
-        2,
-        "has 262144 bytes, and the region 131072: another region",
-    );
+    for name in ["a,b", "white\tspace"] {
+        fs::create_dir(place.at(name)).unwrap();
+    }
+    let server = place.serve("serve region --key-file key --mode fuse --mountpoint a,b --socket socket");
+    assert_eq!(place.succeed("qemu-args --mountpoint a,b"), expected("a,,b/pmem"));
+    place.fail("qemu-args --socket socket", 2, "gives its region by FUSE");
     server.stop();
-    place.fail("qemu-args", 2, "<REGION>");
-    place.fail("qemu-args region --mountpoint", 2, "a value is required");
-    place.fail("qemu-args region --socket socket", 2, "unexpected argument");
-    place.fail("qemu-args none", 3, "opening none");
-    place.fail("qemu-args key", 2, "no region");
-    for name in ["white\tspace", "not-utf-8"] {
-        let mut name = std::ffi::OsString::from(name);
-        if name == "not-utf-8" {
-            name = std::os::unix::ffi::OsStringExt::from_vec(vec![b'r', 0xff]);
+    // The path is one under the socket: there is no such file.
+    let server = place.serve("serve region --key-file key --mode userfaultfd --socket a,b/socket");
+    assert_eq!(place.succeed("qemu-args --socket a,b/socket"), expected("a,,b/socket/pmem"));
+    assert!(!place.at("a,b/socket/pmem").exists());
+    server.stop();
+    let server = place.serve("serve region --key-file key --mode userfaultfd --socket white\tspace/socket");
+    place.fail("qemu-args --socket white\tspace/socket", 2, "cannot be in arguments for QEMU");
+    server.stop();
+    place.fail("qemu-args", 2, "--mountpoint");
+    place.fail("qemu-args --mountpoint", 2, "a value is required");
+    place.fail("qemu-args --socket socket", 3, "the server on");
+    place.fail("qemu-args --mountpoint mnt --socket socket", 2, "cannot be used with");
+}
+
+/// A group of its own may connect, and nobody else.
+#[test]
+fn a_socket_is_for_its_server_s_user_and_for_those_who_are_named() {
+    use std::os::unix::fs::MetadataExt;
+    let place = Place::new();
+    place.succeed(CREATE);
+    let serve = "serve region --key-file key --mode userfaultfd --socket socket";
+    let found = || {
+        let found = fs::metadata(place.at("socket")).unwrap();
+        (found.mode() & 0o777, found.uid(), found.gid())
+    };
+    let ours = fs::metadata(place.at("key")).unwrap();
+    let server = place.serve(serve);
+    assert_eq!(found(), (0o600, ours.uid(), ours.gid()));
+    server.stop();
+    let server = place.serve(&format!("{serve} --socket-mode 660"));
+    assert_eq!(found(), (0o660, ours.uid(), ours.gid()));
+    server.stop();
+    // Only root gives sockets away.
+    if ours.uid() == 0 {
+        let server = place.serve(&format!("{serve} --socket-owner 65534:65533"));
+        assert_eq!(found(), (0o600, 65534, 65533));
+        server.stop();
+    }
+    place.fail(&format!("{serve} --open-limit 20k"), 2, "give it at least 24576");
+}
+
+/// One bit of a root, of the bitmap, of an entry: all other pages open, and are written to a file.
+#[test]
+fn what_still_opens_of_a_damaged_region_is_salvaged() {
+    let place = Place::new();
+    place.succeed(CREATE);
+    let server = place.serve("serve region --key-file key --mode fuse --mountpoint mnt");
+    let content: Vec<u8> = (0..=250).cycle().take(64 * PAGE).collect();
+    fs::OpenOptions::new().write(true).open(place.at("mnt/pmem")).unwrap().write_all(&content).unwrap();
+    server.stop();
+    let whole = fs::read(place.at("region")).unwrap();
+    // Behind 64 data pages: bitmap, table, roots.
+    for (at, lost) in
+        [(64 * PAGE, None), (65 * PAGE + 7 * 64 + 40, Some(7)), (66 * PAGE, None), (66 * PAGE + 2048, None)]
+    {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        if at >= 66 * PAGE {
+            // The other root vouches for the same.
+            bytes[66 * PAGE + 8] ^= 1;
+            bytes[66 * PAGE + 2048 + 8] ^= 1;
         }
-        fs::copy(place.at("region"), place.at("").join(&name)).unwrap();
-        let output = place.command("qemu-args").arg(&name).output().unwrap();
-        assert_eq!(output.status.code(), Some(2));
-        assert!(String::from_utf8_lossy(&output.stderr).contains("cannot be in arguments for QEMU"));
+        fs::write(place.at("region"), &bytes).unwrap();
+        place.fail("check region --key-file key", 4, "no root vouches");
+        place.fail("check region --key-file key --salvage out", 4, "nothing says that it is the latest");
+        let found = fs::read(place.at("out")).unwrap();
+        let mut expected = content.clone();
+        if let Some(page) = lost {
+            expected[page * PAGE..][..PAGE].fill(0);
+        }
+        assert!(found == expected, "a bit at {at}");
+        assert_eq!(fs::metadata(place.at("out")).unwrap().permissions().mode() & 0o777, 0o600);
+        place.fail("check region --key-file key --salvage out", 3, "out");
+        fs::remove_file(place.at("out")).unwrap();
+        assert!(fs::read(place.at("region")).unwrap() == bytes, "a damaged region was changed");
     }
-    // Where touches are not told of, there is FUSE only.
-    let elsewhere = Place::on(&std::env::temp_dir());
-    elsewhere.succeed(CREATE);
-    if rustix::fs::statfs(elsewhere.at("region")).unwrap().f_type != 0x0102_1994 {
-        elsewhere.fail(
-            "qemu-args region",
-            2,
-            "userfaultfd tells of first touches on tmpfs and hugetlbfs only",
-        );
-    }
+    fs::write(place.at("region"), &whole).unwrap();
+    assert!(place.succeed("check region --key-file key --salvage out").contains("64 pages are there"));
 }
 
 /// Progress is for a terminal: nothing of it is in a pipe, and what is on standard output is the same.
@@ -182,7 +234,7 @@ fn a_region_that_is_not_ours_or_not_whole_is_refused_and_stays() {
         bytes[at] ^= value;
         bytes
     };
-    refused(&with(header + 8, 2), 2, "format version 3");
+    refused(&with(header + 8, 1), 2, "format version 3");
     refused(&with(header + 72, 1), 4, "MAC is wrong");
     // An entry of the table: behind 64 data pages and one block of bitmap.
     refused(&with(65 * PAGE + 40, 1), 4, "no root vouches");

@@ -15,14 +15,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::forbidden::BOTH;
 use crate::support::{PAGE, Place, Server, holds};
 
-const SERVE: &str = "serve region --key-file key --mode userfaultfd --socket socket --idle-ms 100";
+const SERVE: &str = "serve region --key-file key --mode userfaultfd --socket socket --io-ms 0 --idle-ms 100";
 const CREATE: &str = "create region --size 256k --key-file key";
+/// Tells a test that another one starts where the region is.
+const REGION: &str = "REGION";
 const PLANTED: &str = "planted, and not to be seen outside";
 
 /// Does what each line of its input says.
 const SCRIPT: &str = "
 import mmap, os, sys
 memory = mmap.mmap(os.open(sys.argv[1], os.O_RDWR), 262144)
+os.chdir('/')
 print('mapped', flush=True)
 for line in sys.stdin:
     verb, page, text = line.rstrip('\\n').split(' ', 2)
@@ -76,9 +79,9 @@ fn python(place: &Place, user: &[&str]) -> Command {
     let mut words = user.iter().chain([&PYTHON]);
     let mut command = Command::new(words.next().unwrap());
     command.args(words);
-    command.args(["-u", "-c", SCRIPT]).arg(place.at("region"));
+    // It goes to another directory when it has the mapping, as QEMU in the background does.
+    command.args(["-u", "-c", SCRIPT, "socket/pmem"]).current_dir(place.at(""));
     command.env("LD_PRELOAD", library());
-    command.env("CVMIO_SCM_REGION", place.at("region")).env("CVMIO_SCM_SOCKET", place.at("socket"));
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -212,7 +215,7 @@ fn a_vmm_at_work_outlives_many_servers() {
     let rounds = std::env::var("SCM_KILLS").map_or(6, |text| text.parse().expect("a number"));
     let place = Place::new();
     place.succeed(CREATE);
-    let serve = "serve region --key-file key --mode userfaultfd --socket socket --idle-ms 1 --open-limit 64k";
+    let serve = "serve region --key-file key --mode userfaultfd --socket socket --io-ms 0 --idle-ms 1 --open-limit 64k";
     let mut server = Some(place.serve(serve));
     let mut vmm = Vmm::start(&place);
     let is_over = std::sync::atomic::AtomicBool::new(false);
@@ -266,7 +269,8 @@ fn a_file_cut_short_under_a_vmm_ends_the_service_and_loses_no_page() {
     assert_eq!(vmm.child.wait().unwrap().signal(), Some(libc::SIGBUS));
     // The server notices when it takes the page back, and does nothing more.
     wait_until(&place, "the medium has failed");
-    server.kill();
+    server.ask_to_stop();
+    assert!(!server.ended_with(3).contains("every page is encrypted"));
     assert_eq!(std::fs::read(place.at("region")).unwrap(), before[..8 * PAGE]);
     std::fs::write(place.at("region"), &before).unwrap();
     place.succeed("recover region --key-file key");
@@ -299,8 +303,7 @@ fn threads_that_map_it_at_once_share_the_mapping() {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "preload::mapping_threads", "--ignored", "--test-threads=1"])
         .env("LD_PRELOAD", library())
-        .env("CVMIO_SCM_REGION", place.at("region"))
-        .env("CVMIO_SCM_SOCKET", place.at("socket"))
+        .env(REGION, place.at("socket/pmem"))
         .output()
         .unwrap();
     let said =
@@ -314,7 +317,7 @@ fn threads_that_map_it_at_once_share_the_mapping() {
 fn mapping_threads() {
     const THREADS: usize = 8;
     const LENGTH: usize = 256 << 10;
-    let region = fs::File::options().read(true).write(true).open(std::env::var("CVMIO_SCM_REGION").unwrap());
+    let region = fs::File::options().read(true).write(true).open(std::env::var(REGION).unwrap());
     let region = region.unwrap();
     let together = Barrier::new(THREADS);
     let map_and_unmap = || {
@@ -342,7 +345,7 @@ fn mapping_threads() {
 /// A server that speaks another version, and something that is no server at all.
 #[test]
 fn a_library_of_another_version_is_refused() {
-    for answer in ["{\"error\":\"this server speaks version 2, and the client version 1\"}\n", "hello\n", ""]
+    for answer in ["{\"error\":\"this server speaks version 3, and the client version 2\"}\n", "hello\n", ""]
     {
         let place = Place::new();
         place.succeed(CREATE);
@@ -355,7 +358,7 @@ fn a_library_of_another_version_is_refused() {
         });
         let output = python(&place, &[]).spawn().unwrap().wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
-        let about = if answer.contains("error") { "speaks version 2" } else { "no server of this version" };
+        let about = if answer.contains("error") { "speaks version 3" } else { "no server of this version" };
         assert!(!output.status.success() && said.contains(about), "{answer:?}: {said}");
         other.join().unwrap();
     }
@@ -380,6 +383,127 @@ fn a_touch_of_a_corrupt_page_is_a_memory_error() {
     place.fail("check region --key-file key", 4, "corrupt pages: 7:");
 }
 
+/// Each way to run without the library, or with something else than its mapping: nothing is opened, made, mapped or changed.
+#[test]
+fn a_vmm_without_the_library_gets_nothing() {
+    let (place, server) = served();
+    let region = fs::read(place.at("region")).unwrap();
+    let run = |preloaded: &Path, path: &str, script: &str| {
+        let mut command = Command::new(PYTHON);
+        command.args(["-c", script, path]).current_dir(place.at("")).env("LD_PRELOAD", preloaded);
+        let output = command.output().unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    // As QEMU does: what is not there is made.
+    let make = "import os, sys
+try: os.open(sys.argv[1], os.O_RDWR)
+except FileNotFoundError: os.open(sys.argv[1], os.O_RDWR | os.O_CREAT | os.O_EXCL)";
+    let nowhere = Path::new("libcvmio_scm.so");
+    for (preloaded, path) in [(nowhere, "socket/pmem"), (nowhere, "sockt/pmem"), (library(), "sockt/pmem")] {
+        let (done, said) = run(preloaded, path, make);
+        assert!(!done && (said.contains("Errno 20") || said.contains("Errno 2]")), "{path}: {said}");
+    }
+    assert!(run(library(), "socket/pmem", make).0);
+    // The stand-in is no memory, for this process and for those that get it.
+    let start = "import mmap, os, sys
+region = os.open(sys.argv[1], os.O_RDWR)
+";
+    for (script, about) in [
+        ("mmap.mmap(region, 262144, flags=mmap.MAP_PRIVATE)", "a private mapping of the region is refused"),
+        ("os.read(region, 1)", "Bad file descriptor"),
+        ("os.write(region, b'x')", "not permitted"),
+        ("os.posix_fallocate(region, 1 << 20, 1)", "not permitted"),
+        ("os.ftruncate(region, 0)", "not permitted"),
+        (
+            "os.fork() or os.execvpe(sys.executable, ['python', '-c', f'import mmap; mmap.mmap({region}, 4096)'], {}); \
+          sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))",
+            "Permission denied",
+        ),
+    ] {
+        let script = format!("{start}os.set_inheritable(region, True)\n{script}");
+        let (done, said) = run(library(), "socket/pmem", &script);
+        assert!(!done && said.contains(about), "{script}: {said}");
+    }
+    assert!(fs::read(place.at("region")).unwrap() == region, "the region was changed");
+    assert!(place.succeed("status --socket socket").contains("64 encrypted, 0 open"));
+    server.stop();
+    // No server: nothing, and no file.
+    let (done, said) = run(library(), "socket/pmem", make);
+    assert!(!done, "{said}");
+    assert!(!place.at("socket").exists());
+}
+
+/// What would leave the server with another picture of the mapping than the kernel has.
+#[test]
+fn a_mapping_that_is_served_is_not_moved_cut_or_covered() {
+    let (place, server) = served();
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "preload::changing_the_mapping", "--ignored", "--test-threads=1"])
+        .env("LD_PRELOAD", library())
+        .env(REGION, place.at("socket/pmem"))
+        .output()
+        .unwrap();
+    let said =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    wait_until(&place, "64 encrypted, 0 open, 0 unverified, 0 corrupt");
+    server.stop();
+    place.succeed("check region --key-file key");
+}
+
+#[test]
+#[ignore = "not a test of its own: the one before runs it, with the library preloaded"]
+fn changing_the_mapping() {
+    const LENGTH: usize = 256 << 10;
+    let region = fs::File::options().read(true).write(true).open(std::env::var(REGION).unwrap()).unwrap();
+    let writable = libc::PROT_READ | libc::PROT_WRITE;
+    let errno = || std::io::Error::last_os_error().raw_os_error();
+    let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    for _ in 0..2 {
+        // SAFETY: new mappings; what would change one of them is refused, as is asserted; no reference into them is made.
+        unsafe {
+            let shared = |offset| {
+                libc::mmap(
+                    std::ptr::null_mut(),
+                    LENGTH,
+                    writable,
+                    libc::MAP_SHARED,
+                    region.as_raw_fd(),
+                    offset,
+                )
+            };
+            let mapped = shared(0);
+            assert_ne!(mapped, libc::MAP_FAILED);
+            let word = |page: usize| mapped.byte_add(page * PAGE).cast::<u64>();
+            (0..64).for_each(|page| word(page).write_volatile(page as u64 + 1));
+            let part = mapped.cast::<u8>().add(8 * PAGE).cast();
+            let elsewhere = libc::mmap(std::ptr::null_mut(), 2 * LENGTH, writable, anonymous, -1, 0);
+            assert_eq!((libc::munmap(part, PAGE), errno()), (-1, Some(libc::EINVAL)));
+            for (at, length) in [(part, PAGE), (mapped, LENGTH)] {
+                let over = libc::mmap(at, length, writable, anonymous | libc::MAP_FIXED, -1, 0);
+                assert_eq!((over, errno()), (libc::MAP_FAILED, Some(libc::EINVAL)));
+                let moved = libc::mremap(at, length, 2 * length, libc::MREMAP_MAYMOVE);
+                assert_eq!((moved, errno()), (libc::MAP_FAILED, Some(libc::EINVAL)));
+                let over = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+                assert_eq!(libc::mremap(elsewhere, length, length, over, at), libc::MAP_FAILED);
+            }
+            for advice in [libc::MADV_REMOVE, libc::MADV_DOFORK] {
+                assert_eq!((libc::madvise(part, PAGE, advice), errno()), (-1, Some(libc::EOPNOTSUPP)));
+            }
+            assert_eq!(libc::madvise(mapped, LENGTH, libc::MADV_HUGEPAGE), 0);
+            // VFIO_IOMMU_MAP_DMA: sizes and flags, address, address of the device, length.
+            let mut dma = [32_u64, part.addr() as u64, 0, PAGE as u64];
+            assert_eq!((libc::ioctl(-1, 0x3b71, dma.as_mut_ptr()), errno()), (-1, Some(libc::EPERM)));
+            dma[1] = elsewhere.addr() as u64;
+            assert_eq!((libc::ioctl(-1, 0x3b71, dma.as_mut_ptr()), errno()), (-1, Some(libc::EBADF)));
+            assert_eq!((shared(4096), errno()), (libc::MAP_FAILED, Some(libc::EACCES)));
+            std::thread::sleep(Duration::from_millis(400));
+            (0..64).for_each(|page| assert_eq!(word(page).read_volatile(), page as u64 + 1, "page {page}"));
+            assert_eq!((libc::munmap(mapped, LENGTH), libc::munmap(elsewhere, 2 * LENGTH)), (0, 0));
+        }
+    }
+}
+
 #[test]
 fn a_vmm_that_cannot_be_served_does_not_get_the_mapping() {
     let place = Place::new();
@@ -401,7 +525,7 @@ fn a_vmm_that_cannot_be_served_does_not_get_the_mapping() {
     unsafe { forbidden.pre_exec(filter) };
     refused(forbidden, &remedies);
     // As the kernel denies it: another user, whom neither the device nor the sysctl lets in.
-    for (path, mode) in [("region", 0o666), ("", 0o755)] {
+    for (path, mode) in [("socket", 0o666), ("", 0o755)] {
         std::fs::set_permissions(place.at(path), std::fs::Permissions::from_mode(mode)).unwrap();
     }
     let sysctl = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap();

@@ -111,10 +111,15 @@ impl Server {
     }
 
     /// Waits for its end, and returns what it said there.
-    pub fn ended(mut self) -> String {
+    pub fn ended(self) -> String {
+        self.ended_with(0)
+    }
+
+    /// The same with this exit code.
+    pub fn ended_with(mut self, code: i32) -> String {
         let text: Vec<String> = self.lines.by_ref().map_while(Result::ok).collect();
         let status = self.child.wait().expect("a child can be waited for");
-        assert!(status.success(), "it ended with {status}: {text:?}");
+        assert_eq!(status.code(), Some(code), "it ended with {status}: {text:?}");
         text.join("\n")
     }
 }

@@ -53,8 +53,7 @@ struct Place {
 
 const FUSE: &str = "serve region --key-file key --mode fuse --mountpoint mnt --socket socket";
 /// Nothing is taken back for being idle: pages are open when the server is killed.
-const USERFAULTFD: &str =
-    "serve region --key-file key --mode userfaultfd --socket socket --open-limit 8m --idle-ms 600000";
+const USERFAULTFD: &str = "serve region --key-file key --mode userfaultfd --socket socket --open-limit 8m --idle-ms 600000 --io-ms 0";
 
 impl Place {
     fn new(bed: &Bed) -> Place {
@@ -96,11 +95,7 @@ impl Place {
     }
 
     fn by_userfaultfd<'a>(&self, guest: Guest<'a>) -> Guest<'a> {
-        guest
-            .persistent_memory(&self.at("region"), SIZE)
-            .environment("LD_PRELOAD", &self.library)
-            .environment("CVMIO_SCM_REGION", &self.at("region"))
-            .environment("CVMIO_SCM_SOCKET", &self.at("socket"))
+        guest.persistent_memory(&self.at("socket/pmem"), SIZE).environment("LD_PRELOAD", &self.library)
     }
 
     /// Runs a script while the medium is looked at from outside; what it printed, and the most bytes in the clear at a look.
@@ -217,6 +212,29 @@ fn file_systems_and_data_bases_live_on_it_in_each_mode() {
     assert!(said.contains("ok 3000"), "{said}");
     server.stop();
     assert_eq!(place.in_the_clear(), 0, "the medium has plaintext after a clean stop");
+}
+
+/// QEMU where the library is not found, and where nobody serves: it has nothing to run on, makes no file, and the region stays as it was.
+#[test]
+fn a_machine_without_the_library_or_the_server_does_not_start() {
+    let Some(bed) = guest::bed() else { return };
+    let mut place = Place::new(&bed);
+    let region = fs::read(place.at("region")).unwrap();
+    let server = place.serve(USERFAULTFD);
+    let refused = |place: &Place| {
+        let trouble =
+            place.by_userfaultfd(bed.guest()).run("true").expect_err("a machine ran without its region");
+        assert!(trouble.reason.contains("backing store"), "{trouble}");
+    };
+    let library = std::mem::replace(&mut place.library, "libcvmio_scm.so".into());
+    refused(&place);
+    place.run("status --socket socket", 0);
+    server.stop();
+    refused(&place);
+    place.library = library;
+    refused(&place);
+    assert!(fs::read(place.at("region")).unwrap() == region, "the region was changed");
+    assert!(!place.at("socket").exists());
 }
 
 /// The guest reads a good page, and then one that was replayed or changed outside: its VMM dies of a memory error, as if the medium had one.

@@ -161,6 +161,8 @@ impl<'a> Stage<'a> {
         } else {
             let limit = if wide { self.setup.size * 2 } else { self.setup.size / 4 };
             serve.args(["--mode", "userfaultfd", "--idle-ms", "600000", "--open-limit", &limit.to_string()]);
+            // No device writes into it.
+            serve.args(["--io-ms", "0"]);
             if self.name == WITHOUT {
                 serve.args(["--read-ahead", "0"]);
             }
@@ -180,42 +182,50 @@ impl<'a> Stage<'a> {
     }
 
     /// Lets a program have its mapping served, if this target is one.
-    fn preloaded(&mut self, command: &mut Command) -> Result<()> {
+    fn preloaded(&self, command: &mut Command) {
         if is_mapped(&self.name) {
             command.env("LD_PRELOAD", &self.setup.library);
-            command.env("CVMIO_SCM_REGION", self.at("region")?).env("CVMIO_SCM_SOCKET", self.at("socket")?);
         }
-        Ok(())
+    }
+
+    /// What a program opens. That of a mapping that is served exists where the library is preloaded only.
+    fn file(&mut self) -> Result<PathBuf> {
+        let name = match &self.name {
+            name if is_file(name) => "mnt/pmem",
+            name if is_mapped(name) => "socket/pmem",
+            _ => "region",
+        };
+        self.at(name)
     }
 
     fn fio(&mut self, load: &Load) -> Result<Measured> {
-        let name = if is_file(&self.name) { "mnt/pmem" } else { "region" };
-        let (root, file) = (self.at(".")?, self.at(name)?);
-        if !file.exists() {
+        let (root, file) = (self.at("")?, self.file()?);
+        if !is_mapped(&self.name) && !file.exists() {
             let mut zeros = File::open("/dev/zero").doing("/dev/zero")?.take(self.setup.size);
             let mut plain = File::create(&file).doing(file.display())?;
             std::io::copy(&mut zeros, &mut plain).doing(file.display())?;
         }
         let mut command = Command::new("fio");
         // From where it is: fio would read something else into some names of directories.
-        command.current_dir(root).arg("--output-format=json").arg(format!("--filename={name}"));
+        let name = file.strip_prefix(&root).unwrap_or(&file).display();
+        command.current_dir(&root).arg("--output-format=json").arg(format!("--filename={name}"));
         command.args(load.options(self.setup.size, self.setup.seconds));
-        self.preloaded(&mut command)?;
+        self.preloaded(&mut command);
         let said = output(&mut command, self.setup.interrupt)?;
         fio::figures(&said, Metric::Bandwidth)
     }
 
     /// Runs a probe; the numbers that it printed.
-    fn probe(&mut self, words: &[String]) -> Result<BTreeMap<String, f64>> {
+    fn probe(&self, words: &[String]) -> Result<BTreeMap<String, f64>> {
         let program = std::env::current_exe().doing("this program")?;
         let mut command = Command::new(program);
         command.args(["bench", "scm-probe"]).args(words);
-        self.preloaded(&mut command)?;
+        self.preloaded(&mut command);
         let said = run(&mut command, self.setup.interrupt)?.must_succeed(&command)?.said;
         serde_json::from_str(&said).doing("what a probe printed")
     }
 
-    fn naive(&mut self, kind: &str, record: u64) -> Result<Measured> {
+    fn naive(&self, kind: &str, record: u64) -> Result<Measured> {
         let (size, seconds) = (self.setup.size / 8, self.setup.seconds);
         let words = format!("naive --length {size} --record {record} --kind {kind} --seconds {seconds}");
         let words: Vec<String> = words.split(' ').map(String::from).collect();
@@ -225,8 +235,8 @@ impl<'a> Stage<'a> {
     }
 
     fn faults(&mut self, in_order: bool, bare: Option<&str>) -> Result<Measured> {
-        let file = self.at("region")?;
-        if !file.exists() {
+        let file = self.file()?;
+        if !is_mapped(&self.name) && !file.exists() {
             File::create(&file).doing(file.display())?;
         }
         let numbers = [("--length", self.setup.size), ("--page", self.page())];

@@ -1,10 +1,11 @@
 //! One client of a server: what it says, and its faults.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSliceMut, Write};
+use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
@@ -12,12 +13,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
 
 use super::ahead::Ahead;
 use super::{ABSENT, ACTIVE, Server, TICK, firecracker, readable};
 use crate::Error;
-use crate::protocol::{self, ClientMessage, LIMIT, Mapped, ServerMessage};
+use crate::protocol::{self, ClientMessage, FileId, LIMIT, Mapped, ServerMessage};
 use crate::uffd::{self, Event};
 
 /// How long a client may take for its first message, or to take ranges out of its page tables.
@@ -35,7 +39,7 @@ pub(super) struct Client {
     uffd: OwnedFd,
     mapped: Mapped,
     /// The last answer, and who waits for the next one.
-    zapped: Mutex<u64>,
+    answer: Mutex<Answer>,
     answered: Condvar,
     asked: AtomicU64,
     gone: AtomicBool,
@@ -43,8 +47,26 @@ pub(super) struct Client {
     serving: RwLock<()>,
     ahead: Mutex<Ahead>,
     /// Faults that arrived together with another one, for the other threads.
-    waiting: Mutex<VecDeque<u64>>,
+    waiting: Mutex<VecDeque<Touch>>,
     arrived: Condvar,
+}
+
+/// What a VMM said last of ranges that it was to take out of its page tables.
+#[derive(Debug, Default)]
+struct Answer {
+    id: u64,
+    /// It could not.
+    is_kept: bool,
+    /// Why not, the last time.
+    why: String,
+}
+
+/// A touch that waits.
+#[derive(Debug, Clone, Copy)]
+struct Touch {
+    address: u64,
+    /// Whether the file has no memory there.
+    is_missing: bool,
 }
 
 /// Serves a connection to its end.
@@ -54,8 +76,9 @@ pub(super) fn serve(server: &Arc<Server>, stream: &UnixStream) {
         Ok(Some(ClientMessage::Status)) => {
             serde_json::to_vec(&server.engine.status()).map_err(|error| error.to_string())
         }
-        Ok(Some(ClientMessage::Attach(mapped))) => {
-            attach(server, stream, &mut reader, mapped).map(|()| Vec::new())
+        Ok(Some(ClientMessage::Region)) => send_region(server, stream).map(|()| Vec::new()),
+        Ok(Some(ClientMessage::Attach(mapped, file))) => {
+            attach(server, stream, &mut reader, mapped, file).map(|()| Vec::new())
         }
         Ok(Some(ClientMessage::Firecracker(mappings))) => match reader.descriptor.take() {
             Some(descriptor) => {
@@ -64,7 +87,9 @@ pub(super) fn serve(server: &Arc<Server>, stream: &UnixStream) {
             }
             None => Err("the message came without a userfaultfd".into()),
         },
-        Ok(Some(ClientMessage::Zapped(_))) => Err("nothing was asked of this client".into()),
+        Ok(Some(ClientMessage::Zapped(_) | ClientMessage::Kept(..))) => {
+            Err("nothing was asked of this client".into())
+        }
         Ok(None) => Ok(Vec::new()),
         Err(error) => Err(error),
     };
@@ -77,12 +102,35 @@ pub(super) fn serve(server: &Arc<Server>, stream: &UnixStream) {
     let _ = stream.write_all(&answer);
 }
 
+/// Gives a VMM the region's file. The VMM may not be able to open it by itself, nor need it know where it is.
+fn send_region(server: &Server, stream: &UnixStream) -> Result<(), String> {
+    let file = server
+        .mapping
+        .reopen()
+        .map_err(|error| format!("the region's file cannot be opened again: {error}"))?;
+    let (length, huge_page) =
+        (server.engine.geometry().data_len(), server.mapping.huge_page_size().unwrap_or(0));
+    let message = ServerMessage::Region { length, huge_page }.encode();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [file.as_fd()];
+    control.push(SendAncillaryMessage::ScmRights(&descriptors));
+    // Who asks and does not wait for the answer does not get it.
+    let _ = rustix::net::sendmsg(stream, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL);
+    Ok(())
+}
+
 fn attach(
     server: &Arc<Server>,
     stream: &UnixStream,
     reader: &mut Reader<'_>,
     mapped: Mapped,
+    file: FileId,
 ) -> Result<(), String> {
+    let ours = server.mapping.file().metadata().map_err(|error| error.to_string())?;
+    if (FileId { device: ours.dev(), inode: ours.ino() }) != file {
+        return Err("its mapping is of another file than the region that is served here".into());
+    }
     let uffd = reader.descriptor.take().ok_or("the message came without a userfaultfd")?;
     let stream = stream.try_clone().map_err(|error| error.to_string())?;
     let client = Arc::new(Client::new(stream, uffd, mapped, server.limits.read_ahead));
@@ -96,8 +144,13 @@ fn attach(
     loop {
         match reader.next(server) {
             Ok(Some(ClientMessage::Zapped(id))) => {
-                *client.lock_zapped() = id;
-                client.answered.notify_all();
+                client.heard(id, None);
+                continue;
+            }
+            Ok(Some(ClientMessage::Kept(id, why))) => {
+                let why = why.chars().filter(|letter| !letter.is_control()).take(200).collect();
+                server.engine.stats().kept.fetch_add(1, Ordering::Relaxed);
+                client.heard(id, Some(why));
                 continue;
             }
             Ok(None) => {}
@@ -115,6 +168,7 @@ fn attach(
     // Behind the last fault: the client takes everything out of its page tables when it hears of this, and gives its lease back.
     let _ = client.stream.shutdown(std::net::Shutdown::Both);
     *server.client() = None;
+    *server.departed.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     server.vacated.notify_all();
     Ok(())
 }
@@ -136,7 +190,8 @@ fn take_place(server: &Server, client: &Arc<Client>) -> Result<(), String> {
         }
     }
     // Before anybody finds it in its place: the thread that takes pages back may ask something of it at once.
-    client.say(&ServerMessage::Ok {}).map_err(|error| error.to_string())?;
+    let hold_ms = u64::try_from(server.limits.hold.as_millis()).unwrap_or(u64::MAX);
+    client.say(&ServerMessage::Ok { hold_ms }).map_err(|error| error.to_string())?;
     *place = Some(Arc::clone(client));
     Ok(())
 }
@@ -147,7 +202,7 @@ impl Client {
             stream,
             uffd,
             mapped,
-            zapped: Mutex::new(0),
+            answer: Mutex::default(),
             answered: Condvar::new(),
             asked: AtomicU64::new(0),
             gone: AtomicBool::new(false),
@@ -177,15 +232,28 @@ impl Client {
             return false;
         }
         let begun = Instant::now();
-        let mut zapped = self.lock_zapped();
-        while *zapped < id {
+        let mut answer = self.lock_answer();
+        while answer.id < id {
             let left = PATIENCE.saturating_sub(begun.elapsed());
             if left.is_zero() || self.gone.load(Ordering::Acquire) {
                 return false;
             }
-            zapped = self.answered.wait_timeout(zapped, left).unwrap_or_else(PoisonError::into_inner).0;
+            answer = self.answered.wait_timeout(answer, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        true
+        !answer.is_kept
+    }
+
+    /// The VMM has answered: the ranges are out, or `why` not.
+    fn heard(&self, id: u64, why: Option<String>) {
+        let mut answer = self.lock_answer();
+        (answer.id, answer.is_kept) = (id, why.is_some());
+        if let Some(why) = why.filter(|why| *why != answer.why) {
+            eprintln!(
+                "error: a VMM cannot take pages out of its page tables, so they stay open, in the clear: {why}"
+            );
+            answer.why = why;
+        }
+        self.answered.notify_all();
     }
 
     /// Whether its other end has hung up, so that it will be gone in a moment.
@@ -226,7 +294,7 @@ impl Client {
                 continue;
             }
             let mut touched = events.drain(..).filter_map(|event| match event {
-                Event::Fault(address) => Some(address),
+                Event::Fault { address, is_missing } => Some(Touch { address, is_missing }),
                 _ => None,
             });
             let first = touched.next();
@@ -236,15 +304,15 @@ impl Client {
                 self.arrived.notify_all();
             }
             let mut next = first;
-            while let Some(address) = next {
-                self.serve_fault(server, address);
+            while let Some(touch) = next {
+                self.serve_fault(server, touch);
                 next = self.waiting().pop_front();
             }
             last = Some(Instant::now());
         }
         self.arrived.notify_all();
-        for address in self.waiting().drain(..) {
-            self.put_back(server, address);
+        for touch in self.waiting().drain(..) {
+            self.put_back(server, touch.address);
         }
     }
 
@@ -262,9 +330,9 @@ impl Client {
         let mut waiting = self.waiting();
         while !self.gone.load(Ordering::Acquire) && !server.is_stopping() {
             match waiting.pop_front() {
-                Some(address) => {
+                Some(touch) => {
                     drop(waiting);
-                    self.serve_fault(server, address);
+                    self.serve_fault(server, touch);
                     waiting = self.waiting();
                 }
                 None => {
@@ -275,11 +343,12 @@ impl Client {
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, VecDeque<u64>> {
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<Touch>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn serve_fault(&self, server: &Server, address: u64) {
+    fn serve_fault(&self, server: &Server, touch: Touch) {
+        let address = touch.address;
         let _serving = self.serving.read().unwrap_or_else(PoisonError::into_inner);
         if server.is_stopping() {
             return self.put_back(server, address);
@@ -289,8 +358,8 @@ impl Client {
         let Some(inside) = address.checked_sub(first).filter(|inside| *inside < length) else { return };
         let page = (offset + inside) / server.engine.geometry().page_size();
         let faults = server.engine.stats().faults.fetch_add(1, Ordering::Relaxed);
-        server.wait_for_room();
-        let shown = self.show(server, page, Some(address), faults.is_multiple_of(TIMED));
+        server.wait_for_room(PATIENCE + server.limits.hold);
+        let shown = self.show(server, page, Some(touch), faults.is_multiple_of(TIMED));
         server.engine.stats().fault_latency.record(began.elapsed());
         match shown {
             Ok(()) => self.read_ahead(server, page),
@@ -302,17 +371,20 @@ impl Client {
     }
 
     /// Opens a page, unless it is open, and puts it into the VMM's page tables: first where it was touched.
-    fn show(&self, server: &Server, page: u64, touched: Option<u64>, is_timed: bool) -> Result<(), Error> {
+    fn show(&self, server: &Server, page: u64, touch: Option<Touch>, is_timed: bool) -> Result<(), Error> {
         let size = server.engine.geometry().page_size();
         let Some(address) = self.address(page, size) else { return Ok(()) };
+        let Touch { address: touched, is_missing } = touch.unwrap_or(Touch { address, is_missing: false });
         loop {
-            let resumed = server.open_and_put(page, is_timed, || {
-                self.put(address..address + size, touched.unwrap_or(address), server.unit())
-            })?;
-            match resumed {
+            let put = || self.put(address..address + size, touched, server.unit());
+            match server.open_and_put(page, is_timed, is_missing, put)? {
                 Ok(()) => return Ok(()),
                 // The VMM changes its mappings just now.
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => thread::yield_now(),
+                // What was there while it was open is gone from the file.
+                Err(error) if error.raw_os_error() == Some(libc::EFAULT) => {
+                    return Err(Error::CorruptPage { page });
+                }
                 // It, or its mapping, is gone.
                 Err(error) => {
                     if !self.gone.load(Ordering::Acquire) {
@@ -376,8 +448,8 @@ impl Client {
         (&self.stream).write_all(&message.encode())
     }
 
-    fn lock_zapped(&self) -> MutexGuard<'_, u64> {
-        self.zapped.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_answer(&self) -> MutexGuard<'_, Answer> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -388,9 +460,10 @@ impl Server {
         &self,
         page: u64,
         is_timed: bool,
+        is_missing: bool,
         put: impl FnOnce() -> T,
     ) -> Result<T, Error> {
-        self.engine.open_then(page, is_timed, || {
+        self.engine.open_then(page, is_timed, is_missing, || {
             let done = put();
             self.note_use(page);
             done
@@ -405,23 +478,13 @@ impl Server {
         }
         if before != ACTIVE {
             self.order().push_back((page, Instant::now()));
+            self.call_for_room();
         }
     }
 
     /// Whether what is opened ahead would soon take the room of what is touched.
     fn has_little_room(&self) -> bool {
         self.open.load(Ordering::Acquire) * 4 >= self.limits.open_pages * 3
-    }
-
-    /// Waits while as many pages are open as may be. A VMM that does not give pages back must not stop the others of its threads for ever.
-    fn wait_for_room(&self) {
-        let begun = Instant::now();
-        while self.open.load(Ordering::Acquire) >= self.limits.open_pages
-            && begun.elapsed() < PATIENCE
-            && !self.is_stopping()
-        {
-            thread::sleep(Duration::from_micros(50));
-        }
     }
 }
 
@@ -516,7 +579,7 @@ mod tests {
             heard.read_until(b'\n', &mut line).map(|_| ServerMessage::decode(&line).unwrap())
         };
         take_place(&server, &client).unwrap();
-        assert_eq!(next().unwrap(), ServerMessage::Ok {});
+        assert_eq!(next().unwrap(), ServerMessage::Ok { hold_ms: 0 });
         thread::scope(|scope| {
             let zapping = scope.spawn(|| server.zap(&[3]));
             let asked = loop {
@@ -526,8 +589,7 @@ mod tests {
                 }
             };
             assert_eq!(asked, ServerMessage::Zap { id: 1, ranges: vec![((1 << 20) + 3 * 4096, 4096)] });
-            *client.lock_zapped() = 1;
-            client.answered.notify_all();
+            client.heard(1, None);
             assert!(zapping.join().unwrap());
         });
     }

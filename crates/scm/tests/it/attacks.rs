@@ -116,6 +116,124 @@ pub fn forged_log() -> Result<(), String> {
     }
 }
 
+/// "Page 0 was under way" is written into a worker block behind a clean stop, and other bytes into the page: nobody needs a key for that. The
+/// adversary may have seen the medium before.
+pub fn forged_progress() -> Result<(), String> {
+    let (mut campaign, fresh, _) = Campaign::new(7, 4, 2)?;
+    let old = write(&mut campaign, &fresh)?;
+    let now = write(&mut campaign, &old)?;
+    let geometry = campaign.geometry;
+    let word = |at: u64| usize::try_from(at / 8).expect("small");
+    let (page, worker, buffer) = (geometry.page_at(0), geometry.worker_at(0), geometry.buffer_at(0));
+    let planted = |image: &mut Vec<u64>, at: u64, value: u64| image[word(at)..][..PAGE / 8].fill(value);
+    let progress = |direction: u64| {
+        let mut image = now.clone();
+        image[word(worker)] = direction | 1;
+        planted(&mut image, page, 0x4141_4141_4141_4141);
+        planted(&mut image, buffer, 0x4242_4242_4242_4242);
+        image
+    };
+    // It was being opened: its present entry, and 96 zeros.
+    let mut opening = progress(0);
+    plant(&now, &mut opening, geometry.entry_at(0), 64);
+    let entry: Vec<u64> = now[word(geometry.entry_at(0))..][..8].to_vec();
+    opening[word(worker + 64)..][..8].copy_from_slice(&entry);
+    opening[word(worker + 128)..][..12].fill(0);
+    // It was being encrypted: each log that a worker has left behind is genuine. The last one that names the page counts.
+    let mut images = vec![("a page called under way, to be opened", opening)];
+    for from in 0..2 {
+        let mut left = progress(4);
+        plant(&now, &mut left, geometry.worker_at(from) + 64, 160);
+        let log: Vec<u64> = now[word(geometry.worker_at(from) + 64)..][..20].to_vec();
+        left[word(worker + 64)..][..20].copy_from_slice(&log);
+        images.push(("a log that was left behind", left.clone()));
+        // With the page as it was before that step.
+        plant(&old, &mut left, page, PAGE as u64);
+        images.push(("a log that was left behind, and the page before it", left));
+    }
+    // The root before the last one vouched for the last page that the stop encrypted as open.
+    for lost in 0..2 {
+        for pages in 0..2 {
+            let mut image = now.clone();
+            image[word(geometry.root_at(lost))..][..5].fill(0);
+            image[word(geometry.bitmap_at(0))] &= !(1 << pages);
+            planted(&mut image, geometry.page_at(pages), 0x4343_4343_4343_4343);
+            images.push(("the root before the last one", image));
+        }
+    }
+    for (name, image) in images {
+        for page in 0..2 {
+            if let Ok(content) = read(&campaign, &image, page)
+                && [0x41, 0x42, 0x43].iter().any(|byte| content == [*byte; PAGE])
+            {
+                return Err(format!("{name}: page {page} is read as what nobody wrote"));
+            }
+        }
+        let found = campaign.check(&image);
+        if found.is_ok_and(|found| found.corrupt_pages == 0) {
+            return Err(format!("{name}: a check found nothing"));
+        }
+    }
+    Ok(())
+}
+
+/// The page as it was before the last write, with the log of that write, which its worker has left behind.
+pub fn replayed_write() -> Result<(), String> {
+    let (mut campaign, fresh, _) = Campaign::new(9, 4, 1)?;
+    let written = |campaign: &mut Campaign, image: &[u64]| {
+        let medium = Arc::new(CrashMedium::new(image));
+        let (engine, _) = campaign.open(&medium).map_err(told("opening"))?;
+        let content = campaign.content();
+        engine.write(0, 0, &content).map_err(told("writing"))?;
+        engine.stop().map_err(told("stopping"))?;
+        Ok::<_, String>((medium.now(), content))
+    };
+    let (old, content) = written(&mut campaign, &fresh)?;
+    let (mut forged, _) = written(&mut campaign, &old)?;
+    let geometry = campaign.geometry;
+    plant(&old, &mut forged, geometry.page_at(0), PAGE as u64);
+    let word = |at: u64| usize::try_from(at / 8).expect("small");
+    forged[word(geometry.worker_at(0))] = 0b101;
+    forged[word(geometry.buffer_at(0))] ^= 1;
+    match read(&campaign, &forged, 0) {
+        Ok(found) if found == content => Err("the content before the last write was brought back".into()),
+        _ => Ok(()),
+    }
+}
+
+/// A write was given up at a crash: its log was whole, and nothing said that the buffer counts. In the next session the log is none any more, also
+/// if the header of its session is put back.
+pub fn given_up_write() -> Result<(), String> {
+    let (mut campaign, fresh, _) = Campaign::new(8, 4, 1)?;
+    let base = write(&mut campaign, &fresh)?;
+    let mut given_up = campaign.content();
+    given_up[0] = 0x47;
+    let medium = Arc::new(CrashMedium::new(&base));
+    let (engine, _) = campaign.open(&medium).map_err(told("opening"))?;
+    let action = scm::transition::Action::Rewrite(&given_up, false);
+    let begun = engine.begin(0, action).map_err(told("beginning"))?;
+    begun.expect("a page can always be written").step().map_err(told("duplicating"))?;
+    drop(engine);
+    let crashed = medium.now();
+    let (engine, _) = campaign.open(&medium).map_err(told("opening again"))?;
+    let content = campaign.content();
+    engine.write(1, 0, &content).map_err(told("writing"))?;
+    engine.stop().map_err(told("stopping"))?;
+    drop(engine);
+    let mut forged = medium.now();
+    let geometry = campaign.geometry;
+    for (at, len) in
+        [(geometry.header_at(0), 16_384), (geometry.worker_at(0), 4096), (geometry.buffer_at(0), PAGE as u64)]
+    {
+        plant(&crashed, &mut forged, at, len);
+    }
+    forged[usize::try_from(geometry.worker_at(0) / 8).expect("small")] = 0b101;
+    match read(&campaign, &forged, 0) {
+        Ok(content) if content == given_up => Err("a write that was given up was finished".into()),
+        _ => Ok(()),
+    }
+}
+
 /// A copy of the region is put back and used again: no nonce that the other future used is used again.
 pub fn two_futures() -> Result<(), String> {
     let (mut campaign, fresh, _) = Campaign::new(5, 4, 2)?;
@@ -148,7 +266,7 @@ fn what_is_no_region_of_ours_is_refused_and_stays_as_it_was() {
     let header = usize::try_from(campaign.geometry.header_at(0) / 8).unwrap();
     let mut version = image.clone();
     version[header + 1] += 1;
-    assert!(refused(&version).to_string().contains("format version 2"));
+    assert!(refused(&version).to_string().contains("format version 3"));
     let mut session = image.clone();
     session[header + 9] ^= 1;
     assert!(matches!(refused(&session), Error::CorruptRegion(_)));
@@ -161,6 +279,9 @@ fn what_is_no_region_of_ours_is_refused_and_stays_as_it_was() {
 fn changes_and_replays_are_found() {
     all().unwrap();
     forged_log().unwrap();
+    forged_progress().unwrap();
+    given_up_write().unwrap();
+    replayed_write().unwrap();
     two_futures().unwrap();
 }
 

@@ -92,6 +92,14 @@ impl Campaign {
         Engine::open(medium, &credential(), Arc::clone(&self.salts), &|_, _| {})
     }
 
+    /// A look at every page, which changes nothing.
+    pub fn check(&self, image: &[u64]) -> Result<scm::check::Checked, Error> {
+        let medium = CrashMedium::new(image);
+        let checked = scm::check::check(&medium, &credential(), Arc::clone(&self.salts), &|_, _| {});
+        assert_eq!(medium.operations(), 0, "a check changed the medium");
+        checked
+    }
+
     pub fn content(&mut self) -> Content {
         let mut content = [0; PAGE];
         self.random.fill(&mut content);

@@ -88,7 +88,7 @@ fn a_file_cut_short_under_the_mapping_stops_the_engine_and_nothing_else() {
     assert!(lost.to_string().contains("cut short"), "{lost}");
     assert!(matches!(engine.read(3, 0, &mut page), Err(Error::Stopped)));
     assert!(matches!(engine.write(3, 0, &page), Err(Error::Stopped)));
-    assert!(matches!(engine.stop(), Ok(0)));
+    assert!(matches!(engine.stop(), Err(Error::Stopped)), "a stop behind a failure is none");
     drop((engine, mapping));
     // What is left of the file is as it was; put together again, it is a region with all its pages.
     let left = std::fs::read(&path).unwrap();
@@ -179,4 +179,18 @@ fn threads_share_an_engine() {
     drop(_mapping);
     let (engine, _mapping) = open(&path).unwrap();
     assert_eq!(engine.status().unverified, 0);
+}
+
+/// A sparse restore and a punched hole: what lies behind the hole does not count, and the whole file is not searched for one.
+#[test]
+fn a_range_is_whole_where_the_file_has_memory_for_all_of_it() {
+    let mapping = Mapping::memory(64 * 4096).unwrap();
+    (0..64).for_each(|page| mapping.store(page * 4096, 1).unwrap());
+    let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(mapping.file(), flags, 9 * 4096, 4096).unwrap();
+    for (page, pages, is_whole) in
+        [(0, 9, true), (0, 10, false), (9, 1, false), (8, 3, false), (10, 54, true)]
+    {
+        assert_eq!(mapping.is_whole(page * 4096, pages * 4096), is_whole, "{page}, {pages}");
+    }
 }

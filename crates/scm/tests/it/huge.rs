@@ -18,8 +18,14 @@ use crate::starting;
 use crate::userfault::Place;
 
 const HUGE: usize = 2 << 20;
-const LIMITS: Limits =
-    Limits { open_pages: 1000, idle: Duration::from_secs(600), read_ahead: 0, cpu_percent: 100, threads: 2 };
+const LIMITS: Limits = Limits {
+    open_pages: 1000,
+    idle: Duration::from_secs(600),
+    hold: Duration::ZERO,
+    read_ahead: 0,
+    cpu_percent: 100,
+    threads: 2,
+};
 
 /// A file system that is there for one test.
 struct Mounted(tempfile::TempDir);
@@ -104,6 +110,10 @@ fn a_region_on_hugetlbfs_is_served_by_huge_pages() {
     running.stop();
     drop(place);
 
+    // One of its own, which has no more than two: the machine's are for everybody.
+    let Some(small) = Mounted::new("hugetlbfs", "pagesize=2M,size=4M") else { return };
+    let error = scm::Mapping::create(&small.0.path().join("large"), 1 << 26).unwrap_err();
+    assert!(error.to_string().contains("the sysctl vm.nr_hugepages"), "{error}");
     // A touch there is of 2 MiB: pages of 4 KiB would bring their neighbours along.
     let place = Place::new(file_system.0.path(), 4096, 64);
     let mapping = Arc::new(starting::open(&place.region(), Access::Exclusive).unwrap());

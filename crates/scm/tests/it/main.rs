@@ -1,5 +1,7 @@
 //! The engine under crash and attack, and on real files.
 
+mod adversary;
+mod answers;
 mod attacks;
 mod campaign;
 mod crash;

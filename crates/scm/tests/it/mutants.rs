@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use scm::mutation::{Mutation, break_rule};
 
-use crate::{attacks, crash, epochs};
+use crate::{adversary, attacks, crash, epochs};
 
 /// Seeds of `many_pages` until a mutant has got away.
 const SEEDS: u64 = 400;
@@ -15,6 +15,9 @@ fn noticed(mutation: Mutation) -> Option<String> {
     let quick = || {
         attacks::all()?;
         attacks::forged_log()?;
+        attacks::forged_progress()?;
+        attacks::given_up_write()?;
+        attacks::replayed_write()?;
         attacks::two_futures()?;
         epochs::two_futures()
     };
@@ -25,6 +28,7 @@ fn noticed(mutation: Mutation) -> Option<String> {
             (0..SEEDS)
                 .find_map(|seed| crash::many_pages(seed).err().map(|error| format!("seed {seed}: {error}")))
         })
+        .or_else(|| (0..SEEDS / 4).find_map(|seed| adversary::life(seed).err()))
         .or_else(|| crash::one_page(1).err())
 }
 

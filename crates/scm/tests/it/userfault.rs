@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use scm::client::{Attached, attach};
+use scm::client::{Attached, Region};
 use scm::serve::{Limits, Server};
 use scm::{Access, Engine, Error, Geometry, Mapping, Medium};
 use seal::{Random, Suite, SystemRandom};
@@ -20,7 +21,7 @@ use crate::campaign::credential;
 use crate::forbidden::{BOTH, Forbidden};
 use crate::starting;
 
-const SIZE: usize = 4096;
+pub const SIZE: usize = 4096;
 
 pub struct Place {
     directory: tempfile::TempDir,
@@ -72,25 +73,30 @@ impl Place {
         let stop = Arc::new(AtomicBool::new(false));
         let thread = {
             let (server, stop) = (Arc::clone(&server), Arc::clone(&stop));
-            std::thread::spawn(move || server.run(&listener, &stop))
+            std::thread::spawn(move || server.run(listener, &stop))
         };
         Running { server, stop, thread }
     }
 
+    pub fn ask(&self) -> Region {
+        Region::ask(&self.socket()).unwrap()
+    }
+
     /// Maps the data, as a VMM does, with advice to use huge pages.
     pub fn map(&self, page_size: usize) -> Vmm {
-        let file = File::options().read(true).write(true).open(self.region()).unwrap();
+        let region = self.ask();
         let len = self.pages * page_size;
+        assert_eq!(region.length(), len as u64);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh shared mapping.
         let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
+            libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, region.file().as_raw_fd(), 0)
         };
         assert_ne!(base, libc::MAP_FAILED);
         // SAFETY: the range was just mapped. Where there are no huge pages the advice is refused.
         unsafe { libc::madvise(base, len, libc::MADV_HUGEPAGE) };
         // SAFETY: a shared mapping of the region from its beginning, which stays until `Vmm` is dropped, behind `attached`.
-        let attached = unsafe { attach(&self.region(), &self.socket(), base.addr() as u64, len as u64, 0) };
+        let attached = unsafe { region.attach(base.addr() as u64, len as u64, 0) };
         Vmm { attached: Some(attached.unwrap()), base: base.cast(), len }
     }
 }
@@ -104,7 +110,7 @@ impl Running {
         self.end().unwrap();
     }
 
-    fn end(self) -> Result<(), Error> {
+    pub fn end(self) -> Result<(), Error> {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.join().unwrap();
         // Threads of clients have the region locked until they end.
@@ -128,11 +134,13 @@ impl Running {
 pub struct Vmm {
     attached: Option<Attached>,
     pub base: *mut u8,
-    len: usize,
+    pub len: usize,
 }
 
 // SAFETY: plain memory, touched by volatile accesses only.
 unsafe impl Sync for Vmm {}
+// SAFETY: as above.
+unsafe impl Send for Vmm {}
 
 impl Vmm {
     fn word(&self, at: usize) -> *mut u64 {
@@ -168,7 +176,7 @@ impl Drop for Vmm {
     }
 }
 
-fn shm() -> &'static Path {
+pub fn shm() -> &'static Path {
     Path::new("/dev/shm")
 }
 
@@ -374,7 +382,7 @@ fn served_by(serve: impl FnOnce(&Place, &mut UnixStream, &dyn Fn())) {
             scm::uffd::read(uffd.as_fd(), &mut events).unwrap();
         }
         let touched = (vmm.base.addr() + 3 * SIZE) as u64;
-        assert_eq!(events[0], scm::uffd::Event::Fault(touched));
+        assert_eq!(events[0], scm::uffd::Event::Fault { address: touched, is_missing: false });
         let show = || {
             while !touching.is_finished() {
                 scm::uffd::resume(uffd.as_fd(), touched, SIZE as u64).unwrap();
@@ -402,7 +410,7 @@ fn a_server_that_dies_before_it_answers_leaves_nothing_in_page_tables() {
 /// The VMM hangs up, but the server has not noticed yet, and shows a page: the VMM waits for its end.
 #[test]
 fn a_server_that_is_not_understood_leaves_nothing_in_page_tables() {
-    for said in ["{\"zap\":{\"id\":1,\"ranges\":[]}}\n", "{\"ok\":{}}\nnonsense\n"] {
+    for said in ["{\"zap\":{\"id\":1,\"ranges\":[]}}\n", "{\"ok\":{\"hold_ms\":0}}\nnonsense\n"] {
         served_by(|place, stream, show| {
             stream.write_all(said.as_bytes()).unwrap();
             assert_eq!(std::io::read_to_string(&mut *stream).unwrap(), "", "the VMM hangs up");
@@ -426,7 +434,7 @@ fn a_vmm_that_unmaps_the_region_between_two_servers_hangs_up() {
     let (mut stream, _) = listener.accept().unwrap();
     drop(receive(&stream));
     drop(vmm);
-    stream.write_all(b"{\"ok\":{}}\n").unwrap();
+    stream.write_all(b"{\"ok\":{\"hold_ms\":0}}\n").unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     assert_eq!(std::io::read_to_string(stream).unwrap(), "");
     let mapping = starting::open(&place.region(), Access::Exclusive).unwrap();
@@ -449,13 +457,12 @@ fn receive(stream: &UnixStream) -> OwnedFd {
 }
 
 fn unsafe_attach(place: &Place) -> Result<Attached, Error> {
-    let file = File::options().read(true).write(true).open(place.region()).unwrap();
-    let len = place.pages * SIZE;
+    let region = Region::ask(&place.socket())?;
+    let (len, file) = (place.pages * SIZE, region.file().as_raw_fd());
     // SAFETY: a fresh shared mapping, which stays to the end of the process.
     unsafe {
-        let base =
-            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0);
-        attach(&place.region(), &place.socket(), base.addr() as u64, len as u64, 0)
+        let base = libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file, 0);
+        region.attach(base.addr() as u64, len as u64, 0)
     }
 }
 
@@ -463,13 +470,18 @@ fn unsafe_attach(place: &Place) -> Result<Attached, Error> {
 fn what_is_no_message_is_refused_and_the_others_are_served() {
     let place = Place::new(shm(), 4096, 16);
     let running = place.serve(16, Duration::from_secs(600));
+    let found = std::fs::metadata(place.region()).unwrap();
+    let attach = format!(
+        "{{\"version\":2,\"attach\":{{\"address\":4096,\"length\":4096,\"offset\":0,\"device\":{},\"inode\":{}}}}}\n",
+        found.dev(),
+        found.ino()
+    );
     for (said, about) in [
-        ("{\"version\":2,\"status\":{}}\n", "speaks version 1"),
+        ("{\"version\":1,\"status\":{}}\n", "speaks version 2"),
         ("nonsense\n", "no message"),
-        (
-            "{\"version\":1,\"attach\":{\"address\":4096,\"length\":4096,\"offset\":0}}\n",
-            "without a userfaultfd",
-        ),
+        (&attach, "without a userfaultfd"),
+        (&attach.replace("\"inode\":", "\"inode\":1"), "of another file"),
+        (&attach.replace("4096,\"offset", "1,\"offset"), "whole pages"),
         (
             "[{\"base_host_virt_addr\":4096,\"size\":4096,\"offset\":0,\"page_size\":4096}]",
             "without a userfaultfd",
@@ -481,13 +493,12 @@ fn what_is_no_message_is_refused_and_the_others_are_served() {
         assert!(answer.contains("error") && answer.contains(about), "{said}: {answer}");
     }
     // What is said behind a message that was good: this VMM is let go, and the next one has its place.
-    let attach = "{\"version\":1,\"attach\":{\"address\":4096,\"length\":4096,\"offset\":0}}\n";
-    for said in ["nonsense\n", attach] {
+    for said in ["nonsense\n", &attach] {
         let mut stream = UnixStream::connect(place.socket()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         send(&stream, attach.as_bytes(), scm::uffd::open_minor().unwrap().as_raw_fd());
         stream.write_all(said.as_bytes()).unwrap();
-        assert_eq!(std::io::read_to_string(&mut stream).unwrap(), "{\"ok\":{}}\n");
+        assert_eq!(std::io::read_to_string(&mut stream).unwrap(), "{\"ok\":{\"hold_ms\":0}}\n");
     }
     let vmm = place.map(SIZE);
     assert_eq!(vmm.load(0), 0);
@@ -551,7 +562,7 @@ fn where_userfaultfd_is_forbidden_the_error_says_what_to_change_and_nothing_is_l
 }
 
 /// What the kernel says when it reads a word of the VMM's memory: a memory error is no signal then.
-fn copied_by_the_kernel(vmm: &Vmm, at: usize) -> std::io::Result<()> {
+pub fn copied_by_the_kernel(vmm: &Vmm, at: usize) -> std::io::Result<()> {
     let (_reader, writer) = std::io::pipe().unwrap();
     // SAFETY: in the mapping; the kernel reads from there, or fails.
     if unsafe { libc::write(writer.as_raw_fd(), vmm.word(at).cast(), 8) } == 8 {
@@ -599,17 +610,16 @@ fn a_medium_that_fails_a_page_under_a_vmm_ends_the_service_and_loses_no_page() {
     }
 }
 
-/// Firecracker's protocol: anonymous memory, missing pages.
-#[test]
-fn anonymous_memory_is_filled_from_the_region() {
-    let place = Place::new(shm(), 4096, 64);
-    let running = place.serve(16, Duration::from_secs(600));
-    running.server.engine().write(9, 0, &[9; SIZE]).unwrap();
-    let len = 16 * SIZE;
+/// Anonymous memory from a multiple of 2 MiB on, whose missing pages a userfaultfd tells of, as Firecracker has it.
+fn anonymous(len: usize) -> (*mut u8, i32) {
+    const HUGE: usize = 2 << 20;
     let (flags, protection) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, libc::PROT_READ | libc::PROT_WRITE);
     // SAFETY: a fresh mapping, and a userfaultfd for it (struct uffdio_api, struct uffdio_register with mode 1).
-    let (base, uffd) = unsafe {
-        let base = libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0);
+    unsafe {
+        let base = libc::mmap(std::ptr::null_mut(), len + HUGE, protection, flags, -1, 0);
+        assert_ne!(base, libc::MAP_FAILED);
+        let base = base.byte_add(base.addr().next_multiple_of(HUGE) - base.addr());
+        libc::madvise(base, len, libc::MADV_NOHUGEPAGE);
         let uffd = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK);
         let uffd = i32::try_from(uffd).unwrap();
         assert!(uffd >= 0, "{}", std::io::Error::last_os_error());
@@ -617,29 +627,49 @@ fn anonymous_memory_is_filled_from_the_region() {
         assert_eq!(libc::ioctl(uffd, 0xc018_aa3f, api.as_mut_ptr()), 0);
         let mut register = [base.addr() as u64, len as u64, 1, 0];
         assert_eq!(libc::ioctl(uffd, 0xc020_aa00, register.as_mut_ptr()), 0);
-        (base, uffd)
-    };
-    let stream = UnixStream::connect(place.socket()).unwrap();
-    // Pages 8 to 23 of the region.
-    let message = format!(
-        "[{{\"base_host_virt_addr\":{},\"size\":{len},\"offset\":{},\"page_size\":4096,\"page_size_kib\":4096}}]",
-        base.addr(),
-        8 * SIZE
-    );
-    send(&stream, message.as_bytes(), uffd);
-    // SAFETY: in the mapping.
-    let load = |page: usize| unsafe { base.cast::<u8>().add(page * SIZE + 100).read_volatile() };
-    assert_eq!((load(1), load(2), load(15)), (9, 0, 0));
-    assert_eq!(running.open(), 0, "a page was opened on the medium");
-    // The last one is counted behind its answer.
-    assert!(running.server.engine().status().faults >= 2);
-    drop(stream);
-    running.stop();
-    // SAFETY: nobody uses them any more.
-    unsafe {
-        libc::munmap(base, len);
-        libc::close(uffd);
+        (base.cast(), uffd)
     }
+}
+
+/// Firecracker's protocol: anonymous memory, missing pages, of either size.
+#[test]
+fn anonymous_memory_is_filled_from_the_region() {
+    let place = Place::new(shm(), 4096, 1024);
+    let running = place.serve(16, Duration::from_secs(600));
+    for page in [9, 512 + 9] {
+        running.server.engine().write(page, 0, &[9; SIZE]).unwrap();
+    }
+    // The length, where in the region it begins, and bytes of a page.
+    for (len, offset, unit) in [(16 * SIZE, 8 * SIZE, SIZE), (2 << 20, 2 << 20, 2 << 20)] {
+        let (base, uffd) = anonymous(len);
+        let stream = UnixStream::connect(place.socket()).unwrap();
+        let message = format!(
+            "[{{\"base_host_virt_addr\":{},\"size\":{len},\"offset\":{offset},\"page_size\":{unit},\"page_size_kib\":{unit}}}]",
+            base.addr()
+        );
+        let before = running.server.engine().status().faults;
+        send(&stream, message.as_bytes(), uffd);
+        // SAFETY: in the mapping.
+        let load = |page: usize| unsafe { base.add(page * SIZE + 100).read_volatile() };
+        let ours = |page: usize| load(page - offset / SIZE);
+        if unit == SIZE {
+            assert_eq!((ours(9), ours(10), ours(23)), (9, 0, 0));
+        } else {
+            assert_eq!((ours(512), ours(512 + 9), ours(1023)), (0, 9, 0));
+        }
+        assert_eq!(running.open(), 0, "a page was opened on the medium");
+        drop(stream);
+        // The last one is counted behind its answer.
+        let wanted = if unit == SIZE { 2 } else { 0 };
+        let faults = running.server.engine().status().faults - before;
+        assert!(
+            (wanted..=3).contains(&faults) && (unit == SIZE || faults <= 1),
+            "{faults} touches were told of"
+        );
+        // SAFETY: nobody uses it any more. The mapping stays to the end of the process.
+        unsafe { libc::close(uffd) };
+    }
+    running.stop();
 }
 
 /// Sends bytes with a descriptor.
