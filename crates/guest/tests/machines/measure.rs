@@ -166,7 +166,7 @@ fn a_question_about_machines_is_answered_and_a_request_taken_apart() {
     assert_eq!(run.baseline.as_deref(), Some("vm completion=poll"));
     runner.run("report DIR/run.json --markdown");
 
-    runner.run("breakdown --dir DIR --size 16M --turns 1 --no-control --requests 50 --target vm --out DIR/run.json GUESTS");
+    runner.run("breakdown --dir DIR --size 16M --turns 1 --no-control --requests 50 --target vm --out DIR/run.json --replace GUESTS");
     let run = runner.result();
     assert_eq!((run.samples.len(), run.failures.as_slice()), (10, &[][..]));
     for sample in &run.samples {

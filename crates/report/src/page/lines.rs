@@ -151,7 +151,7 @@ pub fn course(run: &Run) -> Option<Lines> {
     let lines: Vec<Line> = lines.filter(|line| line.points.len() >= FEWEST).collect();
     (!lines.is_empty()).then(|| Lines {
         title: "Course of the run".into(),
-        note: "each turn over the median of its target and case; level lines are steady".into(),
+        note: "each turn over its own median; level lines are steady".into(),
         warning: warning(run),
         axis: axis.into(),
         marks: Vec::new(),

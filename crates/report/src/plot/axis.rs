@@ -9,6 +9,8 @@ use crate::figure::number;
 const LONGEST_ERROR: f64 = 1.6;
 /// Marks closer than this share of the axis would touch.
 const CLOSEST: f64 = 0.11;
+/// The share of the axis that half of a mark's name takes.
+const HALF_NAME: f64 = 0.055;
 /// The share of the axis that a bar's number takes.
 const NUMBER: f64 = 0.12;
 
@@ -95,7 +97,10 @@ impl Axis {
         for ratio in RATIOS {
             let place = ratio.log2();
             let free = |(other, _): &(f64, String)| (other - place).abs() >= CLOSEST * self.length();
-            if self.range.contains(&place) && ticks.iter().all(free) {
+            // A name reaches to both sides of its mark.
+            let margin = HALF_NAME * self.length();
+            let inner = self.range.start + margin..self.range.end - margin;
+            if inner.contains(&place) && ticks.iter().all(free) {
                 ticks.push((place, format!("{}×", shortest(ratio))));
             }
         }
@@ -144,6 +149,12 @@ mod tests {
             let mut places: Vec<f64> = axis.ticks().iter().map(|(place, _)| *place).collect();
             places.sort_by(f64::total_cmp);
             assert!(places.contains(&0.0) && places.len() >= 2, "{places:?}");
+            let half = HALF_NAME * axis.length();
+            assert!(
+                places
+                    .iter()
+                    .all(|place| place - half >= axis.range().start && place + half <= axis.range().end)
+            );
             assert!(places.windows(2).all(|pair| pair[1] - pair[0] >= CLOSEST * axis.length()), "{places:?}");
         }
         let labels: Vec<String> = axis(Scale::Absolute, &[(87.0, 80.0, 90.0)])

@@ -155,7 +155,7 @@ impl<'a> Frame<'a> {
     fn draw_axes<B: DrawingBackend>(&self, root: &DrawingArea<B, Shift>) -> Result<(), PlotError> {
         let small = font(self.scale, 11, false).color(&MUTED);
         let (begin, end) = (LEFT * self.scale, (WIDTH - MARGIN) * self.scale);
-        let step = round_step(self.most / 4.0);
+        let step = round_step(self.most / 6.0);
         let values = (0..10).map(|index| f64::from(index) * step).filter(|value| *value <= self.most);
         for value in values {
             let y = self.y(value);
