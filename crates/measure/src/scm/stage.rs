@@ -159,7 +159,8 @@ impl<'a> Stage<'a> {
         if is_file(&self.name) {
             serve.args(["--mode", "fuse", "--mountpoint"]).arg(self.at("mnt")?);
         } else {
-            let limit = if wide { self.setup.size * 2 } else { self.setup.size / 4 };
+            // A server wants room for six pages.
+            let limit = if wide { self.setup.size * 2 } else { (self.setup.size / 4).max(6 * self.page()) };
             serve.args(["--mode", "userfaultfd", "--idle-ms", "600000", "--open-limit", &limit.to_string()]);
             // No device writes into it.
             serve.args(["--io-ms", "0"]);
