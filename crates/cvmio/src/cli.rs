@@ -86,7 +86,7 @@ pub enum VolumeCommand {
     /// the process that served the volume is gone, and the store is free. A ublk device whose daemon was killed is taken away even while it is
     /// in use, unless it was attached again.
     #[command(after_help = "Example:\n  umount /srv/ledger && cvmio volume detach ledger")]
-    Detach(Named),
+    Detach(Detach),
     List(List),
     /// Show what an attached volume is doing
     #[command(after_help = "Example:\n  cvmio volume status ledger --json")]
@@ -151,7 +151,6 @@ impl VolumeCommand {
             Self::Create(args) => &args.store,
             Self::Dump(args) => &args.offline.store,
             Self::Reanchor(args) => &args.offline.store,
-            Self::Header(header::Header::Backup(args)) => &args.offline.store,
             Self::Header(header::Header::Restore(args)) => &args.offline.store,
             Self::Export(args) => &args.offline.store,
             Self::Import(args) if !args.check => args.to(),
@@ -402,6 +401,16 @@ pub struct NbdArgs {
     /// Authorities of clients: each client needs a certificate of one of them
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_cert")]
     pub tls_ca: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct Detach {
+    #[command(flatten)]
+    pub named: Named,
+    /// Also while somebody uses the device, or flushes wait for room on the store. Programs get errors, and what they wrote and did not flush is
+    /// lost; all that was flushed is safe
+    #[arg(long)]
+    pub force: bool,
 }
 
 #[derive(Args, Debug)]

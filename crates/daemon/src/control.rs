@@ -47,6 +47,8 @@ pub enum Request {
     },
     /// What opens the volume, slot by slot.
     Slots,
+    /// A copy of header and key slots.
+    BackUpHeader,
     /// Let another credential open the volume. It follows behind one that does.
     AddSlot {
         /// Name of the new slot.
@@ -58,7 +60,11 @@ pub enum Request {
         slot: usize,
     },
     /// Put the volume away, and end.
-    Detach,
+    Detach {
+        /// Also while somebody uses it, or something waits for room on the store: that is given up.
+        #[serde(default)]
+        force: bool,
+    },
 }
 
 /// What it answers.
@@ -114,7 +120,7 @@ fn talk(mut stream: UnixStream, answer: &Answer) {
         let credentials = (0..request.credentials()).map(&mut next).collect::<Result<Vec<_>, _>>()?;
         Ok((request, credentials))
     });
-    let leaves = matches!(&asked, Ok((Request::Detach, _)));
+    let leaves = matches!(&asked, Ok((Request::Detach { .. }, _)));
     let mut is_last = false;
     let mut send = |reply| {
         is_last = leaves && matches!(&reply, Reply::Ok(_));
@@ -174,7 +180,7 @@ mod tests {
             matches!(ask(b"{\"command\":\"status\"}\n"), Reply::Ok(Value::String(text)) if text == "Status []")
         );
         assert!(
-            matches!(ask(b"{\"command\":\"detach\"}\n"), Reply::Ok(Value::String(text)) if text == "Detach []")
+            matches!(ask(b"{\"command\":\"detach\"}\n"), Reply::Ok(Value::String(text)) if text == "Detach { force: false } []")
         );
     }
 

@@ -116,7 +116,7 @@ fn put_away(place: &Place, turn: &Turn) -> Result<(), Failure> {
     }
     unmount(turn)?;
     match settled(place)? {
-        Some(_) => place.detach()?,
+        Some(_) => place.detach(false)?,
         None => clear(turn, place)?,
     }
     turn.remember(&Record::default())

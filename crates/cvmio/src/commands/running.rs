@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::cli::{List, Named, Scrub};
+use crate::cli::{Detach, List, Named, Scrub};
 use daemon::control::Request;
 use daemon::failure::Failure;
 use daemon::output;
-use daemon::runtime::{self, Place, Silent};
+use daemon::runtime::{self, Absence, Place, Silent};
 
 fn ask(args: &Named, request: &Request) -> Result<Value, Failure> {
     Place::new(&args.runtime.directory()?, &args.name).ask(request)
@@ -20,15 +20,21 @@ fn done(args: &Named, what: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-pub fn detach(args: &Named) -> Result<(), Failure> {
-    let place = Place::new(&args.runtime.directory()?, &args.name);
+pub fn detach(args: &Detach) -> Result<(), Failure> {
+    let named = &args.named;
+    let place = Place::new(&named.runtime.directory()?, &named.name);
     if daemon::launch::clear_left(&place)? {
-        return done(args, "cleared away what a killed daemon left of");
+        return done(named, "cleared away what a killed daemon left of");
     }
-    let spinner = output::spinner(format!("detaching {}", args.name));
-    place.detach()?;
+    let spinner = output::spinner(format!("detaching {}", named.name));
+    let ended = place.detach(args.force);
     drop(spinner);
-    done(args, "detached")
+    match ended {
+        // It is away, as was asked for; what that has cost is said.
+        Err(failure) if args.force && !place.exists() => output::warning(&failure.to_string()),
+        ended => ended?,
+    }
+    done(named, "detached")
 }
 
 pub fn commit(args: &Named) -> Result<(), Failure> {
@@ -56,9 +62,8 @@ pub fn status(args: &Named) -> Result<(), Failure> {
 pub fn list(args: &List) -> Result<(), Failure> {
     let directory = args.runtime.directory()?;
     let running = runtime::running(&directory);
-    let summary = |name: &str, status: &Result<Value, Failure>| {
-        summary(name, status, || Place::new(&directory, name).silent())
-    };
+    let summary =
+        |name: &str, status: &Result<Value, Failure>| summary(name, status, &Place::new(&directory, name));
     if args.json {
         let all: Vec<Value> = running.iter().map(|(name, status)| summary(name, status)).collect();
         return output::print_json(&all);
@@ -72,7 +77,7 @@ pub fn list(args: &List) -> Result<(), Failure> {
     Ok(())
 }
 
-fn summary(name: &str, status: &Result<Value, Failure>, silent: impl FnOnce() -> Option<Silent>) -> Value {
+fn summary(name: &str, status: &Result<Value, Failure>, place: &Place) -> Value {
     match status {
         Ok(answer) => {
             let report = &answer["report"];
@@ -84,10 +89,17 @@ fn summary(name: &str, status: &Result<Value, Failure>, silent: impl FnOnce() ->
                 "process": report["process"] })
         }
         Err(failure) if failure.is_silent() => {
-            let Silent { process, stopped, seconds } = silent().unwrap_or_default();
+            let Silent { process, stopped, seconds } = place.silent().unwrap_or_default();
             json!({ "name": name, "state": "silent", "process": process, "stopped": stopped, "silent-seconds": seconds })
         }
-        Err(_) => json!({ "name": name, "state": "dead" }),
+        Err(_) => {
+            let state = match place.absence() {
+                Absence::Foreign => "of another user",
+                Absence::Passing => "attaching or detaching",
+                Absence::Dead => "dead",
+            };
+            json!({ "name": name, "state": state })
+        }
     }
 }
 
