@@ -145,7 +145,6 @@ impl VolumeCommand {
             Self::Create(args) => &args.store,
             Self::Dump(args) => &args.offline.store,
             Self::Reanchor(args) => &args.offline.store,
-            Self::Header(header::Header::Backup(args)) => &args.offline.store,
             Self::Header(header::Header::Restore(args)) => &args.offline.store,
             Self::Export(args) => &args.offline.store,
             Self::Import(args) if !args.check => args.to(),
@@ -413,6 +412,10 @@ pub struct Detach {
     /// With freshness `transaction`: go back to the last `commit`, and lose what was written since then
     #[arg(long)]
     pub discard_uncommitted: bool,
+    /// Also while somebody uses the device, or flushes wait for room on the store. Programs get errors, and what they wrote and did not flush is
+    /// lost; all that was flushed is safe
+    #[arg(long)]
+    pub force: bool,
 }
 
 #[derive(Args, Debug)]

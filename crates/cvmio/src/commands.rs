@@ -29,7 +29,7 @@ pub fn volume(command: VolumeCommand) -> Result<(), Failure> {
     match command {
         VolumeCommand::Create(create) => create::run(&create),
         VolumeCommand::Attach(attach) => attach::run(&attach),
-        VolumeCommand::Detach(named) => running::detach(&named),
+        VolumeCommand::Detach(args) => running::detach(&args),
         VolumeCommand::List(list) => running::list(&list),
         VolumeCommand::Status(named) => running::status(&named),
         VolumeCommand::Prepare(prepare) => service::prepare(&prepare),

@@ -47,6 +47,8 @@ pub enum Request {
     },
     /// What opens the volume, slot by slot.
     Slots,
+    /// A copy of header and key slots.
+    BackUpHeader,
     /// Let another credential open the volume. It follows behind one that does.
     AddSlot {
         /// Name of the new slot.
@@ -62,6 +64,9 @@ pub enum Request {
         /// At freshness `transaction`: forget what was not committed, instead of committing it.
         #[serde(default)]
         discard_uncommitted: bool,
+        /// Also while somebody uses it, or something waits for room on the store: that is given up.
+        #[serde(default)]
+        force: bool,
     },
 }
 
@@ -178,7 +183,7 @@ mod tests {
             matches!(ask(b"{\"command\":\"status\"}\n"), Reply::Ok(Value::String(text)) if text == "Status []")
         );
         assert!(
-            matches!(ask(b"{\"command\":\"detach\"}\n"), Reply::Ok(Value::String(text)) if text == "Detach { discard_uncommitted: false } []")
+            matches!(ask(b"{\"command\":\"detach\"}\n"), Reply::Ok(Value::String(text)) if text == "Detach { discard_uncommitted: false, force: false } []")
         );
     }
 

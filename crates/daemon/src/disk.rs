@@ -284,6 +284,11 @@ impl Attend for Disk {
 }
 
 impl Threads {
+    /// Whether all of them have ended.
+    pub fn have_ended(&self) -> bool {
+        self.0.iter().all(JoinHandle::is_finished)
+    }
+
     /// Waits for the threads of a disk that was closed.
     ///
     /// # Errors

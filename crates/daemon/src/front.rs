@@ -5,7 +5,8 @@ pub mod nbd;
 mod ublk;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -64,10 +65,18 @@ pub enum Shown {
     },
 }
 
+/// Is told why a device has stopped, though nobody has taken it away.
+pub type Failed = Arc<dyn Fn(Failure) + Send + Sync>;
+
 /// A front end that shows the volume. Dropping it takes the device away, even while it is in use.
 pub trait Front {
     /// Where the device is.
     fn shown(&self) -> Shown;
+
+    /// The directory that a file system of ours is mounted on.
+    fn covered(&self) -> Option<&Path> {
+        None
+    }
 
     /// Shows that the device has become larger.
     ///
@@ -142,11 +151,17 @@ impl Show {
         }
     }
 
-    /// Shows the device; one that is `read_only` refuses writes by itself.
+    /// Shows the device; one that is `read_only` refuses writes by itself. `failed` hears of a device that stops by itself.
     ///
     /// # Errors
     /// When the front end refuses; nothing is left then.
-    pub fn show(&self, claim: &Claim, disk: Disk, read_only: bool) -> Result<Box<dyn Front>, Failure> {
+    pub fn show(
+        &self,
+        claim: &Claim,
+        disk: Disk,
+        read_only: bool,
+        failed: &Failed,
+    ) -> Result<Box<dyn Front>, Failure> {
         if read_only || !matches!(self, Self::Ublk { .. }) {
             ublk::nothing_left(&claim.place().ublk())?;
         }
@@ -156,7 +171,7 @@ impl Show {
             }
             Self::Nbd(wanted) => Ok(Box::new(nbd::Nbd::show(wanted, claim.place(), disk, read_only)?)),
             Self::Ublk { queues, owner } => {
-                Ok(Box::new(ublk::show(*queues, *owner, claim, disk, read_only)?))
+                Ok(Box::new(ublk::show(*queues, *owner, claim, disk, read_only, failed)?))
             }
         }
     }

@@ -161,17 +161,27 @@ pub fn clear_left(place: &Place) -> Result<bool, Failure> {
     let Some(claim) = place.claim_left() else { return Ok(false) };
     let clear = |claim: &Claim| -> Result<(), Failure> {
         crate::clear_left(claim)?;
+        claim.open_left(None)?;
         let ublk = claim.place().ublk();
         if ublk.exists() {
             export::ublk::remove_left(&ublk)?;
         }
         Ok(())
     };
-    match clear(&claim) {
-        Ok(()) => Ok(true),
-        Err(failure) => {
-            claim.keep();
-            Err(failure)
+    if let Err(failure) = clear(&claim) {
+        claim.keep();
+        return Err(failure);
+    }
+    drop(claim);
+    match place.strange_files().as_slice() {
+        [] => Ok(true),
+        files => {
+            let files: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+            Err(Failure::usage(format!(
+                "what a killed daemon left of {} is cleared away, but for {}, which no daemon has put there: remove it",
+                place.name(),
+                files.join(", ")
+            )))
         }
     }
 }

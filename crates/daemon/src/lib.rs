@@ -53,7 +53,7 @@ use front::{Front, Show, Shown};
 use runtime::{Claim, Place, being_put_away};
 pub use service::LastWrites;
 use service::Service;
-pub use slots::Changed as SlotsChanged;
+pub use slots::{Backup, Changed as SlotsChanged, header_json};
 use tamper::Tamper;
 
 /// What to attach, and how.
@@ -126,7 +126,8 @@ pub enum Errors {
 /// What the daemon's main thread waits for.
 enum Event {
     Signal,
-    Detach(Asker),
+    /// Somebody has asked for its end; with `true` whatever that costs.
+    Detach(Asker, bool),
     /// The volume has grown, and its front end is to show it.
     Grown(Sender<Result<(), Failure>>),
     /// The maintenance job ended by itself, so the session has failed.
@@ -182,7 +183,9 @@ pub fn run(
     })?;
     let service = Service::start(volume, environment, order.queues, sender.clone(), Arc::clone(&tamper))?;
     warnings.extend(clear_left(&claim).err().map(|failure| failure.to_string()));
-    let front = match order.show.show(&claim, service.disk(), order.reading.is_some()) {
+    let failed = sender.clone();
+    let failed: front::Failed = Arc::new(move |failure| drop(failed.send(Event::Failed(failure))));
+    let front = match order.show.show(&claim, service.disk(), order.reading.is_some(), &failed) {
         Ok(front) => front,
         Err(failure) => {
             // The reason counts; that the volume could not be put away either would only hide it.
@@ -190,6 +193,7 @@ pub fn run(
             return Err(failure);
         }
     };
+    warnings.extend(claim.open_left(front.covered()).err().map(|failure| failure.to_string()));
     let ready = Ready {
         name: order.name.clone(),
         process: std::process::id(),
@@ -298,13 +302,14 @@ fn answer(
             send(reply(growth::grow(&service, &ready.shown, credentials, logical_blocks, told)));
         }
         Request::Slots => send(reply(slots::list(&service))),
+        Request::BackUpHeader => send(reply(slots::back_up(&service))),
         Request::AddSlot { label } => send(reply(slots::add(&service, credentials, label))),
         Request::RemoveSlot { slot } => send(reply(slots::remove(&service, credentials, slot))),
-        Request::Detach { discard_uncommitted: discard } => {
+        Request::Detach { discard_uncommitted: discard, force } => {
             let (result, ended) = channel();
             let (said, heard) = channel();
-            let asked =
-                events.lock().map(|events| events.send(Event::Detach(Asker { result, discard, heard })));
+            let asker = Asker { result, discard, heard };
+            let asked = events.lock().map(|events| events.send(Event::Detach(asker, force)));
             let ended = asked.ok().and_then(|_| ended.recv().ok());
             let ended = ended.unwrap_or_else(|| Err(being_put_away()));
             send(reply(ended.and_then(|last| {
@@ -353,21 +358,27 @@ fn stay(
     events: &Receiver<Event>,
     wanted: bool,
 ) -> Result<(), Failure> {
-    let asker = if wanted { until_told(front.as_ref(), events) } else { None };
+    let told = if wanted { until_told(service, front.as_ref(), events) } else { Told::Signal };
     service.settle(false);
-    // Where users were cut off, their transaction has not come to its end.
-    let keep = match &asker {
-        Some(asker) => !asker.discard,
-        None => front.hide_within(GRACE) && wanted,
+    let (asker, grace) = match told {
+        Told::Detach(asker) => (Some(asker), None),
+        Told::Force(asker) => (Some(asker), Some(Duration::ZERO)),
+        Told::Signal => (None, Some(GRACE)),
     };
+    // Where users were cut off, or something waits for room, the transaction has not come to its end.
+    let is_over = match grace {
+        None => true,
+        Some(grace) => front.hide_within(grace) && wanted && service.waits_for_room().is_none(),
+    };
+    let keep = is_over && asker.as_ref().is_none_or(|asker| !asker.discard);
     let last = service.end_transaction(keep);
-    let ended = service.stop().and(last);
+    let ended = put_away(service, grace, events).and(last);
     // The front end goes last: until then requests are answered, with errors.
     drop(front);
     drop(claim);
     // Clients that asked after the first one hear it now, and not that there is no answer.
     for event in events.try_iter() {
-        if let Event::Detach(asker) = event {
+        if let Event::Detach(asker, _) = event {
             let _ = asker.result.send(Err(being_put_away()));
         }
     }
@@ -378,18 +389,55 @@ fn stay(
     ended.map(drop)
 }
 
+/// Ends the session. What waits for room on the store is given up when `grace` has passed, or when somebody asks for that meanwhile.
+fn put_away(service: &Service, grace: Option<Duration>, events: &Receiver<Event>) -> Result<(), Failure> {
+    let begun = std::time::Instant::now();
+    let mut forced = false;
+    service.stop_unless(|| {
+        for event in events.try_iter() {
+            match event {
+                Event::Signal | Event::Detach(_, true) => forced = true,
+                Event::Detach(asker, false) => drop(asker.result.send(Err(being_put_away()))),
+                Event::Grown(_) | Event::Failed(_) => {}
+            }
+        }
+        forced || grace.is_some_and(|grace| begun.elapsed() >= grace)
+    })
+}
+
+/// How the volume is to be put away.
+enum Told {
+    /// Nobody uses it any more.
+    Detach(Asker),
+    /// Whoever uses it.
+    Force(Asker),
+    Signal,
+}
+
+/// A volume that waits for room cannot be put away, and says so before anything is changed.
+fn refuse_while_waiting(service: &Service) -> Result<(), Failure> {
+    let Some(waits) = service.waits_for_room() else { return Ok(()) };
+    Err(Failure::usage(format!(
+        "what was acknowledged waits for room on the store since {} s: {}. Make room there; or detach it with --force, which gives up all that was not flushed",
+        waits.seconds, waits.error
+    )))
+}
+
 /// Waits for a signal, or for somebody who may put the volume away.
-fn until_told(front: &dyn Front, events: &Receiver<Event>) -> Option<Asker> {
+fn until_told(service: &Service, front: &dyn Front, events: &Receiver<Event>) -> Told {
     loop {
         match events.recv() {
-            Err(_) | Ok(Event::Signal) => return None,
+            Err(_) | Ok(Event::Signal) => return Told::Signal,
             // Reads may still work, and a file system on it must see errors, not a device that is gone.
             Ok(Event::Failed(failure)) => events::failed("the session has failed", &failure),
             Ok(Event::Grown(told)) => drop(told.send(front.resized())),
-            Ok(Event::Detach(asker)) => match front.hide() {
-                Ok(()) => return Some(asker),
-                Err(failure) => drop(asker.result.send(Err(failure))),
-            },
+            Ok(Event::Detach(asker, true)) => return Told::Force(asker),
+            Ok(Event::Detach(asker, false)) => {
+                match refuse_while_waiting(service).and_then(|()| front.hide()) {
+                    Ok(()) => return Told::Detach(asker),
+                    Err(failure) => drop(asker.result.send(Err(failure))),
+                }
+            }
         }
     }
 }

@@ -98,7 +98,7 @@ fn maintain(
 
 fn tick(volume: Volume, stopping: Arc<AtomicBool>) -> Result<JoinHandle<()>, Failure> {
     spawn("ticker", move || {
-        let mut away = false;
+        let (mut away, mut waits) = (false, false);
         let mut told: Option<Instant> = None;
         while !stopping.load(Ordering::SeqCst) {
             std::thread::sleep(TICK);
@@ -110,6 +110,7 @@ fn tick(volume: Volume, stopping: Arc<AtomicBool>) -> Result<JoinHandle<()>, Fai
                 events::tell(&notice);
                 told = Some(Instant::now());
             }
+            waits = tell_of_room(&volume, waits);
         }
     })
 }
@@ -121,6 +122,22 @@ pub fn certificate_notice(until: Option<u64>) -> Option<String> {
     Some(format!(
         "a certificate that the anchor is reached with {when}; renew it, be it ours or the server's"
     ))
+}
+
+/// Tells the operator when something waits for room on the store, and when it does no more.
+fn tell_of_room(volume: &Volume, waited: bool) -> bool {
+    let waits = volume.waits_for_room();
+    match &waits {
+        // It may be there at the next attempt.
+        Some(now) if !waited && now.seconds == 0 => return false,
+        Some(now) if !waited => events::tell(&format!(
+            "the store has no room for what was acknowledged; flushes wait until it has: {}",
+            now.error
+        )),
+        None if waited => events::tell("the store has room again, and nothing waits for it"),
+        _ => {}
+    }
+    waits.is_some()
 }
 
 /// Tells the operator when the anchor goes away, and when it is back.

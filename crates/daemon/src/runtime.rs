@@ -115,11 +115,11 @@ impl Place {
     }
 
     /// Has the volume put away, and returns when the daemon's process is gone, and everything that it had open. At level `transaction` what was
-    /// not committed is committed, or forgotten if `discard_uncommitted`.
+    /// not committed is committed, or forgotten if `discard_uncommitted`. By `force` also while somebody uses it, or something waits for room.
     ///
     /// # Errors
     /// The daemon's own; one that refuses stays. When it does not end.
-    pub fn detach(&self, discard_uncommitted: bool) -> Result<Option<LastWrites>, Failure> {
+    pub fn detach(&self, discard_uncommitted: bool, force: bool) -> Result<Option<LastWrites>, Failure> {
         let mut stream = self.connect()?;
         let peer = self.peer(&stream)?;
         // On a connection of its own: who does not answer this does not answer the other.
@@ -127,7 +127,7 @@ impl Place {
             true => Err(failure),
             false => Ok(Value::Null),
         })?;
-        let answer = self.talk(&mut stream, &Request::Detach { discard_uncommitted }, &[], None);
+        let answer = self.talk(&mut stream, &Request::Detach { discard_uncommitted, force }, &[], None);
         // It gives up its name before it answers, also where the volume could not be put away cleanly.
         if answer.is_err() && self.is_taken() {
             return answer.map(|_| None);
@@ -170,6 +170,16 @@ impl Place {
         self.answered(self.talk(&mut self.connect()?, request, credentials, patience)?)
     }
 
+    /// Why the daemon cannot be asked, when it cannot.
+    pub fn absence(&self) -> Absence {
+        match UnixStream::connect(self.control()) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => Absence::Foreign,
+            // It has the name before its socket, and gives it up behind that.
+            _ if self.is_taken() => Absence::Passing,
+            _ => Absence::Dead,
+        }
+    }
+
     /// What is known of a daemon that does not answer: its process, whether that was stopped, and since when nothing was heard of it.
     pub fn silent(&self) -> Option<Silent> {
         let stream = UnixStream::connect(self.control()).ok()?;
@@ -200,6 +210,9 @@ impl Place {
             ErrorKind::ConnectionRefused => Failure::usage(format!(
                 "the daemon of {name} was killed; attach the volume again, or clear away what is left with `cvmio volume detach {name}`"
             )),
+            _ if self.is_taken() => {
+                Failure::usage(format!("{name} is being attached or put away at this moment; ask again"))
+            }
             _ => Failure::usage(format!("no volume is attached as {name}; see `cvmio volume list`")),
         }
     }
@@ -280,6 +293,17 @@ pub struct Silent {
     pub seconds: u64,
 }
 
+/// Why there is nobody to be asked about a volume that has a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Absence {
+    /// It belongs to another user.
+    Foreign,
+    /// It is just being attached, or put away.
+    Passing,
+    /// Its daemon was killed. `detach` clears away what it has left.
+    Dead,
+}
+
 /// A daemon that was asked for its status.
 pub struct Daemon {
     /// What it said.
@@ -300,6 +324,16 @@ pub fn names(runtime: &Path) -> Vec<String> {
     let mut names: Vec<String> = names.filter(|name| cli::input::parse_name(name).is_ok()).collect();
     names.sort();
     names
+}
+
+/// The volume that is attached from a store, if its daemon says so.
+pub fn attached_from(runtime: &Path, store: &Path) -> Option<Place> {
+    let store = fs::canonicalize(store).ok()?;
+    running(runtime).into_iter().find_map(|(name, status)| {
+        let held = status.ok()?;
+        let held = held.get("report")?.get("volume")?.get("store")?.as_str()?;
+        (fs::canonicalize(held).ok()? == store).then(|| Place::new(runtime, &name))
+    })
 }
 
 /// The same with what their daemons say. All are asked at once: one that does not answer holds up no other.

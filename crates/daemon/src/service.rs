@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use seal::slot::{Credential, SlotInfo, SlotLimits};
 use serde::{Deserialize, Serialize};
-use volume::{CheckProgress, Clock, KeyChange, KeysChanged, Kind, Volume};
+use volume::{BackedUp, CheckProgress, Clock, KeyChange, KeysChanged, Kind, Volume, WaitsForRoom};
 
 use super::disk::{Disk, Threads};
 use super::environment::SessionEnvironment;
@@ -278,6 +278,16 @@ impl Service {
         Ok(self.volume()?.key_slots()?)
     }
 
+    /// The header and key slots in force.
+    ///
+    /// # Errors
+    /// When it is attached for reading only, being put away, or failed.
+    pub fn header_backup(&self) -> Result<BackedUp, Failure> {
+        // A change of session puts another header in force.
+        self.check_no_change()?;
+        Ok(self.volume()?.header_backup()?)
+    }
+
     fn volume(&self) -> Result<Volume, Failure> {
         self.failure().map_or_else(|| self.last_volume(), Err)
     }
@@ -323,14 +333,40 @@ impl Service {
         Latency::times(self.disk.latencies())
     }
 
+    /// Since when something waits for the store to have room.
+    pub fn waits_for_room(&self) -> Option<WaitsForRoom> {
+        self.last_volume().ok()?.waits_for_room()
+    }
+
     /// Lets requests in flight end, makes the last checkpoint, releases the anchor.
     ///
     /// # Errors
     /// When that failed: what was flushed is safe, but the next attach has to recover.
     pub fn stop(&self) -> Result<(), Failure> {
+        self.stop_unless(|| false)
+    }
+
+    /// The same; what waits for room on the store is given up once `give_up` says so, which is asked again and again.
+    ///
+    /// # Errors
+    /// As [`stop`](Self::stop), and when something was given up: it is lost.
+    pub fn stop_unless(&self, mut give_up: impl FnMut() -> bool) -> Result<(), Failure> {
         let running = self.threads.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(Running { queues, maintenance, environment }) = running else { return Ok(()) };
         self.disk.close();
+        while !queues.have_ended() {
+            std::thread::sleep(GLANCE);
+            if let Some(waits) = self.waits_for_room()
+                && give_up()
+                && let Ok(volume) = self.last_volume()
+            {
+                events::tell(&format!(
+                    "what waits for room on the store since {} s is given up: what was acknowledged and not flushed is lost ({})",
+                    waits.seconds, waits.error
+                ));
+                volume.give_up_waiting();
+            }
+        }
         let served = queues.join();
         let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(self.scrub.lock().unwrap_or_else(PoisonError::into_inner).take());

@@ -2,9 +2,9 @@
 
 use seal::slot::{Argon2Params, Credential, SlotInfo};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use volume::dump::SlotDump;
-use volume::{KeyChange, KeysChanged};
+use volume::{BackedUp, HeaderInfo, KeyChange, KeysChanged};
 
 use super::service::Service;
 use cli::failure::Failure;
@@ -14,7 +14,38 @@ use cli::failure::Failure;
 /// # Errors
 /// The volume's own.
 pub fn list(service: &Service) -> Result<Value, Failure> {
-    json(dumps(service.slots()?))
+    to_json(dumps(service.slots()?))
+}
+
+/// A header backup, and what is in it.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Backup {
+    /// The file's content.
+    #[serde(with = "hex::serde")]
+    pub bytes: Vec<u8>,
+    /// Volume, generation and slots of the header.
+    pub header: Value,
+}
+
+impl From<BackedUp> for Backup {
+    fn from(saved: BackedUp) -> Self {
+        Self { bytes: saved.bytes, header: header_json(&saved.header) }
+    }
+}
+
+/// A header as it is shown to programs.
+pub fn header_json(info: &HeaderInfo) -> Value {
+    let slots: Vec<Value> =
+        info.slots.iter().map(|slot| json!({ "index": slot.index, "label": slot.label })).collect();
+    json!({ "volume": hex::encode(info.volume), "generation": info.generation, "slots": slots })
+}
+
+/// A copy of header and key slots.
+///
+/// # Errors
+/// The volume's own.
+pub fn back_up(service: &Service) -> Result<Value, Failure> {
+    to_json(Backup::from(service.header_backup()?))
 }
 
 /// What is answered to who has changed the slots.
@@ -52,13 +83,13 @@ fn next(credentials: &mut impl Iterator<Item = Credential>) -> Result<Credential
 
 fn changed(change: KeysChanged) -> Result<Value, Failure> {
     let warning = change.notice.map(|notice| notice.to_string());
-    json(Changed { slots: dumps(change.slots), warning })
+    to_json(Changed { slots: dumps(change.slots), warning })
 }
 
 fn dumps(slots: Vec<SlotInfo>) -> Vec<SlotDump> {
     slots.into_iter().map(SlotDump::from).collect()
 }
 
-fn json(answer: impl Serialize) -> Result<Value, Failure> {
+fn to_json(answer: impl Serialize) -> Result<Value, Failure> {
     serde_json::to_value(answer).map_err(|error| Failure::internal(error.to_string()))
 }

@@ -90,6 +90,10 @@ impl Report {
         if let Some(room) = room(status) {
             row("room", room)?;
         }
+        if let Some(waits) = &status.waits_for_room {
+            let since = duration(Duration::from_secs(waits.seconds));
+            row("NO ROOM", format!("flushes wait for room since {since}: {}", waits.error))?;
+        }
         row("anchor", status.anchor.clone().unwrap_or_else(|| "none".into()))?;
         if let Some(away) = &status.anchor_away {
             let since = duration(Duration::from_secs(away.seconds));
@@ -165,6 +169,9 @@ impl Report {
     }
 }
 
+/// With so much left a file system that refuses a write has another reason than its size.
+const MUCH: u64 = 64 << 20;
+
 /// What a thin volume takes where its store lies, and what is left there.
 fn room(status: &Status) -> Option<String> {
     let (taken, left) = (status.store_taken?, status.store_left?);
@@ -173,7 +180,12 @@ fn room(status: &Status) -> Option<String> {
         (None, "on") => format!("; {} given back", bytes(status.store_discarded_blocks * 4096)),
         (None, _) => String::new(),
     };
-    (status.provision == "thin").then(|| format!("{} taken, {} left{given_back}", bytes(taken), bytes(left)))
+    let refused = match status.waits_for_room.is_some() && left > MUCH {
+        true => ", which it does not give: a quota, or a reserve of the file system",
+        false => "",
+    };
+    (status.provision == "thin")
+        .then(|| format!("{} taken, {} left{refused}{given_back}", bytes(taken), bytes(left)))
 }
 
 /// How near the next checkpoint is, at the latest.

@@ -5,17 +5,20 @@
 //! are answered by whatever thread the device completes them on. `fsync` is a flush, punching a hole discards,
 //! zeroing a range zeroes.
 
+mod covered;
 mod filesystem;
 mod mount;
 mod watch;
 
 use crate::{BLOCK_SIZE, Device, Error};
+use covered::Covered;
+pub use covered::{is_free, open_left};
 use filesystem::Disk;
 use fuser::{Session, SessionACL};
 use mount::{MountPoint, Mounted};
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -79,7 +82,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 struct Running {
     session: JoinHandle<io::Result<()>>,
     watch: Option<Watch>,
-    _lock: OwnedFd,
+    covered: Covered,
 }
 
 impl Mount {
@@ -98,7 +101,7 @@ impl Mount {
     ) -> Result<Mount, Error> {
         check_name(name)?;
         check_size(device.size())?;
-        let Mounted { point, lock, channel } = MountPoint::mount(mountpoint, options)?;
+        let Mounted { point, covered, channel } = MountPoint::mount(mountpoint, name, options)?;
         let disk = Disk::new(device, OsString::from(name), options);
         let mut config = fuser::Config::default();
         config.n_threads = Some(options.threads.max(1));
@@ -113,12 +116,13 @@ impl Mount {
         });
         match started {
             Ok((session, notifier)) => {
-                let watch = Watch::start(point.path(), lock.as_fd());
+                let watch = Watch::start(point.path(), covered.as_fd());
+                covered.close();
                 let file = point.path().join(name);
                 Ok(Mount {
                     point,
                     file,
-                    running: Mutex::new(Some(Running { session, watch, _lock: lock })),
+                    running: Mutex::new(Some(Running { session, watch, covered })),
                     ended,
                     notifier,
                 })
@@ -219,9 +223,10 @@ impl Drop for Mount {
         let Some(running) = running.take() else { return };
         let detached = self.ended.is_set() || self.point.detach().is_ok();
         // The file may still be open, so the session is not waited for: it ends with the last user.
-        if let Some(watch) = running.watch.filter(|_| detached) {
-            watch.dismiss();
+        if !detached {
+            return running.covered.leave_closed();
         }
+        running.watch.into_iter().for_each(Watch::dismiss);
     }
 }
 

@@ -79,6 +79,9 @@ struct Running {
     queues: Vec<JoinHandle<()>>,
 }
 
+/// Is told why a queue is not served any more, though nobody has taken the device away.
+pub type Failed = Arc<dyn Fn(Error) + Send + Sync>;
+
 /// Whether devices can be shown here.
 ///
 /// # Errors
@@ -120,19 +123,24 @@ impl Ublk {
     ///
     /// # Errors
     /// [`Error::Usage`] if there can be no such device here, or what was left is of another; [`Error::System`] if the kernel refuses.
-    pub fn show(device: Arc<dyn Device>, options: &Options) -> Result<Self, Error> {
+    pub fn show(device: Arc<dyn Device>, options: &Options, failed: &Failed) -> Result<Self, Error> {
         let mut control = Control::open()?;
         let left = match options.recovery() {
             Some(recovery) => claim(&mut control, recovery, device.size())?,
             None => None,
         };
         match left {
-            Some((info, log)) => Self::go_on(control, info, log, device),
-            None => Self::begin(control, device, options),
+            Some((info, log)) => Self::go_on(control, info, log, device, failed),
+            None => Self::begin(control, device, options, failed),
         }
     }
 
-    fn begin(mut control: Control, device: Arc<dyn Device>, options: &Options) -> Result<Self, Error> {
+    fn begin(
+        mut control: Control,
+        device: Arc<dyn Device>,
+        options: &Options,
+        failed: &Failed,
+    ) -> Result<Self, Error> {
         let recoverable = options.recovery().is_some();
         let info = control.add(options.queues.max(1), options.depth.max(1), recoverable)?;
         let mut recovery = None;
@@ -146,7 +154,7 @@ impl Ublk {
                 None => device,
             };
             control.describe(info.number, device.size(), options.read_only)?;
-            serve(&mut control, info, &device, options.read_only, Command::Start)
+            serve(&mut control, info, &device, (options.read_only, Command::Start), failed)
         })();
         match shown {
             Ok(queues) => Ok(Self::new(control, queues, info.number, false, recovery)),
@@ -161,11 +169,17 @@ impl Ublk {
     }
 
     /// On errors, all stays as it was left.
-    fn go_on(mut control: Control, info: Info, log: Log, device: Arc<dyn Device>) -> Result<Self, Error> {
+    fn go_on(
+        mut control: Control,
+        info: Info,
+        log: Log,
+        device: Arc<dyn Device>,
+        failed: &Failed,
+    ) -> Result<Self, Error> {
         wait_while_busy(|| control.start_recovery(info.number))?;
         let recovery = RecoveryLog::new(device, log)?;
         let device: Arc<dyn Device> = Arc::new(recovery.clone());
-        let queues = serve(&mut control, info, &device, false, Command::EndRecovery)?;
+        let queues = serve(&mut control, info, &device, (false, Command::EndRecovery), failed)?;
         Ok(Self::new(control, queues, info.number, true, Some(recovery)))
     }
 
@@ -277,8 +291,8 @@ fn serve(
     control: &mut Control,
     info: Info,
     device: &Arc<dyn Device>,
-    read_only: bool,
-    start: Command,
+    (read_only, start): (bool, Command),
+    failed: &Failed,
 ) -> Result<Vec<JoinHandle<()>>, Error> {
     let file = Arc::new(open_character_device(info.number)?);
     let share = Budget::of_one(IN_FLIGHT);
@@ -286,6 +300,7 @@ fn serve(
     for number in 0..info.queues {
         let (sender, fetched) = channel();
         let (file, device, share) = (Arc::clone(&file), Arc::clone(device), Arc::clone(&share));
+        let tell = Arc::clone(failed);
         let serve = move || {
             // Without the right to do this the device still works; see `set_io_flusher`.
             let _ = crate::set_io_flusher();
@@ -294,9 +309,12 @@ fn serve(
                 Err(error) => return drop(sender.send(Err(error))),
             };
             let fetched = queue.fetch();
-            let failed = fetched.is_err();
-            if sender.send(fetched).is_ok() && !failed {
-                queue.run();
+            let refused = fetched.is_err();
+            if sender.send(fetched).is_ok()
+                && !refused
+                && let Err(error) = queue.run()
+            {
+                tell(error);
             }
         };
         let thread = std::thread::Builder::new().name(format!("ublk-{number}")).spawn(serve);

@@ -118,7 +118,7 @@ fn put_away(place: &Place, turn: &Turn, discard_uncommitted: bool) -> Result<(),
     }
     unmount(turn)?;
     match settled(place)? {
-        Some(_) => drop(place.detach(discard_uncommitted)?),
+        Some(_) => drop(place.detach(discard_uncommitted, false)?),
         None => clear(turn, place)?,
     }
     turn.remember(&Record::default())

@@ -1,5 +1,6 @@
 //! The queue of a [`FileStore`](crate::FileStore): one ring, used by one thread.
 
+mod breakdown;
 mod discard;
 mod queue;
 mod transfer;

@@ -6,13 +6,16 @@
 //! * [`InterceptingStore`] stands in front of another store; an [`Interceptor`] watches its traffic, holds it back or fails it.
 //! * [`ScriptedAnchor`] moves when a script says so, fails, or lies.
 //! * [`ManualClock`] stands still until it is moved.
-#![forbid(unsafe_code)]
+//! * [`seccomp::forbid`] makes the kernel refuse a system call.
+#![deny(unsafe_code)]
 
 #[cfg(feature = "volume")]
 mod clock;
 pub mod hostile;
 mod intercept;
 mod scripted;
+#[allow(unsafe_code, reason = "a system call")]
+pub mod seccomp;
 
 #[cfg(feature = "volume")]
 pub use clock::ManualClock;

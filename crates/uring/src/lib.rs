@@ -19,10 +19,12 @@
 //! * [`Event`] is an eventfd, by which another thread wakes one that waits in a ring; [`Doorbell`] is one that costs no system call while
 //!   that thread is awake.
 
+mod enter;
 mod event;
 mod ring;
 mod setup;
 
+pub use enter::EnterError;
 pub use event::{Doorbell, Event};
 pub use ring::{CommandRing, Completion, Full, Ring, RingOf};
 pub use setup::{Reason, SetupError, Threads};

@@ -9,6 +9,7 @@ use std::time::Duration;
 use io_uring::squeue::{Entry, Entry128, EntryMarker};
 use io_uring::{IoUring, cqueue, types};
 
+use crate::enter::EnterError;
 use crate::setup::{self, SetupError, Threads};
 
 /// The kernel refuses what does not fit its clock.
@@ -119,35 +120,44 @@ impl<E: EntryMarker> RingOf<E> {
     /// Tells the kernel of new requests, and lets it finish what it has put off; no system call without need. Never waits.
     ///
     /// # Errors
-    /// When the kernel is short of memory, or was interrupted: the requests stay in the ring until the next time.
-    pub fn submit(&mut self) -> io::Result<()> {
+    /// When the kernel refuses: the requests stay in the ring until the next time. What [passes](EnterError::passes) may be tried again.
+    pub fn submit(&mut self) -> Result<(), EnterError> {
         let submission = self.0.submission();
         let needed = !submission.is_empty() || submission.taskrun() || submission.cq_overflow();
         drop(submission);
         if needed {
-            self.0.submit()?;
+            return entered(self.0.submit());
         }
         Ok(())
     }
 
-    /// Submits, and sleeps until there is a completion or the time-out has passed.
+    /// Submits, and sleeps until there is a completion, the time-out has passed, or a signal has come.
     ///
     /// # Errors
-    /// As [`submit`](Self::submit); `ETIME` when the time-out has passed, `EINTR` for a signal.
-    pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        match timeout {
+    /// As [`submit`](Self::submit).
+    pub fn wait(&mut self, timeout: Option<Duration>) -> Result<(), EnterError> {
+        entered(match timeout {
             None => self.0.submit_and_wait(1),
             Some(timeout) => {
                 let time = types::Timespec::from(timeout.min(LONGEST_SLEEP));
                 self.0.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&time))
             }
-        }
-        .map(drop)
+        })
     }
 
     /// Takes what has ended.
     pub fn completions(&mut self) -> impl Iterator<Item = Completion> + '_ {
         self.0.completion().map(|entry| Completion { token: entry.user_data(), result: entry.result() })
+    }
+}
+
+/// A signal or the time-out ends a wait, and is no error.
+fn entered(result: io::Result<usize>) -> Result<(), EnterError> {
+    match result {
+        Err(error) if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::ETIME)) => {
+            Err(EnterError::new(error))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -188,8 +198,7 @@ mod tests {
     fn a_wait_ends_with_its_time_out() {
         let mut ring = Ring::new(4, Threads::One).unwrap();
         let start = Instant::now();
-        let error = ring.wait(Some(Duration::from_millis(20))).unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(libc::ETIME));
+        ring.wait(Some(Duration::from_millis(20))).unwrap();
         assert!(start.elapsed() >= Duration::from_millis(20));
     }
 

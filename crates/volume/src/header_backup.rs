@@ -22,6 +22,7 @@ use crate::core::Environment;
 use crate::error::{Error, Kind, Result};
 use crate::format::backup::HeaderBackup;
 use crate::format::header::Header;
+use crate::header_change::slots_of;
 use crate::io::Driven;
 use crate::mutation::{Mutation, mutated};
 use crate::open_header::{
@@ -29,6 +30,7 @@ use crate::open_header::{
     open_header, read_pair, read_stamp, unlock, write_pair,
 };
 use crate::policy::Policy;
+use crate::volume::Volume;
 use crate::witness::{Look, Looker, Stood};
 
 /// What a header backup holds.
@@ -85,6 +87,22 @@ pub fn backup_header(
         }
         .boxed_local()
     })
+}
+
+impl Volume {
+    /// Copies the header and key slots in force, beside those who use the volume.
+    ///
+    /// # Errors
+    /// [`Kind::Usage`] when it is attached for reading only, and why the session has failed: the anchor may vouch for another header then.
+    pub fn header_backup(&self) -> Result<BackedUp> {
+        let core = self.core();
+        core.check_alive()?;
+        let pair = core.in_force.get()?;
+        let header = Header::decode_as(&pair[..BLOCK_SIZE], core.geometry.shape())?;
+        let header = info(&header, slots_of(&pair)?.list());
+        let backup = HeaderBackup { digest: seal::sha256(&[&*pair]), pair };
+        Ok(BackedUp { bytes: backup.encode().to_vec(), header })
+    }
 }
 
 /// Puts header and key slots back from a backup, onto a volume that is not attached.

@@ -38,7 +38,7 @@ impl InForce {
         self.pair.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn get(&self) -> Result<Box<Pair>> {
+    pub(crate) fn get(&self) -> Result<Box<Pair>> {
         self.pair().clone().ok_or_else(|| {
             Error::new(
                 Kind::Usage,
@@ -48,7 +48,7 @@ impl InForce {
     }
 }
 
-fn slots_of(pair: &Pair) -> Result<KeySlots> {
+pub(crate) fn slots_of(pair: &Pair) -> Result<KeySlots> {
     let area: &[u8; BLOCK_SIZE] = pair[BLOCK_SIZE..]
         .try_into()
         .map_err(|_| Error::new(Kind::Corrupt, "the key-slot area is cut short"))?;

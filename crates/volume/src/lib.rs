@@ -78,6 +78,7 @@ pub use queue::{Completion, Queue, Request};
 pub use reanchor::{Reanchor, reanchor};
 pub use rekey::{RekeyOrder, Rekeyed, begin_rekey, check_rekey};
 pub use reseal::{ResealProgress, ResealReport};
+pub use store_room::WaitsForRoom;
 pub use stream::{Imported, StreamProgress, StreamReader, StreamWriter, Tail};
 pub use survey::{Choice, Found, History, StateName, Survey, survey};
 pub use tour::Sharing;

@@ -166,9 +166,11 @@ impl Core {
         mut refused: Vec<(u64, Buffer)>,
         mut ended: Result<()>,
     ) -> Result<()> {
+        let mut waits = None;
         while let Err(error) = &ended
             && error.kind() == Kind::NoSpace
         {
+            waits.get_or_insert_with(|| self.begin_to_wait());
             self.wait_for_store(error.clone()).await?;
             let transfers = refused.drain(..).map(|(place, buffer)| (place, io.begin_write(place, buffer)));
             let mut again = stored(transfers.collect());

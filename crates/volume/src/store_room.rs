@@ -10,8 +10,10 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
+use serde::Serialize;
 use store::Buffer;
 
 use crate::core::Core;
@@ -89,6 +91,39 @@ pub(crate) struct StoreRoom {
     pub(crate) sought: AtomicU64,
     /// How often a checkpoint has waited for room.
     pub(crate) waits: AtomicU64,
+    /// What waits for room now.
+    waiting: Mutex<Waiting>,
+    /// Nobody is to wait any longer.
+    given_up: AtomicBool,
+}
+
+/// Jobs that wait for the store to have room.
+#[derive(Default)]
+struct Waiting {
+    jobs: u64,
+    /// By the session's clock, when the first of them began.
+    since: Duration,
+    /// What the store said to the last one.
+    error: String,
+}
+
+/// A session that waits for its store to have room.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct WaitsForRoom {
+    /// Since so many seconds.
+    pub seconds: u64,
+    /// What the store says.
+    pub error: String,
+}
+
+/// A job that waits, from the first refusal to its end.
+pub(crate) struct RoomWait<'a>(&'a Core);
+
+impl Drop for RoomWait<'_> {
+    fn drop(&mut self) {
+        self.0.room.waiting().jobs -= 1;
+    }
 }
 
 impl StoreRoom {
@@ -106,7 +141,13 @@ impl StoreRoom {
             wanted: AtomicU64::default(),
             sought: AtomicU64::default(),
             waits: AtomicU64::default(),
+            waiting: Mutex::default(),
+            given_up: AtomicBool::default(),
         }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -182,13 +223,40 @@ impl Core {
         }
     }
 
+    /// Counts a job among those that wait for room, until it has its end.
+    pub(crate) fn begin_to_wait(&self) -> RoomWait<'_> {
+        let mut waiting = self.room.waiting();
+        if waiting.jobs == 0 {
+            waiting.since = self.environment.clock.now();
+        }
+        waiting.jobs += 1;
+        RoomWait(self)
+    }
+
+    /// Since when something waits for room, if something does.
+    pub(crate) fn waits_for_room(&self) -> Option<WaitsForRoom> {
+        let waiting = self.room.waiting();
+        (waiting.jobs > 0).then(|| WaitsForRoom {
+            seconds: self.environment.clock.now().saturating_sub(waiting.since).as_secs(),
+            error: waiting.error.clone(),
+        })
+    }
+
+    /// Lets all that waits for room fail, now and from now on.
+    pub(crate) fn give_up_waiting(&self) {
+        self.room.given_up.store(true, Ordering::SeqCst);
+        self.ticked.notify(usize::MAX);
+    }
+
     /// Waits for a moment at which it makes sense to try again what failed for want of room; `error` if there is none.
     pub(crate) async fn wait_for_store(&self, error: Error) -> Result<()> {
         let ticked = self.ticked.listen();
         // Before the other reasons: in a session's last commit that there is no room says more than that the session ends.
-        if self.stopping.load(Ordering::SeqCst) || !self.begun.load(Ordering::SeqCst) {
+        let ends = [&self.stopping, &self.room.given_up].into_iter().any(|end| end.load(Ordering::SeqCst));
+        if ends || !self.begun.load(Ordering::SeqCst) {
             return Err(error);
         }
+        self.room.waiting().error = error.to_string();
         self.check_alive()?;
         self.counters.waits_for_store.add(1);
         ticked.await;
@@ -205,10 +273,12 @@ impl Core {
     /// Writes what can go nowhere else: waits while the store has no room.
     pub(crate) async fn write_fixed(&self, io: &Io, place: u64, buffer: Buffer) -> Result<()> {
         let mut ended = io.try_write(place, buffer).await;
+        let mut waits = None;
         loop {
             self.note_room(&ended.1);
             match ended {
                 (Some(buffer), Err(error)) if error.kind() == Kind::NoSpace => {
+                    waits.get_or_insert_with(|| self.begin_to_wait());
                     self.wait_for_node_room(error).await?;
                     ended = io.try_write(place, buffer).await;
                 }
@@ -291,6 +361,7 @@ impl Core {
     pub(crate) async fn write_node(&self, io: &Io, first: u64, buffer: Buffer) -> Result<u64> {
         let (mut place, mut refused) = (first, Vec::new());
         let mut ended = io.try_write(place, buffer).await;
+        let mut waits = None;
         let result = loop {
             self.note_room(&ended.1);
             let (Some(buffer), Err(error)) = ended else { break ended.1 };
@@ -309,6 +380,7 @@ impl Core {
                     // Others need these, and one of them may have room next time.
                     self.space.give_node_places_back(&refused);
                     refused.clear();
+                    waits.get_or_insert_with(|| self.begin_to_wait());
                     if let Err(error) = self.wait_for_node_room(error).await {
                         break Err(error);
                     }

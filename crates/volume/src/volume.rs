@@ -16,6 +16,7 @@ use crate::format::protections::Freshness;
 use crate::io::Driven;
 use crate::queue::Queue;
 use crate::reseal::{Reseal, ResealProgress, ResealReport};
+use crate::store_room::WaitsForRoom;
 use crate::unanchored::Unanchored;
 
 /// An attached volume. Clones share it.
@@ -139,6 +140,8 @@ pub struct Status {
     pub waits_for_checkpoint: u64,
     /// Times something had to wait because the store had no room.
     pub waits_for_store: u64,
+    /// Set while something waits because the store has no room: flushes do, and what was acknowledged and is not stored yet.
+    pub waits_for_room: Option<WaitsForRoom>,
     /// Whether a change of key is under way: something may be sealed under an old key still.
     pub rekeying: bool,
     /// Data blocks that were sealed anew for it.
@@ -213,6 +216,17 @@ impl Volume {
         self.0.ticked.notify(usize::MAX);
         self.0.work.notify(usize::MAX);
         self.0.progress.notify(usize::MAX);
+    }
+
+    /// Since when something waits for the store to have room, if something does.
+    #[must_use]
+    pub fn waits_for_room(&self) -> Option<WaitsForRoom> {
+        self.0.waits_for_room()
+    }
+
+    /// Lets all that waits for room fail. What was flushed is safe; what was acknowledged and is not stored yet is lost, and the session fails.
+    pub fn give_up_waiting(&self) {
+        self.0.give_up_waiting();
     }
 
     /// To be called now and then (every 100 ms, say): lets time-bound work begin.
@@ -385,6 +399,7 @@ impl Volume {
             waits_for_space: counters.waits_for_space.get(),
             waits_for_checkpoint: counters.waits_for_checkpoint.get(),
             waits_for_store: counters.waits_for_store.get(),
+            waits_for_room: core.waits_for_room(),
             rekeying: core.keys.boundary().is_some(),
             resealed_blocks: counters.resealed_blocks.get(),
             failure: failure.map(|error| error.to_string()),

@@ -95,18 +95,22 @@ pub enum Header {
 /// Save the header and the key slots of a volume to a file
 ///
 /// Without them the volume key is lost, and all data with it. The file holds no secret in the clear, but its passphrases can be guessed at.
-/// Make a new one after each change of the keys: an older one cannot be put back, unless freshness is off.
+/// Make a new one after each change of the keys: an older one cannot be put back, unless freshness is off. Also takes the NAME of an attached
+/// volume, which needs no key and no policy; its users notice nothing.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Example:
+Example: of a volume that is not attached, and of one that is
   cvmio volume header backup /mnt/host/ledger.img /root/ledger.header \\
-      --policy /etc/cvmio/ledger.toml --key-file ledger.key")]
+      --policy /etc/cvmio/ledger.toml --key-file ledger.key
+  cvmio volume header backup ledger /root/ledger.header")]
 pub struct HeaderBackup {
     #[command(flatten)]
     pub offline: Offline,
     /// File to be made (none is overwritten), or `-` for standard output
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: PathBuf,
+    #[command(flatten)]
+    pub runtime: RuntimeArgs,
 }
 
 /// Put the header and the key slots of a volume back from a file

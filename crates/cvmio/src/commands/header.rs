@@ -6,14 +6,18 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use volume::format::backup;
-use volume::{AttachOptions, BackedUp, HeaderInfo, Restored};
+use volume::{AttachOptions, Restored};
 
 use super::offline::{self, Opened};
 use super::stream;
+use crate::cli::Offline;
 use crate::cli::header::{Header, HeaderBackup, HeaderRestore};
 use cli::failure::Failure;
 use cli::output;
+use daemon::control::Request;
 use daemon::input::VolumeFiles;
+use daemon::runtime::{self, Place};
+use daemon::{Backup, header_json};
 
 pub fn run(args: &Header) -> Result<(), Failure> {
     match args {
@@ -27,25 +31,51 @@ fn back_up(args: &HeaderBackup) -> Result<(), Failure> {
     if to_pipe {
         check_output(args)?;
     }
-    let to = stream::place(&args.file, "/proc/self/fd/1");
-    let refuse_same = |files: VolumeFiles<'_>| files.refuse_same(&[vec![("backup", Some(to))]]);
-    let Opened { environment, policy, credential } = offline::open_with(&args.offline, false, refuse_same)?;
-    let spinner = output::spinner("reading the header");
-    let job = volume::backup_header(environment, policy, credential, AttachOptions::default())?;
-    let BackedUp { bytes, header: info } = job.block()?;
-    drop(spinner);
+    let Backup { bytes, header } = match offline::running(&args.offline.store, &args.runtime)? {
+        Some(place) => {
+            let Offline { store, policy, buffered, .. } = &args.offline;
+            offline::refuse_for_attached(store, policy.as_deref(), *buffered, false)?;
+            from_daemon(&place)?
+        }
+        None => from_store(args)?,
+    };
     if to_pipe {
         write_out(&bytes)?;
         // Standard output has the backup.
-        let _ = writeln!(std::io::stderr(), "saved {} to standard output", header_text(&info));
+        let _ = writeln!(std::io::stderr(), "saved {} to standard output", header_text(&header));
         return Ok(());
     }
     save(&args.file, &bytes)?;
     if args.offline.json {
-        return output::print_json(&json!({ "file": args.file, "header": header_json(&info) }));
+        return output::print_json(&json!({ "file": args.file, "header": header }));
     }
-    output::print(&format!("saved {} to {}", header_text(&info), args.file.display()));
+    output::print(&format!("saved {} to {}", header_text(&header), args.file.display()));
     Ok(())
+}
+
+fn from_daemon(place: &Place) -> Result<Backup, Failure> {
+    serde_json::from_value(place.ask_soon(&Request::BackUpHeader)?)
+        .map_err(|error| Failure::internal(error.to_string()))
+}
+
+/// The header on a store; of one that is attached, what its daemon has in force.
+fn from_store(args: &HeaderBackup) -> Result<Backup, Failure> {
+    let to = stream::place(&args.file, "/proc/self/fd/1");
+    let refuse_same = |files: VolumeFiles<'_>| files.refuse_same(&[vec![("backup", Some(to))]]);
+    let Opened { environment, policy, credential } =
+        match offline::open_with(&args.offline, false, refuse_same) {
+            Err(failure) if failure.is_in_use() => {
+                let runtime = args.runtime.directory()?;
+                let place = runtime::attached_from(&runtime, &args.offline.store);
+                return place.map_or(Err(failure), |place| from_daemon(&place));
+            }
+            opened => opened?,
+        };
+    let spinner = output::spinner("reading the header");
+    let job = volume::backup_header(environment, policy, credential, AttachOptions::default())?;
+    let saved = job.block()?;
+    drop(spinner);
+    Ok(saved.into())
 }
 
 fn restore(args: &HeaderRestore) -> Result<(), Failure> {
@@ -58,13 +88,14 @@ fn restore(args: &HeaderRestore) -> Result<(), Failure> {
     let restored = volume::restore_header(environment, policy, credential, bytes, options)?.block()?;
     drop(spinner);
     warn(&restored);
+    let header = header_json(&restored.header);
     if args.offline.json {
         return output::print_json(&json!({
             "store": args.offline.store, "copies-written": restored.copies, "anchored": restored.anchored,
-            "replaced-newer-generation": restored.newer, "header": header_json(&restored.header),
+            "replaced-newer-generation": restored.newer, "header": header,
         }));
     }
-    let text = header_text(&restored.header);
+    let text = header_text(&header);
     output::print(&match restored.copies {
         0 => format!("both copies are {text} already; nothing was written"),
         1 => format!("restored one copy, the other was whole: {text}"),
@@ -135,22 +166,16 @@ fn load(path: &Path) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-fn header_text(info: &HeaderInfo) -> String {
-    let slots: Vec<String> = info
-        .slots
-        .iter()
-        .map(|slot| format!("{} {}", slot.index, slot.label).trim_end().to_string())
+fn header_text(header: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let slots = header["slots"].as_array().into_iter().flatten();
+    let slots: Vec<String> = slots
+        .map(|slot| format!("{} {}", slot["index"], text(&slot["label"])).trim_end().to_string())
         .collect();
     format!(
         "the header of volume {}, generation {}, key slots: {}",
-        hex::encode(info.volume),
-        info.generation,
+        text(&header["volume"]),
+        header["generation"],
         slots.join(", ")
     )
-}
-
-fn header_json(info: &HeaderInfo) -> Value {
-    let slots: Vec<Value> =
-        info.slots.iter().map(|slot| json!({ "index": slot.index, "label": slot.label })).collect();
-    json!({ "volume": hex::encode(info.volume), "generation": info.generation, "slots": slots })
 }

@@ -7,7 +7,7 @@ use cli::failure::Failure;
 use cli::output;
 use daemon::LastWrites;
 use daemon::control::Request;
-use daemon::runtime::{self, Place, Silent};
+use daemon::runtime::{self, Absence, Place, Silent};
 
 fn ask(args: &Named, request: &Request) -> Result<Value, Failure> {
     Place::new(&args.runtime.directory()?, &args.name).ask(request)
@@ -22,18 +22,26 @@ fn done(args: &Named, what: &str) -> Result<(), Failure> {
 }
 
 pub fn detach(args: &Detach) -> Result<(), Failure> {
-    let Detach { named: args, discard_uncommitted } = args;
-    let place = Place::new(&args.runtime.directory()?, &args.name);
+    let named = &args.named;
+    let place = Place::new(&named.runtime.directory()?, &named.name);
     if daemon::launch::clear_left(&place)? {
-        return done(args, "cleared away what a killed daemon left of");
+        return done(named, "cleared away what a killed daemon left of");
     }
-    let spinner = output::spinner(format!("detaching {}", args.name));
-    let last = place.detach(*discard_uncommitted)?;
+    let spinner = output::spinner(format!("detaching {}", named.name));
+    let ended = place.detach(args.discard_uncommitted, args.force);
     drop(spinner);
-    if args.json {
-        return output::print_json(&json!({ "name": args.name, "done": "detached", "uncommitted": last }));
+    let last = match ended {
+        // It is away, as was asked for; what that has cost is said.
+        Err(failure) if args.force && !place.exists() => {
+            output::warning(&failure.to_string());
+            None
+        }
+        ended => ended?,
+    };
+    if named.json {
+        return output::print_json(&json!({ "name": named.name, "done": "detached", "uncommitted": last }));
     }
-    done(args, "detached")?;
+    done(named, "detached")?;
     match last {
         None => {}
         Some(LastWrites::Committed { blocks }) => {
@@ -71,9 +79,8 @@ pub fn status(args: &Named) -> Result<(), Failure> {
 pub fn list(args: &List) -> Result<(), Failure> {
     let directory = args.runtime.directory()?;
     let running = runtime::running(&directory);
-    let summary = |name: &str, status: &Result<Value, Failure>| {
-        summary(name, status, || Place::new(&directory, name).silent())
-    };
+    let summary =
+        |name: &str, status: &Result<Value, Failure>| summary(name, status, &Place::new(&directory, name));
     if args.json {
         let all: Vec<Value> = running.iter().map(|(name, status)| summary(name, status)).collect();
         return output::print_json(&all);
@@ -87,7 +94,7 @@ pub fn list(args: &List) -> Result<(), Failure> {
     Ok(())
 }
 
-fn summary(name: &str, status: &Result<Value, Failure>, silent: impl FnOnce() -> Option<Silent>) -> Value {
+fn summary(name: &str, status: &Result<Value, Failure>, place: &Place) -> Value {
     match status {
         Ok(answer) => {
             let report = &answer["report"];
@@ -99,10 +106,17 @@ fn summary(name: &str, status: &Result<Value, Failure>, silent: impl FnOnce() ->
                 "process": report["process"] })
         }
         Err(failure) if failure.is_silent() => {
-            let Silent { process, stopped, seconds } = silent().unwrap_or_default();
+            let Silent { process, stopped, seconds } = place.silent().unwrap_or_default();
             json!({ "name": name, "state": "silent", "process": process, "stopped": stopped, "silent-seconds": seconds })
         }
-        Err(_) => json!({ "name": name, "state": "dead" }),
+        Err(_) => {
+            let state = match place.absence() {
+                Absence::Foreign => "of another user",
+                Absence::Passing => "attaching or detaching",
+                Absence::Dead => "dead",
+            };
+            json!({ "name": name, "state": state })
+        }
     }
 }
 

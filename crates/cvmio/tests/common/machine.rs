@@ -73,6 +73,10 @@ pub fn has_ended(process: u32) -> bool {
     fs::read_to_string(format!("/proc/{process}/stat")).map_or(true, |stat| stat.contains(") Z "))
 }
 
+pub fn is_mounted(path: &Path) -> bool {
+    fs::read_to_string("/proc/self/mounts").unwrap().contains(&format!(" {} ", path.display()))
+}
+
 pub fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {

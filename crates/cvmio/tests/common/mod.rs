@@ -18,6 +18,21 @@ pub struct Desk {
     directory: tempfile::TempDir,
 }
 
+impl Drop for Desk {
+    /// The directories that killed daemons have closed cannot be removed before they are opened again.
+    fn drop(&mut self) {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let below = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().flatten();
+        let places = below(self.path("run")).map(|entry| entry.path().join("mnt"));
+        let closed = places.chain([self.path("shown")]).filter(|path| {
+            !mounts.contains(&format!(" {} ", path.display())) && path.join("disk").is_symlink()
+        });
+        for path in closed.collect::<Vec<_>>() {
+            let _ = Command::new("chattr").args(["-f", "-i"]).arg(path).status();
+        }
+    }
+}
+
 /// Exit code, standard output, standard error; the directory's path is written as `[DIR]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Said {

@@ -261,7 +261,6 @@ fn an_attached_name_is_meant_whatever_lies_in_the_directory() {
     let of_a_store = [
         "volume dump disk".to_owned(),
         format!("volume create disk --size 16M {key} --anchor {}", at("new")),
-        format!("volume header backup disk saved {key}"),
         format!("volume header restore disk key {key}"),
         format!("volume export disk {key} {stream} --to exported"),
         format!("volume import key --to disk {key} {stream} --anchor {}", at("new")),

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::Desk;
-use crate::common::machine::{content, has_ended, quietly, sh, wait_for};
+use crate::common::machine::{content, has_ended, is_mounted, quietly, sh, wait_for};
 use serde_json::Value;
 
 /// An attached volume with a loop device. Whatever happens, nothing stays mounted.
@@ -435,9 +435,7 @@ fn after_a_crash_a_transaction_is_there_as_a_whole_or_not_at_all() {
     file.sync_all().unwrap();
     drop(file);
     sh(&format!("kill -9 {}", volume.process));
-    wait_for("the unmounting", || {
-        fs::read_dir(desk.path("run/disk/mnt")).is_ok_and(|mut left| left.next().is_none())
-    });
+    wait_for("the unmounting", || !is_mounted(&desk.path("run/disk/mnt")));
     assert!(desk.done("volume list").contains("dead"));
     drop(volume);
 

@@ -321,3 +321,36 @@ fn a_full_runtime_directory_leaves_no_device_behind() {
     }
     assert!(worked >= 2 && refused >= 2, "{worked} worked, {refused} were refused");
 }
+
+/// As the seccomp profile of a container does that lets a ring be made, and not entered. Nothing may wait for what never comes.
+#[test]
+fn where_a_ring_may_not_be_entered_each_command_ends_and_says_so() {
+    use std::os::unix::process::CommandExt;
+
+    let desk = Rc::new(Desk::new());
+    desk.create("");
+    let _clean = Clean(Rc::clone(&desk));
+    let anchor = format!("--anchor file:{}", desk.path("other-anchor").display());
+    let create = format!("volume create other.img --size 16M --key-file key {anchor}");
+    for arguments in [
+        &create,
+        "volume attach disk.img --key-file key --as nbd",
+        "volume attach disk.img --key-file key --as nbd --foreground",
+        "volume check disk.img --key-file key",
+        "volume dump disk.img --key-file key",
+    ] {
+        let program = desk.command(arguments);
+        let mut command = Command::new("timeout");
+        command.args(["--signal=KILL", "120"]).arg(program.get_program()).args(program.get_args());
+        command.current_dir(desk.path("")).env("CVMIO_RUNTIME_DIR", desk.path("run"));
+        let forbid = || testkit::seccomp::forbid(426, 1);
+        // SAFETY: between fork and exec it makes two system calls, and takes no memory and no lock.
+        unsafe { command.pre_exec(forbid) };
+        let output = command.output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{arguments}: {error}");
+        assert!(error.contains("io_uring_enter") && error.contains("seccomp"), "{arguments}: {error}");
+    }
+    assert!(!desk.path("run/disk").exists());
+    desk.done("volume check disk.img --key-file key");
+}

@@ -5,7 +5,9 @@ mod common;
 
 mod at_once;
 mod before;
+mod closed;
 mod detach;
+mod documents;
 mod grow;
 mod hands;
 mod key;
@@ -21,3 +23,4 @@ mod tamper;
 mod thin;
 mod top;
 mod unprivileged;
+mod waiting;

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::process::Command;
 
-use crate::common::machine::{content, has, quietly, tell_skipped, wait_for};
+use crate::common::machine::{content, has, is_mounted, quietly, tell_skipped, wait_for};
 use crate::common::{Desk, Said};
 
 /// `nobody`.
@@ -155,6 +155,19 @@ fn an_ordinary_user_creates_attaches_writes_and_detaches() {
         wait_for("the daemon's end", || !user.0.path("runtime/cvmio/disk").exists());
     }
     user.done("volume check disk.img --key-file key");
+
+    // Its daemon is killed: nothing can be written in its place, until the same user attaches it again.
+    user.done("volume attach disk.img --key-file key");
+    let (mount, file) = (user.0.path("runtime/cvmio/disk/mnt"), user.0.path("runtime/cvmio/disk/disk"));
+    let status: serde_json::Value = serde_json::from_str(&user.done("volume status disk --json")).unwrap();
+    quietly(&format!("kill -9 {}", status["process"]));
+    wait_for("the end of the dead mount", || !is_mounted(&mount));
+    for at in [&file, &mount.join("disk"), &mount.join("other")] {
+        assert!(!user.sh(&format!("dd if=data of={} status=none 2>/dev/null", at.display())));
+    }
+    user.done("volume attach disk.img --key-file key");
+    assert!(user.sh(&format!("cmp -n 1048576 data {}", file.display())));
+    user.done("volume detach disk");
 }
 
 /// So many threads as one user may have: root may have any number, so it is another one.

@@ -13,6 +13,8 @@ use super::{Disk, Front, Shown, holders, in_use};
 use crate::runtime::Claim;
 use cli::failure::Failure;
 
+/// The file's name.
+const FILE: &str = "disk";
 /// How long those who are leaving are waited for, and how often they are looked at.
 const LEAVING: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(20);
@@ -33,7 +35,7 @@ pub fn check(mount: Option<&Path>, use_loop: bool) -> Result<(), Failure> {
         )));
     }
     if let Some(path) = mount
-        && std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some())
+        && !export::fuse::is_free(path, FILE)
     {
         return Err(Failure::usage(format!(
             "{} is not empty, and what is in it would be hidden; name an empty directory with --mount",
@@ -90,7 +92,7 @@ impl Fuse {
             }
         };
         let options = Options { read_only, ..Options::default() };
-        let mounted = Mount::new(&mountpoint, "disk", Arc::new(disk), &options)?;
+        let mounted = Mount::new(&mountpoint, FILE, Arc::new(disk), &options)?;
         claim.link(mounted.file())?;
         let device = if mount.is_some() { mounted.file().to_path_buf() } else { claim.place().disk() };
         let loop_device = if use_loop { Some(loop_attach(mounted.file(), read_only)?) } else { None };
@@ -109,6 +111,10 @@ impl Fuse {
 impl Front for Fuse {
     fn shown(&self) -> Shown {
         Shown::Fuse { device: self.device.clone(), loop_device: self.loop_device.clone() }
+    }
+
+    fn covered(&self) -> Option<&Path> {
+        self.mount.file().parent()
     }
 
     fn resized(&self) -> Result<(), Failure> {

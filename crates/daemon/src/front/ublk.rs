@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use export::ublk::{Options, Recovery, Ublk};
 
-use super::{Disk, Front, Shown, events, holders, in_use};
+use super::{Disk, Failed, Front, Shown, events, holders, in_use};
 use crate::runtime::{Claim, Place};
 use cli::failure::Failure;
 
@@ -22,6 +22,7 @@ pub fn show(
     claim: &Claim,
     disk: Disk,
     read_only: bool,
+    failed: &Failed,
 ) -> Result<Ublk, Failure> {
     // What a commit has not anchored yet is gone when the daemon is: a file system must not go on as if it were there.
     let recovery = if read_only {
@@ -33,7 +34,9 @@ pub fn show(
         None
     };
     let options = Options { queues: queues.into(), depth: DEPTH, read_only, recovery };
-    let shown = Ublk::show(Arc::new(disk), &options)?;
+    let failed = Arc::clone(failed);
+    let tell = Arc::new(move |error| failed(Failure::from(error)));
+    let shown = Ublk::show(Arc::new(disk), &options, &(tell as export::ublk::Failed))?;
     if shown.recovered() {
         events::tell(&format!("{} goes on: its daemon had been killed", shown.path().display()));
     }

@@ -144,6 +144,7 @@ fn volume(page: &mut Page, status: &Status) {
         waits_for_space,
         waits_for_checkpoint,
         waits_for_store,
+        waits_for_room,
         rekeying,
         resealed_blocks,
         failure,
@@ -273,6 +274,11 @@ fn volume(page: &mut Page, status: &Status) {
         "waits_for_store_total",
         "Times something waited because the store had no room.",
         waits_for_store,
+    );
+    page.gauge(
+        "waits_for_room_seconds",
+        "Since when flushes wait because the store has no room; 0 when none does.",
+        waits_for_room.as_ref().map_or(0, |waits| waits.seconds.max(1)),
     );
 }
 

@@ -1,5 +1,6 @@
 //! Who owns a volume's name on this machine: the process that has the lock.
 
+use std::cell::Cell;
 use std::fs::{self, DirBuilder, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -15,6 +16,8 @@ use cli::failure::Failure;
 const TRIES: u32 = 100;
 /// Files that a session may make beside its log, and bytes of each: the loop device, sockets, what a ublk device needs.
 const NOTES: usize = 3;
+/// Where the link to the device leads while there is none: to open it fails, for everybody.
+const NOWHERE: &str = "no-volume-is-attached-here/disk";
 const NOTE: usize = 4096;
 
 impl Place {
@@ -69,10 +72,15 @@ impl Place {
             }
         };
         // What a daemon left that was killed.
-        for file in [self.control(), self.disk(), self.nbd()] {
+        for file in [self.control(), self.nbd()] {
             let _ = fs::remove_file(file);
         }
-        Ok(Claim { place: self.clone(), _lock: file })
+        let left = fs::read_link(self.disk()).ok().filter(|file| is_below_a_mount(file));
+        let claim = Claim { place: self.clone(), left: Cell::new(left), _lock: file };
+        if claim.left_directory().is_none() {
+            claim.link(Path::new(NOWHERE))?;
+        }
+        Ok(claim)
     }
 
     /// Whether some process has the name.
@@ -83,8 +91,13 @@ impl Place {
 
     /// Takes the name for this process if a daemon had it that was killed, or could not take its device away.
     pub fn claim_left(&self) -> Option<Claim> {
-        let left = self.0.join("lock").exists() || self.noted_loop().exists();
-        left.then(|| self.claim().ok()).flatten()
+        self.exists().then(|| self.claim().ok()).flatten()
+    }
+
+    /// What is in the directory though no daemon has left it there.
+    pub fn strange_files(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.0).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect()
     }
 
     fn taken(&self) -> Failure {
@@ -98,6 +111,9 @@ impl Place {
 /// The name's owner. What is in the directory goes when this does.
 pub struct Claim {
     place: Place,
+    /// The file of a daemon that was killed, as long as nobody has cleared away what covered its directory. The link leads there still, and
+    /// tells the next one, should this process be killed as well.
+    left: Cell<Option<PathBuf>>,
     _lock: File,
 }
 
@@ -168,18 +184,51 @@ impl Claim {
         Ok(listener)
     }
 
-    /// Makes the link to the device.
+    /// Makes the link to the device, in the place of the one that is there: at no moment can a file be made under its name.
     pub fn link(&self, file: &Path) -> Result<(), Failure> {
-        std::os::unix::fs::symlink(file, self.place.disk())
-            .map_err(|error| Failure::io(format!("{}: {error}", self.place.disk().display())))
+        let (new, disk) = (self.place.0.join("disk.new"), self.place.disk());
+        let _ = fs::remove_file(&new);
+        std::os::unix::fs::symlink(file, &new)
+            .and_then(|()| fs::rename(&new, &disk))
+            .map_err(|error| Failure::io(format!("{}: {error}", disk.display())))
     }
+
+    /// Opens the directory that a killed daemon has closed below its mount, unless it is `covered` again.
+    ///
+    /// # Errors
+    /// When the system refuses; it stays closed then.
+    pub fn open_left(&self, covered: Option<&Path>) -> Result<(), Failure> {
+        let Some((directory, name)) = self.left_directory() else { return Ok(()) };
+        if covered != Some(&directory) {
+            export::fuse::open_left(&directory, &name)?;
+        }
+        self.left.set(None);
+        Ok(())
+    }
+
+    fn left_directory(&self) -> Option<(PathBuf, String)> {
+        let left = self.left.take();
+        self.left.set(left.clone());
+        let left = left?;
+        Some((left.parent()?.to_path_buf(), left.file_name()?.to_str()?.to_owned()))
+    }
+}
+
+/// Whether a link leads to a file of ours: others lead to a device, or nowhere.
+fn is_below_a_mount(file: &Path) -> bool {
+    file != Path::new(NOWHERE) && !file.starts_with("/dev")
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        for file in [self.place.control(), self.place.disk(), self.place.nbd()] {
+        for file in [self.place.control(), self.place.nbd()] {
             let _ = fs::remove_file(file);
         }
+        if self.left_directory().is_some() {
+            // Nothing has come of this session: what is left of the killed one is still there.
+            return;
+        }
+        let _ = fs::remove_file(self.place.disk());
         // One that was still mounted when the daemon had to go is left to who comes next.
         if self.left_loop().is_none() {
             let _ = fs::remove_file(self.place.noted_loop());
@@ -187,6 +236,8 @@ impl Drop for Claim {
         if !std::thread::panicking() {
             let _ = fs::remove_file(self.place.log());
         }
+        // It is closed where the mount was made, and no link to it yet.
+        let _ = export::fuse::open_left(&self.place.mountpoint(), "disk");
         let _ = fs::remove_dir(self.place.mountpoint());
         // The lock last: until then nobody else takes the name.
         let _ = fs::remove_file(self.place.0.join("lock"));

@@ -1,8 +1,9 @@
 //! Mounting and unmounting, without any library: by mount(2), or by `fusermount3` for who may not do that.
 
 use super::Options;
+use super::covered::Covered;
 use crate::Error;
-use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, StatxAttributes, StatxFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
@@ -13,11 +14,8 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 const NAME: &str = "cvmio";
-/// How long the lock of a directory is waited for.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A directory with our file system on it.
 #[derive(Debug)]
@@ -30,14 +28,15 @@ pub(super) struct MountPoint {
 /// What a new mount consists of.
 pub(super) struct Mounted {
     pub(super) point: MountPoint,
-    /// The directory below, locked: of two daemons that mount here at the same time one is refused.
-    pub(super) lock: OwnedFd,
+    /// The directory below.
+    pub(super) covered: Covered,
     /// Where the kernel's requests arrive.
     pub(super) channel: OwnedFd,
 }
 
 impl MountPoint {
-    pub(super) fn mount(mountpoint: &Path, options: &Options) -> Result<Mounted, Error> {
+    /// Mounts on a directory, in which the file will be called `name`.
+    pub(super) fn mount(mountpoint: &Path, name: &str, options: &Options) -> Result<Mounted, Error> {
         let path = std::path::absolute(mountpoint)
             .map_err(|error| Error::io(format!("finding {}", mountpoint.display()), &error))?;
         clear_dead(&path)?;
@@ -45,7 +44,10 @@ impl MountPoint {
         let path =
             path.canonicalize().map_err(|error| Error::io(format!("finding {}", path.display()), &error))?;
         clear_dead(&path)?;
-        let lock = lock_directory(&path)?;
+        if mount_id(&path)?.is_root {
+            return Err(mounted_already(&path));
+        }
+        let covered = Covered::lock(&path, name)?;
         if mount_id(&path)?.is_root {
             return Err(mounted_already(&path));
         }
@@ -54,7 +56,7 @@ impl MountPoint {
             result => result?,
         };
         let id = mount_id(&path)?.id;
-        Ok(Mounted { point: MountPoint { path, id }, lock, channel })
+        Ok(Mounted { point: MountPoint { path, id }, covered, channel })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -98,7 +100,7 @@ fn mount_id(path: &Path) -> Result<MountId, Error> {
     Ok(MountId { id: found.stx_mnt_id, is_root })
 }
 
-fn mounted_already(path: &Path) -> Error {
+pub(super) fn mounted_already(path: &Path) -> Error {
     Error::Busy(format!(
         "{}: something is mounted here already: unmount it, or use another directory",
         path.display()
@@ -106,7 +108,7 @@ fn mounted_already(path: &Path) -> Error {
 }
 
 /// Detaches what a crashed daemon left at `path`.
-fn clear_dead(path: &Path) -> Result<(), Error> {
+pub(super) fn clear_dead(path: &Path) -> Result<(), Error> {
     match rustix::fs::stat(path) {
         // Transport endpoint is not connected.
         Err(Errno::NOTCONN) => unmount(path, UnmountFlags::DETACH),
@@ -115,29 +117,6 @@ fn clear_dead(path: &Path) -> Result<(), Error> {
         }
         Err(errno) => Err(Error::at("looking at", path, errno)),
         Ok(_) => Ok(()),
-    }
-}
-
-fn lock_directory(path: &Path) -> Result<OwnedFd, Error> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let directory = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
-        Errno::NOTDIR => Error::Usage(format!(
-            "{}: this is not a directory, and only on one can be mounted",
-            path.display()
-        )),
-        errno => Error::at("opening", path, errno),
-    })?;
-    // What takes a dead mount away has it for a moment, a daemon for as long as it lives.
-    let begun = Instant::now();
-    loop {
-        match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(directory),
-            Err(Errno::WOULDBLOCK) if begun.elapsed() < LOCK_PATIENCE => {
-                std::thread::sleep(LOCK_PATIENCE / 100)
-            }
-            Err(Errno::WOULDBLOCK) => return Err(mounted_already(path)),
-            Err(errno) => return Err(Error::at("locking", path, errno)),
-        }
     }
 }
 

@@ -6,8 +6,12 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
+use std::time::{Duration, Instant};
 use uring::{CommandRing, opcode, types};
 
+/// How long the kernel may be short of memory for a command, and when it is asked again.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(2);
 const PATH: &str = "/dev/ublk-control";
 
 /// What we need of a driver; Linux 6.5 has it all.
@@ -120,21 +124,26 @@ impl Control {
     /// Gives a command and waits for its end.
     fn run(&mut self, command: Command, number: u32, buffer: &mut [u8], value: u64) -> Result<(), Errno> {
         let length = u16::try_from(buffer.len()).map_err(|_| Errno::INVAL)?;
-        let address = buffer.as_mut_ptr().addr() as u64;
+        let mut memory = buffer.to_vec();
+        let address = memory.as_mut_ptr().addr() as u64;
         let bytes = abi::command(number, if length == 0 { 0 } else { address }, length, value);
         let entry =
             opcode::UringCmd80::new(types::Fd(self.device.as_raw_fd()), command.code()).cmd(bytes).build();
-        // SAFETY: the kernel reads and writes `buffer` until the command's completion, and we neither return nor touch it before: the loop below
-        // ends with the completion only. The device is open as long as `self` lives.
+        // SAFETY: the kernel reads and writes `memory` until the command's completion, and we neither free nor touch it before: behind an error it
+        // is left to the kernel. The device is open as long as `self` lives.
         unsafe { self.ring.push(&entry) }.map_err(|_| Errno::BUSY)?;
+        let begun = Instant::now();
         loop {
             match self.ring.wait(None) {
                 Ok(()) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                // Nothing may be waited for without a ring, and the buffer is the kernel's: there is no way on.
-                Err(error) => panic!("io_uring does not take a command: {error}"),
+                Err(error) if error.passes() && begun.elapsed() < PATIENCE => std::thread::sleep(PAUSE),
+                Err(error) => {
+                    std::mem::forget(memory);
+                    return Err(Errno::from_raw_os_error(error.errno()));
+                }
             }
             if let Some(completion) = self.ring.completions().next() {
+                buffer.copy_from_slice(&memory);
                 let result = completion.result;
                 return if result < 0 { Err(Errno::from_raw_os_error(-result)) } else { Ok(()) };
             }

@@ -10,10 +10,14 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use uring::{Entry, Event, Ring, Threads, opcode, types};
 
 /// Completions that are not of a request, by their user data.
 const RUNG: u64 = u64::MAX;
+/// How long the kernel may be short of memory, and when it is asked again.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(2);
 /// `POLLIN` of poll(2).
 const POLL_IN: u32 = 1;
 
@@ -70,7 +74,7 @@ impl Queue {
         self.listen();
         (0..self.depth).for_each(|tag| self.ask(tag, FETCH, 0));
         let doing = || format!("asking for the requests of queue {}", self.number);
-        self.ring.submit().map_err(|error| Error::io(doing(), &error))?;
+        self.ring.submit().map_err(|error| Error::io(format!("{}: {error}", doing()), &error.into()))?;
         // Nothing ends yet but what is refused.
         match self.ring.completions().next().map(|refused| refused.result) {
             None => Ok(()),
@@ -79,13 +83,25 @@ impl Queue {
     }
 
     /// Serves until the device is stopped.
-    pub(super) fn run(mut self) {
+    ///
+    /// # Errors
+    /// When the kernel does not let us into the ring any more. It serves no request of this queue from then on.
+    pub(super) fn run(mut self) -> Result<(), Error> {
+        let mut refused = None;
         while self.live > 0 {
             match self.ring.wait(None) {
-                Ok(()) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-                // The kernel ends the device's requests when this thread's ring goes.
-                Err(_) => return,
+                Ok(()) => refused = None,
+                Err(error)
+                    if error.passes() && refused.get_or_insert_with(Instant::now).elapsed() < PATIENCE =>
+                {
+                    std::thread::sleep(PAUSE);
+                }
+                Err(error) => {
+                    return Err(Error::io(
+                        format!("serving queue {} of a ublk device: {error}", self.number),
+                        &error.into(),
+                    ));
+                }
             }
             let completions: Vec<_> = self.ring.completions().collect();
             for uring::Completion { token, result } in completions {
@@ -99,6 +115,7 @@ impl Queue {
             let ended = std::mem::take(&mut *self.ended.list.lock().unwrap_or_else(PoisonError::into_inner));
             ended.into_iter().for_each(|(tag, result)| self.ask(tag, COMMIT_AND_FETCH, result));
         }
+        Ok(())
     }
 
     /// Has the ring wait for the bell.
@@ -123,8 +140,13 @@ impl Queue {
     unsafe fn push(&mut self, entry: &Entry) {
         // SAFETY: the caller's promise.
         while unsafe { self.ring.push(entry) }.is_err() {
-            // There are entries for all; only what a signal has kept back can be in the way.
-            let _ = self.ring.submit();
+            // There are entries for all; only what the kernel has not taken yet can be in the way.
+            match self.ring.submit() {
+                Ok(()) => {}
+                Err(error) if error.passes() => std::thread::sleep(PAUSE),
+                // The next wait finds the same, and says it.
+                Err(_) => return,
+            }
         }
     }
 

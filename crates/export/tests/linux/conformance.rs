@@ -164,7 +164,8 @@ impl ByUblk {
         let recovery = Recovery { path: directory.path().join("ublk"), owner: [7; 16] };
         let recovery = recoverable.then_some(recovery);
         let options = ublk::Options { queues: 2, depth: 64, read_only: false, recovery };
-        let ublk = Ublk::show(device.clone(), &options).unwrap();
+        let failed: ublk::Failed = Arc::new(|error| panic!("a queue has ended: {error}"));
+        let ublk = Ublk::show(device.clone(), &options, &failed).unwrap();
         Box::new(ByUblk { device, ublk, directory })
     }
 }

@@ -271,7 +271,7 @@ fn crashing_daemon() {
 }
 
 #[test]
-fn a_crash_leaves_no_dead_mount() {
+fn a_crash_leaves_no_dead_mount_and_no_place_to_write_to() {
     let Some(_turn) = turn(false) else { return };
     let directory = tempfile::tempdir().unwrap();
     let mut daemon = std::process::Command::new(std::env::current_exe().unwrap())
@@ -290,8 +290,13 @@ fn a_crash_leaves_no_dead_mount() {
     daemon.kill().unwrap();
     daemon.wait().unwrap();
     let start = Instant::now();
-    while std::fs::read_dir(directory.path()).map(Iterator::count).ok() != Some(0) {
+    while std::fs::read_dir(directory.path()).is_err() {
         assert!(start.elapsed() < Duration::from_secs(10), "the dead mount is still there");
         std::thread::sleep(Duration::from_millis(10));
     }
+    for name in ["volume", "other"] {
+        assert!(std::fs::write(directory.path().join(name), "in the clear").is_err(), "{name}");
+    }
+    export::fuse::open_left(directory.path(), "volume").unwrap();
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
 }

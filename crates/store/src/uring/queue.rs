@@ -11,8 +11,9 @@ use std::time::Duration;
 use memory::Arena;
 use rustix::event::PollFlags;
 use slab::Slab;
-use uring::{Doorbell, Entry, Reason, Ring, SetupError, Threads, opcode, types};
+use uring::{Doorbell, EnterError, Entry, Reason, Ring, SetupError, Threads, opcode, types};
 
+use super::breakdown::Trouble;
 use super::discard::{Discard, Discarder};
 use super::transfer::{Direction, Outcome, Part, Transfer, merge};
 use crate::file::Inner;
@@ -70,6 +71,8 @@ pub(crate) struct FileQueue {
     doorbell_armed: bool,
     /// From the first discard on that the ring cannot have.
     discarder: Option<Discarder>,
+    /// With a kernel that refuses to enter the ring.
+    trouble: Trouble,
 }
 
 impl FileQueue {
@@ -100,6 +103,7 @@ impl FileQueue {
             doorbell_count: Box::new([0; 8]),
             doorbell_armed: false,
             discarder: None,
+            trouble: Trouble::default(),
             store,
         })
     }
@@ -133,6 +137,9 @@ impl FileQueue {
 
     /// Puts into the ring what there is room for. What must wait is merged when its turn comes, with what has come since.
     fn dispatch(&mut self) {
+        if let Some(error) = self.trouble.for_good() {
+            return self.fail_waiting(&error.clone());
+        }
         while self.flying.len() - self.watching < self.depth {
             if self.ready.is_empty() {
                 let ready = &mut self.ready;
@@ -175,8 +182,55 @@ impl FileQueue {
 
     /// Tells the kernel of new requests, and lets it finish what it has put off.
     fn enter(&mut self) {
-        // Interrupted, or short of memory: the requests stay in the ring until the next time.
-        let _ = self.ring.submit();
+        if self.trouble.for_good().is_none() {
+            let entered = self.ring.submit();
+            self.note_entry(entered);
+        }
+    }
+
+    /// Where the kernel does not let us into the ring for good, nothing that is in flight will ever be heard of: all of it fails.
+    fn note_entry(&mut self, entered: Result<(), EnterError>) {
+        if !self.trouble.note(entered, &self.store.name) {
+            return;
+        }
+        let Some(error) = self.trouble.for_good().cloned() else { return };
+        let flying = mem::take(&mut self.flying);
+        self.watching = 0;
+        for (_, job) in &flying {
+            let parts = match job {
+                Job::Transfer(transfer) => {
+                    transfer.parts.iter().map(|part| (part.token, Some(part.block))).collect()
+                }
+                Job::Discard { token, block, .. } => vec![(*token, Some(*block))],
+                Job::Flush { token } | Job::Watch { token, .. } => vec![(*token, None)],
+            };
+            for (token, block) in parts {
+                self.end(token, None, Err(Error { block, ..error.clone() }));
+            }
+        }
+        // The kernel may have some of them, and write to their buffers: better lost than given to somebody else.
+        mem::forget(flying);
+        mem::forget(mem::take(&mut self.doorbell_count));
+        self.fail_waiting(&error);
+    }
+
+    /// Ends what the kernel has never seen.
+    fn fail_waiting(&mut self, error: &Error) {
+        for part in mem::take(&mut self.held) {
+            self.end(part.token, Some(part.buffer), Err(error.clone().at(part.block)));
+        }
+        for job in mem::take(&mut self.ready) {
+            match job {
+                Job::Transfer(transfer) => {
+                    for part in transfer.parts {
+                        self.end(part.token, Some(part.buffer), Err(error.clone().at(part.block)));
+                    }
+                }
+                Job::Discard { token, .. } | Job::Flush { token } | Job::Watch { token, .. } => {
+                    self.end(token, None, Err(error.clone()));
+                }
+            }
+        }
     }
 
     /// Takes note of what has ended.
@@ -277,13 +331,23 @@ impl FileQueue {
 
     /// Sends what the ring holds, and sleeps until something ends or the doorbell rings.
     fn sleep(&mut self, timeout: Option<Duration>) {
-        self.arm();
+        let broken = self.trouble.for_good().is_some();
+        if !broken {
+            self.arm();
+        }
         if !self.doorbell.fall_asleep() {
             return;
         }
-        // Whatever ends the sleep, an error included, ends the wait: it may return early.
-        let _ = self.ring.wait(timeout);
+        if broken {
+            self.trouble.sleep(self.doorbell.event(), timeout);
+            return self.doorbell.awake();
+        }
+        let waited = self.ring.wait(timeout);
         self.doorbell.awake();
+        if waited.is_err() {
+            self.trouble.pause();
+        }
+        self.note_entry(waited);
     }
 
     /// Ends all watches: what they wait for may never come.
@@ -299,6 +363,9 @@ impl FileQueue {
 
     /// Waits until nothing is in flight. Says whether it came to that.
     fn drain(&mut self) -> bool {
+        if self.trouble.for_good().is_some() {
+            return false;
+        }
         if self.doorbell_armed {
             self.doorbell.ring();
         }
@@ -315,11 +382,14 @@ impl FileQueue {
             if self.flying.is_empty() && !self.doorbell_armed {
                 return true;
             }
-            let again = [libc::EINTR, libc::EAGAIN, libc::EBUSY, libc::ENOMEM];
-            match self.ring.wait(None) {
-                Err(error) if !error.raw_os_error().is_some_and(|e| again.contains(&e)) => return false,
-                _ => {}
+            if self.trouble.for_good().is_some() {
+                return false;
             }
+            let waited = self.ring.wait(None);
+            if waited.is_err() {
+                self.trouble.pause();
+            }
+            self.trouble.note(waited, &self.store.name);
         }
     }
 }
@@ -408,7 +478,7 @@ impl Queue for FileQueue {
     }
 
     fn watch(&mut self, token: u64, descriptor: Arc<OwnedFd>) -> bool {
-        if self.watching == WATCHES {
+        if self.watching == WATCHES || self.trouble.for_good().is_some() {
             return false;
         }
         self.watching += 1;

@@ -116,3 +116,101 @@ fn a_queue_that_watches_may_go_and_watches_only_so_many() {
     drop(queue);
     assert!(pairs.iter().all(|(_, watched)| Arc::strong_count(watched) == 1));
 }
+
+/// A filter is a thread's own, so it is one that ends.
+fn without_the_call(test: impl FnOnce(&mut FileQueue) + Send + 'static) {
+    let thread = std::thread::spawn(|| {
+        let (mut queue, _directory) = queue();
+        test(&mut queue);
+    });
+    thread.join().expect("the test has passed");
+}
+
+fn forbid() {
+    testkit::seccomp::forbid(libc::SYS_io_uring_enter, libc::EPERM).expect("a filter");
+}
+
+fn refused(ended: &[Completion]) -> Vec<u64> {
+    for completion in ended {
+        let error = completion.result.as_ref().expect_err("nothing can have been done");
+        assert!(error.kind == ErrorKind::Forbidden && error.message.contains("seccomp"), "{error}");
+    }
+    let mut tokens: Vec<u64> = ended.iter().map(|completion| completion.token).collect();
+    tokens.sort_unstable();
+    tokens
+}
+
+#[test]
+fn where_the_ring_may_not_be_entered_all_that_is_asked_for_fails() {
+    without_the_call(|queue| {
+        forbid();
+        let mut ended = Vec::new();
+        for (token, block) in [(1, 3), (2, 3), (3, 90)] {
+            let buffer = queue.buffer(1);
+            queue.submit(token, Operation::Write { block, buffer });
+        }
+        queue.submit(4, Operation::Flush);
+        while ended.len() < 4 {
+            queue.wait(None, &mut ended);
+        }
+        let out_of_range = ended.iter().position(|completion| completion.token == 3).expect("it has ended");
+        ended.remove(out_of_range);
+        assert_eq!(refused(&ended), [1, 2, 4]);
+        // What comes later fails, too, and what is to be watched is refused.
+        ended.clear();
+        queue.submit(5, Operation::Read { block: 0, buffer: Buffer::private_zeroed(1) });
+        queue.poll(&mut ended);
+        assert_eq!(refused(&ended), [5]);
+        assert!(ended[0].buffer.is_some(), "the kernel has never seen it");
+        assert!(!queue.watch(6, pair().1));
+    });
+}
+
+#[test]
+fn what_is_in_flight_fails_and_its_memory_is_given_to_nobody() {
+    without_the_call(|queue| {
+        let (_ours, watched) = pair();
+        assert!(queue.watch(7, Arc::clone(&watched)));
+        let mut ended = Vec::new();
+        queue.poll(&mut ended);
+        forbid();
+        let buffer = queue.buffer(1);
+        queue.submit(1, Operation::Write { block: 1, buffer });
+        while ended.len() < 2 {
+            queue.wait(None, &mut ended);
+        }
+        assert_eq!(refused(&ended), [1, 7]);
+        assert!(ended.iter().all(|completion| completion.buffer.is_none()));
+        assert!(Arc::strong_count(&watched) > 1, "the kernel may have it");
+    });
+}
+
+#[test]
+fn a_thread_sleeps_beside_a_broken_ring_until_it_is_woken() {
+    without_the_call(|queue| {
+        forbid();
+        let mut ended = Vec::new();
+        queue.submit(1, Operation::Flush);
+        while ended.is_empty() {
+            queue.wait(None, &mut ended);
+        }
+        let before = cpu_time();
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < Duration::from_millis(600) {
+            queue.wait(Some(Duration::from_secs(1)), &mut ended);
+        }
+        let spent = cpu_time() - before;
+        assert!(spent < Duration::from_millis(150), "it spins: {spent:?} of 600 ms");
+        let waker = queue.waker();
+        let woken = std::thread::spawn(move || waker.wake());
+        queue.wait(Some(Duration::from_secs(60)), &mut ended);
+        woken.join().expect("woken");
+    });
+}
+
+/// What this thread has had of a processor (proc_pid_schedstat(5): nanoseconds).
+fn cpu_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("a number");
+    let spent = stat.split(' ').next().and_then(|spent| spent.parse().ok());
+    Duration::from_nanos(spent.expect("nanoseconds"))
+}
