@@ -1,7 +1,9 @@
 //! What must hold for any bytes that the host, a client or a file hands to one of the decoders: nothing panics, and what is accepted is laid
 //! out again to the byte. The fuzzer's targets call these, and so does `crates/cvmio/tests/corpus.rs`, with every file in `seeds/`.
 
+mod rings;
 mod session;
+pub use rings::rings;
 pub use session::session;
 
 use ::owner::log::{ENTRY_SIZE as AUDIT_SIZE, Entry};
@@ -29,7 +31,7 @@ use volume::policy::Policy;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them. Each has a file in `fuzz_targets/` and a directory in `seeds/`.
-pub const TARGETS: [Target; 21] = [
+pub const TARGETS: [Target; 22] = [
     ("audit", audit),
     ("backup", backup),
     ("companion", companion),
@@ -42,6 +44,7 @@ pub const TARGETS: [Target; 21] = [
     ("policy", policy),
     ("probe", probe),
     ("record", record),
+    ("rings", rings),
     ("salts", salts),
     ("scm", scm),
     ("scm-message", scm_message),
