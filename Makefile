@@ -4,8 +4,8 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 BINARY := target/stripped/cvmio
-# What `cvmio bench` and `cvmio demo`, `cvmio owner` and `cvmio scm` start.
-OTHERS = cvmio-attest cvmio-bench cvmio-owner cvmio-scm
+# What `cvmio attest`, `cvmio bench` and `cvmio demo`, `cvmio host`, `cvmio owner` and `cvmio scm` start.
+OTHERS = cvmio-attest cvmio-bench cvmio-host cvmio-owner cvmio-scm
 # What `cvmio scm` has a VMM preload.
 LIBRARIES = libcvmio_scm.so
 
@@ -63,8 +63,11 @@ install: build
 	$(AS_ROOT) install -D -m 644 target/share/completions/bash $(ROOT)/share/bash-completion/completions/cvmio
 	$(AS_ROOT) install -D -m 644 target/share/completions/zsh $(ROOT)/share/zsh/site-functions/_cvmio
 	$(AS_ROOT) install -D -m 644 target/share/completions/fish $(ROOT)/share/fish/vendor_completions.d/cvmio.fish
-	sed 's|=/usr/bin/|=$(PREFIX)/bin/|' packaging/systemd/cvmio-owner.service > target/share/systemd/cvmio-owner.service
-	$(AS_ROOT) install -D -m 644 -t $(ROOT)/lib/systemd/system target/share/systemd/cvmio@.service target/share/systemd/cvmio-owner.service
+	for service in cvmio-owner cvmio-host; do \
+	    sed 's|=/usr/bin/|=$(PREFIX)/bin/|' packaging/systemd/$$service.service > target/share/systemd/$$service.service || exit; \
+	    $(AS_ROOT) install -D -m 644 -t $(ROOT)/lib/systemd/system target/share/systemd/$$service.service || exit; \
+	done
+	$(AS_ROOT) install -D -m 644 -t $(ROOT)/lib/systemd/system target/share/systemd/cvmio@.service
 	$(AS_ROOT) install -d $(ROOT)/lib/systemd/system-generators
 	$(AS_ROOT) cp -d target/share/systemd/cvmio-generator $(ROOT)/lib/systemd/system-generators/
 	$(AS_ROOT) install -D -m 755 packaging/initramfs-tools/shutdown $(ROOT)/share/cvmio/shutdown

@@ -2,8 +2,10 @@
 //! out again to the byte. The fuzzer's targets call these, and so does `crates/cvmio/tests/corpus.rs`, with every file in `seeds/`.
 
 mod evidence;
+mod rings;
 mod session;
 pub use evidence::{certificates, event_log, evidence, evidence_policy, firmware, quote, snp};
+pub use rings::rings;
 pub use session::session;
 
 use ::owner::log::{ENTRY_SIZE as AUDIT_SIZE, Entry};
@@ -31,7 +33,7 @@ use volume::policy::Policy;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them. Each has a file in `fuzz_targets/` and a directory in `seeds/`.
-pub const TARGETS: [Target; 28] = [
+pub const TARGETS: [Target; 29] = [
     ("audit", audit),
     ("backup", backup),
     ("certificates", certificates),
@@ -50,6 +52,7 @@ pub const TARGETS: [Target; 28] = [
     ("probe", probe),
     ("quote", quote),
     ("record", record),
+    ("rings", rings),
     ("salts", salts),
     ("scm", scm),
     ("scm-message", scm_message),

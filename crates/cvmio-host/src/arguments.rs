@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use host::Mode;
@@ -27,6 +28,8 @@ pub enum Command {
     QemuArgs(Vmm),
     /// Print what to add to Cloud Hypervisor's command line
     CloudHypervisorArgs(Vmm),
+    /// Measure what a request takes, by how it is noticed
+    Bench(Bench),
     /// Prints the grammar of these commands in JSON, for the completions of `cvmio`
     #[command(hide = true)]
     Grammar,
@@ -116,6 +119,26 @@ pub struct Status {
     /// Where the server answers
     #[arg(long, value_name = "PATH", default_value = CONTROL)]
     pub control: PathBuf,
+    /// Answer in JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  cvmio-host bench --core 2 --driver-core 3")]
+pub struct Bench {
+    /// The core of the server
+    #[arg(long, value_name = "CORE")]
+    pub core: Option<usize>,
+    /// The core of the driver
+    #[arg(long, value_name = "CORE")]
+    pub driver_core: Option<usize>,
+    /// Where a file of 16 MiB is made
+    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
+    pub dir: PathBuf,
+    /// How long each mode is measured at each depth
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = cli::input::parse_duration)]
+    pub time: Duration,
     /// Answer in JSON
     #[arg(long)]
     pub json: bool,

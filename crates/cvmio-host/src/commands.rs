@@ -15,7 +15,7 @@ use signal_hook::iterator::Signals;
 use crate::arguments::{Arguments, Command, Serve, What};
 use crate::control::{self, Control};
 use crate::metrics::Metrics;
-use crate::{journal, vmm};
+use crate::{bench, journal, vmm};
 
 /// Most bytes of a file of settings: more is none.
 const LARGEST: u64 = 4 << 20;
@@ -29,6 +29,7 @@ pub fn run(command: Command) -> Result<(), Failure> {
         Command::CloudHypervisorArgs(args) => {
             output::print(&vmm::cloud_hypervisor(&disks(&args.what)?, &args)?);
         }
+        Command::Bench(args) => bench::run(&args)?,
         Command::Grammar => {
             output::print(&serde_json::to_string(&Grammar::of(&Arguments::command())).map_err(Failure::io)?);
         }

@@ -8,7 +8,7 @@ use std::io;
 use std::mem;
 use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
 use libc::{c_int, c_void, siginfo_t};
 use memory::FileMapping;
@@ -19,6 +19,9 @@ const MOST: usize = 4096;
 /// What the handler knows of a mapping. It may not lock, nor allocate.
 struct Slot {
     is_taken: AtomicBool,
+    /// Odd while the next two are being changed, and another number after each change: base and length that were read under one even number
+    /// belong together.
+    version: AtomicUsize,
     base: AtomicUsize,
     /// 0 while there is no mapping.
     length: AtomicUsize,
@@ -28,6 +31,7 @@ struct Slot {
 static SLOTS: [Slot; MOST] = [const {
     Slot {
         is_taken: AtomicBool::new(false),
+        version: AtomicUsize::new(0),
         base: AtomicUsize::new(0),
         length: AtomicUsize::new(0),
         is_lost: AtomicBool::new(false),
@@ -39,6 +43,25 @@ static SLOTS: [Slot; MOST] = [const {
 pub struct Guarded {
     mapping: FileMapping,
     slot: &'static Slot,
+}
+
+impl Slot {
+    /// For the slot's owner alone.
+    fn set(&self, base: usize, length: usize) {
+        self.version.fetch_add(1, Ordering::AcqRel);
+        fence(Ordering::SeqCst);
+        self.base.store(base, Ordering::Relaxed);
+        self.length.store(length, Ordering::Relaxed);
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// Base and length, if nobody changes them just now. A slot whose mapping faults does not change: its user keeps it.
+    fn get(&self) -> Option<(usize, usize)> {
+        let before = self.version.load(Ordering::Acquire);
+        let found = (self.base.load(Ordering::Relaxed), self.length.load(Ordering::Relaxed));
+        fence(Ordering::SeqCst);
+        (before.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == before).then_some(found)
+    }
 }
 
 impl std::fmt::Debug for Slot {
@@ -57,8 +80,7 @@ impl Guarded {
         let free = SLOTS.iter().find(|slot| !slot.is_taken.swap(true, Ordering::AcqRel));
         let slot = free.ok_or_else(|| io::Error::other("more than 4096 pieces of guests' memory"))?;
         slot.is_lost.store(false, Ordering::Relaxed);
-        slot.base.store(mapping.as_ptr().addr(), Ordering::Relaxed);
-        slot.length.store(mapping.len(), Ordering::Release);
+        slot.set(mapping.as_ptr().addr(), mapping.len());
         Ok(Self { mapping, slot })
     }
 
@@ -77,7 +99,7 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        self.slot.length.store(0, Ordering::Release);
+        self.slot.set(0, 0);
         self.slot.is_taken.store(false, Ordering::Release);
     }
 }
@@ -106,8 +128,7 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut siginfo_t, _: *mut c_void) 
     // SAFETY: the kernel hands over a valid siginfo, and for SIGBUS it has an address.
     let address = unsafe { (*info).si_addr() }.addr();
     for slot in &SLOTS {
-        let length = slot.length.load(Ordering::Acquire);
-        let base = slot.base.load(Ordering::Relaxed);
+        let Some((base, length)) = slot.get() else { continue };
         if address.wrapping_sub(base) < length {
             slot.is_lost.store(true, Ordering::Release);
             let protection = libc::PROT_READ | libc::PROT_WRITE;

@@ -146,10 +146,10 @@ impl Session {
             Rings::new(size, descriptors, available, used).map_err(|error| invalid(error.to_string()))?;
         let number = u16::try_from(index).map_err(|_| Error::InvalidParam)?;
         let log = match &self.logs {
-            Some(logs) => Some(
-                logs.of(number, size)
-                    .ok_or_else(|| invalid("the log of what is in flight has no such queue"))?,
-            ),
+            Some(logs) => {
+                let missing = || invalid(format!("{logs} has no queue {number} of {size} entries"));
+                Some(logs.of(number, size).ok_or_else(missing)?)
+            }
             None => None,
         };
         let device = Device::new(rings, base, log).map_err(|breach| invalid(breach.to_string()))?;

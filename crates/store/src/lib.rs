@@ -10,11 +10,13 @@ mod given;
 mod memory_store;
 mod signal;
 mod uring;
+mod virtio;
 
 pub use error::{Error, ErrorKind};
 pub use file::{FileStore, Options};
 pub use memory::{BLOCK_SIZE, Buffer, Pool};
 pub use memory_store::MemoryStore;
+pub use virtio::{RingOptions, RingStore, socket_of};
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;

@@ -10,8 +10,8 @@ use crate::rings::Area;
 
 const HEADER: usize = 16;
 const ENTRY: usize = 16;
-/// Queues begin at multiples of this, so that two of them share no cache line.
-const ALIGNMENT: usize = 64;
+/// Queues begin at multiples of so many bytes, so that two of them share no cache line.
+pub const ALIGNMENT: usize = 64;
 
 const VERSION: usize = 8;
 const DESCRIPTORS: usize = 10;

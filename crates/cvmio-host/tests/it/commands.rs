@@ -91,3 +91,14 @@ fn command_lines_of_vmms_name_every_disk_of_a_file() {
     let (said, _) = run(place.path(), "cloud-hypervisor-args --socket /run/a --queues 2");
     assert!(said.contains("--disk vhost_user=true,socket=/run/a,num_queues=2,queue_size=128"), "{said}");
 }
+
+#[test]
+fn a_measurement_has_each_mode_and_says_when_it_is_worthless() {
+    let place = tempfile::tempdir().unwrap();
+    let (said, code) = run(place.path(), "bench --dir . --time 20ms --json");
+    assert_eq!(code, 0, "{said}");
+    for expected in ["\"poll\"", "\"adaptive\"", "\"interrupt\"", "\"depth\": 32", "no cores of their own"] {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    assert!(fs::read_dir(place.path()).unwrap().next().is_none(), "it leaves nothing");
+}

@@ -70,7 +70,7 @@ impl Drop for Server {
 const SCRIPT: &str = r#"
     # Anew, with a queue that is polled.
     rmmod virtio_blk
-    insmod /modules/*virtio_blk poll_queues=1
+    insmod /modules/*virtio_blk.ko poll_queues=1
     name() { for disk in /sys/block/vd*; do if [ "$(cat $disk/serial)" = "$1" ]; then echo ${disk##*/}; fi; done; }
     interrupts() { grep "$(basename $(readlink /sys/block/$1/device))-" /proc/interrupts | tr -s ' ' | cut -d' ' -f3,4 | tr ' ' '\n' | awk '{ n += $1 } END { print n + 0 }'; }
     dmesg | grep -i 'software IO TLB: mapped\|swiotlb' | head -n 3
@@ -130,11 +130,12 @@ fn a_confidential_guests_disks_are_served_in_each_mode_and_survive_kills() {
         .served_disk(&killed[1].socket())
         .limit(Duration::from_secs(600));
     let is_over = AtomicBool::new(false);
-    let (said, kills) = std::thread::scope(|scope| {
+    let (said, (kills, seen)) = std::thread::scope(|scope| {
         let killer = scope.spawn(|| {
-            let mut kills = [0; 2];
+            let (mut kills, mut seen) = ([0; 2], Vec::new());
             while !is_over.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(50));
+                seen.push((polled.counter("reads"), polled.counter("kicks")));
                 for (server, kills) in killed.iter_mut().zip(&mut kills) {
                     // Each life of a server gets some way.
                     if *kills < 3 && server.counter("writes") > 200 {
@@ -143,7 +144,7 @@ fn a_confidential_guests_disks_are_served_in_each_mode_and_survive_kills() {
                     }
                 }
             }
-            kills
+            (kills, seen)
         });
         let said = guest.run(&format!("set -eu\n{SCRIPT}"));
         is_over.store(true, Ordering::Relaxed);
@@ -163,10 +164,12 @@ fn a_confidential_guests_disks_are_served_in_each_mode_and_survive_kills() {
     let (_, of_polled) = said.split_once("interrupts of polled requests: ").unwrap();
     let of_polled: u64 = of_polled.lines().next().unwrap().parse().unwrap();
     assert!(of_polled <= 1, "{of_polled} interrupts for 500 requests: {said}");
-    assert!(
-        polled.counter("reads") >= 500 && polled.counter("kicks") <= 1,
-        "a server that polls is not kicked"
-    );
+    // QEMU kicks each queue once when a driver begins, and this guest's drivers begin several times. Between two looks they do not.
+    let is_quiet = |(reads, kicks): &(u64, u64)| {
+        seen.iter()
+            .any(|(later, then)| later.saturating_sub(*reads) >= 300 && then.saturating_sub(*kicks) <= 1)
+    };
+    assert!(seen.iter().any(is_quiet), "a server that polls is kicked: {seen:?}");
     assert_eq!(kills, [3, 3], "the servers were killed in the middle: {said}");
     for server in &killed {
         assert_eq!(server.counter("errors"), 0);

@@ -71,7 +71,7 @@ fn what_is_reserved_and_free_can_be_discarded_when_it_is_more_than_enough() {
     let runs = space.take(Purpose::Data, space.usable_for(Purpose::Data), 0);
     space.placed(runs.iter().cloned());
     let all = runs.iter().map(|run| run.end - run.start).sum::<u64>();
-    assert_eq!(space.choose_to_discard(1000), [], "nothing was ever in the other units");
+    assert_eq!(space.choose_to_discard(1000), [0_u32; 0], "nothing was ever in the other units");
     let pin = space.pin(runs.into_iter().flatten().collect());
     space.let_go([pin]);
     space.collect();

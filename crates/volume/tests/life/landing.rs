@@ -107,13 +107,13 @@ fn a_write_completes_before_the_store_has_it_and_whoever_reads_it_waits() {
     // Its neighbours are read, and of its own blocks each waits.
     assert_eq!(case.submit([read(6), read(11)]), [0, 1]);
     for block in 7..11 {
-        assert_eq!(case.submit([read(block)]), [], "block {block}");
+        assert_eq!(case.submit([read(block)]), [0_u64; 0], "block {block}");
         case.store(AS_IT_COMES);
         assert!(case.one().unwrap() == page(2), "block {block}");
         case.store(HELD);
         assert_eq!(case.submit([write(7, 4, 2)]), [0]);
     }
-    assert_eq!(case.submit([Request::Allocation { block: 0, blocks: 8 }]), []);
+    assert_eq!(case.submit([Request::Allocation { block: 0, blocks: 8 }]), [0_u64; 0]);
     case.store(AS_IT_COMES);
     case.one().unwrap();
     case.session.detach().unwrap();
@@ -126,7 +126,7 @@ fn the_last_of_several_writes_of_a_block_counts_and_discards_keep_their_place() 
     for fill in 2..9 {
         assert_eq!(case.submit([write(7, 1, fill), write(8, 1, fill)]), [0, 1]);
     }
-    assert_eq!(case.submit([Request::Discard { block: 8, blocks: 1 }]), []);
+    assert_eq!(case.submit([Request::Discard { block: 8, blocks: 1 }]), [0_u64; 0]);
     case.store(AS_IT_COMES);
     case.one().unwrap();
     assert!(case.session.read(7, 1).unwrap() == page(8) && case.session.read(8, 1).unwrap() == page(0));
@@ -148,7 +148,7 @@ fn flush_fua_and_commit_wait_for_what_was_acknowledged_before_them() {
         case.store(HELD);
         assert_eq!(case.submit([write(7, 1, 2)]), [0]);
         let name = format!("{freshness}: {waiter:?}");
-        assert_eq!(case.submit([waiter]), [], "{name}");
+        assert_eq!(case.submit([waiter]), [0_u64; 0], "{name}");
         case.store(AS_IT_COMES);
         case.one().unwrap();
         drop(case.session);
@@ -163,7 +163,7 @@ fn no_more_is_acknowledged_early_than_the_limit_says_and_nothing_that_was_asked_
     case.store(HELD);
     assert_eq!(case.submit([write(0, 3, 2), write(10, 2, 2), write(20, 1, 2), write(30, 1, 2)]), [0, 2]);
     let fua = Request::Write { block: 40, data: filled(1, 2), fua: true };
-    assert_eq!(case.submit([fua]), []);
+    assert_eq!(case.submit([fua]), [0_u64; 0]);
     case.store(AS_IT_COMES);
     let ended = case.ended();
     assert!(ended.len() == 3 && ended.iter().all(|completion| completion.result.is_ok()), "{ended:?}");
@@ -171,7 +171,7 @@ fn no_more_is_acknowledged_early_than_the_limit_says_and_nothing_that_was_asked_
     for (freshness, behind) in [(Freshness::Write, 1024), (Freshness::Strict, 0)] {
         let mut case = self::case(freshness, behind);
         case.store(HELD);
-        assert_eq!(case.submit([write(7, 1, 2)]), [], "{freshness}, at most {behind}");
+        assert_eq!(case.submit([write(7, 1, 2)]), [0_u64; 0], "{freshness}, at most {behind}");
         case.store(AS_IT_COMES);
         case.one().unwrap();
     }
@@ -240,7 +240,7 @@ fn an_acknowledged_write_that_cannot_be_stored_ends_the_session_and_is_not_read_
     let mut case = case(Freshness::Strict, 1024);
     case.store(HELD);
     assert_eq!(case.submit([write(7, 1, 2)]), [0]);
-    assert_eq!(case.submit([read(7)]), []);
+    assert_eq!(case.submit([read(7)]), [0_u64; 0]);
     case.store(FAILING);
     assert_eq!(case.one().unwrap_err().kind(), Kind::Io, "who waited for it hears of it");
     let failure = case.session.volume.failure().expect("it is over");

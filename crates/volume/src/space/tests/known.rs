@@ -69,7 +69,7 @@ fn a_search_begins_where_the_most_became_free() {
     let used: BTreeSet<u64> = [1, 2, 4].into_iter().flat_map(|unit| geometry.unit_range(unit)).collect();
     make_usable(&geometry, &space, &[], &used);
     all.iter().for_each(|unit| space.searched(*unit));
-    assert_eq!(space.to_search(), []);
+    assert_eq!(space.to_search(), [0_u32; 0]);
     let start = |unit| geometry.unit_range(unit).start;
     let pin = space.pin(vec![start(2), start(4), start(4) + 1]);
     space.let_go([pin]);
