@@ -183,16 +183,7 @@ pub fn run(
     })?;
     let service = Service::start(volume, environment, order.queues, sender.clone(), Arc::clone(&tamper))?;
     warnings.extend(clear_left(&claim).err().map(|failure| failure.to_string()));
-    let failed = sender.clone();
-    let failed: front::Failed = Arc::new(move |failure| drop(failed.send(Event::Failed(failure))));
-    let front = match order.show.show(&claim, service.disk(), order.reading.is_some(), &failed) {
-        Ok(front) => front,
-        Err(failure) => {
-            // The reason counts; that the volume could not be put away either would only hide it.
-            let _ = service.stop();
-            return Err(failure);
-        }
-    };
+    let front = show(order, &claim, &service, sender.clone())?;
     warnings.extend(claim.open_left(front.covered()).err().map(|failure| failure.to_string()));
     let ready = Ready {
         name: order.name.clone(),
@@ -223,6 +214,20 @@ pub fn run(
     let ended = stay(&service, front, claim, &events, told.is_ok());
     tamper.finish();
     ended
+}
+
+/// Starts the front end. A session whose volume cannot be shown is put away.
+fn show(
+    order: &Order,
+    claim: &Claim,
+    service: &Service,
+    sender: Sender<Event>,
+) -> Result<Box<dyn Front>, Failure> {
+    let failed: front::Failed = Arc::new(move |failure| drop(sender.send(Event::Failed(failure))));
+    order.show.show(claim, service.disk(), order.reading.is_some(), &failed).inspect_err(|_| {
+        // The reason counts; that the volume could not be put away either would only hide it.
+        let _ = service.stop();
+    })
 }
 
 /// Starts answering to who measures. What is returned takes the socket away when it is dropped.
