@@ -78,7 +78,11 @@ impl Place {
         let left = fs::read_link(self.disk()).ok().filter(|file| is_below_a_mount(file));
         let claim = Claim { place: self.clone(), left: Cell::new(left), _lock: file };
         if claim.left_directory().is_none() {
-            claim.link(Path::new(NOWHERE))?;
+            claim.link(Path::new(NOWHERE)).map_err(|failure| {
+                Failure::usage(format!(
+                    "{failure}. Nothing was changed; make room there, or choose another directory with --runtime-dir"
+                ))
+            })?;
         }
         Ok(claim)
     }
