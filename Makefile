@@ -4,8 +4,8 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 BINARY := target/stripped/cvmio
-# What `cvmio attest`, `cvmio bench` and `cvmio demo`, `cvmio host`, `cvmio owner` and `cvmio scm` start.
-OTHERS = cvmio-attest cvmio-bench cvmio-host cvmio-owner cvmio-scm
+# What `cvmio attest`, `cvmio bench` and `cvmio demo`, `cvmio host`, `cvmio run`, `cvmio owner` and `cvmio scm` start.
+OTHERS = cvmio-attest cvmio-bench cvmio-host cvmio-job cvmio-owner cvmio-scm
 # What `cvmio scm` has a VMM preload.
 LIBRARIES = libcvmio_scm.so
 

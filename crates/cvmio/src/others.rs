@@ -15,7 +15,7 @@ const FIRST: usize = 1;
 pub const REST: &str = "rest";
 
 /// All of them, in the order of the help.
-pub const ALL: [Other; 6] = [
+pub const ALL: [Other; 9] = [
     Other {
         word: "bench",
         about: "Measure what protection costs on this machine",
@@ -51,6 +51,24 @@ pub const ALL: [Other; 6] = [
         about: "Disks for confidential guests, served from the host's side",
         program: "cvmio-host",
         passes_word: false,
+    },
+    Other {
+        word: "run",
+        about: "Run a container in an attested guest and bring its signed result back",
+        program: "cvmio-job",
+        passes_word: true,
+    },
+    Other {
+        word: "job",
+        about: "List, follow, fetch and end jobs that run",
+        program: "cvmio-job",
+        passes_word: true,
+    },
+    Other {
+        word: "image",
+        about: "Build the image that guests of jobs boot",
+        program: "cvmio-job",
+        passes_word: true,
     },
 ];
 

@@ -79,6 +79,15 @@ impl Bed {
         program::host(&target())
     }
 
+    /// `cvmio-job`, which runs on this machine and in guests of its own.
+    ///
+    /// # Panics
+    /// When it does not build.
+    #[must_use]
+    pub fn job(&self) -> PathBuf {
+        program::job(&target(), self.cvmio.parent().unwrap_or(Path::new("/")))
+    }
+
     /// Puts `cvmio-bench` beside [`cvmio`](Self::cvmio).
     ///
     /// # Panics

@@ -30,6 +30,14 @@ pub(crate) fn host(target: &Path) -> PathBuf {
     target.join("debug/cvmio-host")
 }
 
+/// Builds `cvmio-job`, to be run on this machine and in guests of its own, and puts it into `directory`.
+pub(crate) fn job(target: &Path, directory: &Path) -> PathBuf {
+    output(cargo().args(["build", "--quiet", "--locked", "-p", "cvmio-job", "--target-dir"]).arg(target));
+    let path = directory.join("cvmio-job");
+    strip(&target.join("debug/cvmio-job"), &path);
+    path
+}
+
 /// Builds `cvmio-bench`, to be run on this machine and with its libraries in a guest, and puts it into `directory`.
 pub(crate) fn bench(target: &Path, directory: &Path) {
     let what = ["build", "--quiet", "--locked", "-p", "cvmio-bench", "--target-dir"];

@@ -126,8 +126,15 @@ impl Desk {
 
 /// Whether a command of `cvmio` is done by a program that is not beside it here. It is told so, and which package has it.
 pub fn is_elsewhere(desk: &Desk, word: &str) -> bool {
-    let program = format!("cvmio-{word}");
-    if !["scm", "owner"].contains(&word) || programs::cvmio().with_file_name(&program).exists() {
+    let program = match word {
+        "run" | "job" | "image" => "cvmio-job",
+        "attest" => "cvmio-attest",
+        "host" => "cvmio-host",
+        "owner" => "cvmio-owner",
+        "scm" => "cvmio-scm",
+        _ => return false,
+    };
+    if programs::cvmio().with_file_name(program).exists() {
         return false;
     }
     let said = desk.run(word);

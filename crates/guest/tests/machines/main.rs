@@ -3,6 +3,7 @@
 mod boot;
 mod conformance;
 mod host;
+mod job;
 mod measure;
 mod nbd;
 mod pmem;

@@ -34,6 +34,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("cvmio-owner", &["anchor", "anchor-etcd", "anchor-tpm", "cli", "owner"]),
     ("report", &[]),
     ("initramfs", &[]),
+    ("vm", &["error-kind"]),
+    ("job", &["attest", "cli", "error-kind", "initramfs", "vm"]),
+    ("cvmio-job", &["attest", "cli", "job", "vm"]),
     ("scm", &["error-kind", "memory", "seal"]),
     ("scm-probe", &["scm", "seal"]),
     ("measure", &["cli", "error-kind", "initramfs", "report", "scm-probe"]),
@@ -103,6 +106,7 @@ const MAY_LINK: &[(&str, &[&str])] = &[
         ],
     ),
     ("cvmio-host", &["cli", "error-kind", "host", "memory", "store", "uring", "virtqueue"]),
+    ("cvmio-job", &["attest", "cli", "error-kind", "initramfs", "job", "vm"]),
     (
         "cvmio-owner",
         &[

@@ -1,0 +1,269 @@
+//! Jobs from launch to result, in guests that `cvmio run` boots from an image that it has built. No chip vouches for them here.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+
+use guest::Bed;
+
+/// What the owner wants nobody to see.
+const SECRET: &str = "a planted secret: 5f1d7c0b";
+/// Exit codes of `cvmio` itself.
+const IO: i32 = 3;
+const POLICY: i32 = 11;
+
+/// An owner with a job file, in a directory of its own.
+struct Owner<'a> {
+    bed: &'a Bed,
+    program: PathBuf,
+    image: PathBuf,
+    directory: tempfile::TempDir,
+}
+
+/// Programs that images and channels are made with.
+fn missing() -> bool {
+    let lacks = ["mmdebstrap", "tar2sqfs", "veritysetup", "ssh", "busybox"].into_iter().find(|program| {
+        let mut find = Command::new("sh");
+        !find
+            .args(["-c", &format!("command -v {program}")])
+            .stdout(Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success())
+    });
+    if let Some(program) = lacks {
+        let thread = std::thread::current();
+        eprintln!("\nSKIPPED {}: there is no {program}", thread.name().unwrap_or("a test"));
+    }
+    lacks.is_some()
+}
+
+/// The image of all tests.
+fn image(program: &Path) -> PathBuf {
+    static IMAGE: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let directory = IMAGE.get_or_init(|| {
+        let directory = tempfile::tempdir().unwrap();
+        let mut build = Command::new(program);
+        let built = build
+            .args(["image", "build", "--date", "1700000000", "--out"])
+            .arg(directory.path().join("image"))
+            .output()
+            .unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        directory
+    });
+    directory.path().join("image")
+}
+
+fn succeed(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+impl<'a> Owner<'a> {
+    fn new(bed: &'a Bed, command: &str) -> Self {
+        let program = bed.job();
+        let image = image(&program);
+        let owner = Self { bed, program, image, directory: tempfile::tempdir().unwrap() };
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/machines/oci-archive.sh");
+        let busybox = succeed(Command::new("sh").args(["-c", "command -v busybox"]));
+        succeed(Command::new("sh").arg(script).arg(busybox.trim()).arg(owner.path("tools.tar")));
+        let digest = succeed(Command::new("sha256sum").arg(owner.path("tools.tar")));
+        fs::create_dir_all(owner.path("tree/below")).unwrap();
+        fs::write(owner.path("tree/below/file"), "the owner's data").unwrap();
+        fs::write(owner.path("secret"), SECRET).unwrap();
+        let job = format!(
+            "name = \"work\"\n[image]\narchive = \"tools.tar\"\ndigest = \"sha256:{}\"\n[run]\ncommand = [\"sh\", \"-c\", {command:?}]\n\
+             [[inputs]]\nfrom = \"tree\"\nto = \"/in\"\n[[secrets]]\nfrom = \"secret\"\nto = \"/run/secret\"\n\
+             [[outputs]]\nfrom = \"/out\"\nto = \"results\"\n[limits]\ntime = \"2m\"\n[guest]\nmemory = \"1200M\"\n",
+            &digest[..64]
+        );
+        fs::write(owner.path("work.toml"), job).unwrap();
+        owner
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn state(&self) -> PathBuf {
+        self.path("state/cvmio/jobs/work")
+    }
+
+    fn cvmio(&self, words: &[&str]) -> Output {
+        let mut command = Command::new(&self.program);
+        command.args(words).current_dir(self.directory.path()).env("XDG_STATE_HOME", self.path("state"));
+        command.output().unwrap()
+    }
+
+    /// QEMU, which goes on when the program that started it is gone: the bed's ends with it.
+    fn qemu(&self) -> PathBuf {
+        let script = fs::read_to_string(self.bed.qemu()).unwrap();
+        let (path, alone) = (self.path("qemu"), script.replace("'setpriv' '--pdeathsig' 'KILL' ", ""));
+        assert_ne!(alone, script);
+        fs::write(&path, alone).unwrap();
+        succeed(Command::new("chmod").arg("+x").arg(&path));
+        path
+    }
+
+    fn run(&self, more: &[&str]) -> Output {
+        let (image, qemu) = (self.image.display().to_string(), self.qemu().display().to_string());
+        let words = ["run", "work.toml", "--image", &image, "--qemu", &qemu, "--allow-simulated"];
+        self.cvmio(&[&words, more].concat())
+    }
+
+    /// Writes the policy that guests of the image pass.
+    fn policy(&self) -> String {
+        let policy = self.cvmio(&["image", "policy", &self.image.display().to_string(), "work.toml"]);
+        assert!(policy.status.success(), "{}", said(&policy));
+        fs::write(self.path("owner.toml"), &policy.stdout).unwrap();
+        String::from_utf8(policy.stdout).unwrap()
+    }
+
+    fn verify(&self, more: &[&str]) -> Output {
+        self.cvmio(&[&["run", "--verify", "work.manifest.json", "--policy", "owner.toml"], more].concat())
+    }
+}
+
+/// Nothing of a test that failed goes on.
+impl Drop for Owner<'_> {
+    fn drop(&mut self) {
+        if self.state().exists() {
+            let _ = self.cvmio(&["job", "stop", "work"]);
+        }
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Whether a file of a directory holds the secret; its name.
+fn holds_secret(directory: &Path) -> Option<PathBuf> {
+    let found = Command::new("grep").args(["-rlaF", SECRET]).arg(directory).output().unwrap();
+    let names = String::from_utf8(found.stdout).unwrap();
+    names.lines().next().map(PathBuf::from)
+}
+
+#[test]
+fn a_job_runs_in_an_attested_guest_and_brings_a_signed_result() {
+    let Some(bed) = guest::bed() else { return };
+    if missing() {
+        return;
+    }
+    let command = "mkdir /out && cat /in/below/file >/out/copy && sha256sum </run/secret >/out/sum && touch /in/new; \
+                   ls /sys/class/net; echo to the owner; echo beside it >&2; exit 7";
+    let owner = Owner::new(&bed, command);
+    let begun = owner.run(&["--detach"]);
+    assert!(begun.status.success(), "{}", said(&begun));
+    assert!(said(&begun).contains("its evidence has passed: platform simulated"), "{}", said(&begun));
+    assert_eq!(String::from_utf8(owner.cvmio(&["job", "list"]).stdout).unwrap(), "work\tbegun\n");
+
+    // Somebody in the middle has another host key.
+    let hosts = owner.state().join("known_hosts");
+    let pinned = fs::read_to_string(&hosts).unwrap();
+    let key = fs::read_to_string(owner.state().join("key.pub")).unwrap();
+    fs::write(&hosts, format!("cvmio-guest {key}")).unwrap();
+    let refused = owner.cvmio(&["job", "resume", "work"]);
+    assert_eq!(refused.status.code(), Some(POLICY), "{}", said(&refused));
+    assert!(
+        said(&refused).contains("does not have the host key") && said(&refused).contains("job resume work"),
+        "{}",
+        said(&refused)
+    );
+    fs::write(&hosts, pinned).unwrap();
+
+    let done = owner.cvmio(&["job", "resume", "work"]);
+    assert_eq!(done.status.code(), Some(7), "the container's own: {}", said(&done));
+    let printed = String::from_utf8(done.stdout.clone()).unwrap();
+    assert!(printed.ends_with("to the owner\n") && !printed.contains("eth"), "{printed}");
+    assert!(said(&done).contains("beside it\n"), "{}", said(&done));
+    assert_eq!(fs::read_to_string(owner.path("results/out/copy")).unwrap(), "the owner's data");
+    assert!(!owner.path("tree/new").exists());
+    // Its machine and its state are gone. Nothing of the host's holds the secret.
+    assert!(!owner.state().exists());
+    assert_eq!(holds_secret(owner.bed.qemu().parent().unwrap()), None);
+    assert_eq!(holds_secret(&owner.image), None);
+    assert_eq!(holds_secret(&owner.path("results")), None);
+
+    owner.policy();
+    let verified = owner.verify(&["--allow-simulated"]);
+    assert!(verified.status.success(), "{}", said(&verified));
+    let verified = String::from_utf8(verified.stdout).unwrap();
+    assert!(
+        verified.contains("exit code 7")
+            && verified.contains("platform simulated")
+            && verified.contains("2 files"),
+        "{verified}"
+    );
+    let refused = owner.verify(&[]);
+    assert!(
+        refused.status.code() == Some(POLICY) && said(&refused).contains("simulated"),
+        "{}",
+        said(&refused)
+    );
+    // A result that was changed, and a manifest that was.
+    fs::write(owner.path("results/out/copy"), "not the owner's data").unwrap();
+    let refused = owner.verify(&["--allow-simulated"]);
+    assert!(
+        refused.status.code() == Some(POLICY) && said(&refused).contains("copy is not the file"),
+        "{}",
+        said(&refused)
+    );
+    let manifest = fs::read_to_string(owner.path("work.manifest.json")).unwrap();
+    fs::write(owner.path("work.manifest.json"), manifest.replacen("\"sig\":\"", "\"sig\":\"AAAA", 1))
+        .unwrap();
+    assert!(!owner.verify(&["--allow-simulated"]).status.success());
+    // What is there is not replaced unasked.
+    let refused = owner.run(&[]);
+    assert!(refused.status.code() == Some(2) && said(&refused).contains("--replace"), "{}", said(&refused));
+}
+
+#[test]
+fn a_guest_that_is_not_the_owner_s_gets_nothing() {
+    let Some(bed) = guest::bed() else { return };
+    if missing() {
+        return;
+    }
+    let owner = Owner::new(&bed, "true");
+    // Another kernel, initramfs or command line has another measurement.
+    let policy = owner.policy();
+    let (before, after) = policy.split_once("[\"").unwrap();
+    let other = format!("{before}[\"{}{}", if after.starts_with('0') { '1' } else { '0' }, &after[1..]);
+    fs::write(owner.path("owner.toml"), other).unwrap();
+    let refused = owner.run(&["--policy", "owner.toml"]);
+    assert_eq!(refused.status.code(), Some(POLICY), "{}", said(&refused));
+    assert!(
+        said(&refused).contains("measurement") && !said(&refused).contains("sending"),
+        "{}",
+        said(&refused)
+    );
+    assert!(!owner.state().exists());
+
+    // One byte of the root disk.
+    let copy = owner.path("image");
+    succeed(Command::new("cp").arg("-r").arg(&owner.image).arg(&copy));
+    let disk = copy.join("root.img");
+    let mut bytes = fs::read(&disk).unwrap();
+    bytes[100] ^= 1;
+    fs::write(&disk, bytes).unwrap();
+    let mut owner = owner;
+    owner.image = copy;
+    let refused = owner.run(&[]);
+    assert_eq!(refused.status.code(), Some(IO), "{}", said(&refused));
+    assert!(
+        said(&refused).contains("ended before it showed evidence") && !said(&refused).contains("sending"),
+        "{}",
+        said(&refused)
+    );
+    // A byte of what is measured is noticed before anything is booted.
+    fs::write(owner.image.join("vmlinuz"), "another kernel").unwrap();
+    let refused = owner.run(&[]);
+    assert!(
+        refused.status.code() == Some(POLICY) && said(&refused).contains("vmlinuz is not what"),
+        "{}",
+        said(&refused)
+    );
+    assert!(!owner.state().exists());
+}
