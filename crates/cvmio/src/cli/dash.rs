@@ -7,8 +7,14 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Arg, Command};
 
 /// What takes it, beside secrets: the command's word, and the argument's id.
-const TAKEN: [(&str, &str); 5] =
-    [("export", "to"), ("import", "from"), ("backup", "file"), ("restore", "file"), ("activate", "config")];
+const TAKEN: [(&str, &str); 6] = [
+    ("export", "to"),
+    ("import", "from"),
+    ("backup", "file"),
+    ("restore", "file"),
+    ("activate", "config"),
+    ("deactivate", "config"),
+];
 
 /// Has all other arguments that are paths refuse it.
 pub fn refused(command: Command) -> Command {
