@@ -4,8 +4,8 @@ use std::fmt;
 
 use crate::error::{Error, Result};
 
-/// What the guest's kernel, its programs and their buffers take.
-const SYSTEM: u64 = 256 << 20;
+/// What the guest's kernel, its programs and their buffers take, the job's log among them.
+const SYSTEM: u64 = 320 << 20;
 /// Memory that the container's processes get at least, where the job file states none.
 const LEAST: u64 = 64 << 20;
 /// What the container may write beside its outputs, where the job file does not say.
@@ -123,17 +123,17 @@ mod tests {
         let plan = demand.plan(2048 * MIB).unwrap();
         assert!(plan.storage > 686 * MIB && plan.storage < 687 * MIB);
         assert_eq!(plan.container, 2048 * MIB - SYSTEM - plan.storage + SCRATCH + 20 * MIB);
-        let refused = demand.plan(1000 * MIB).unwrap_err().to_string();
+        let refused = demand.plan(1050 * MIB).unwrap_err().to_string();
         assert!(
-            refused.contains("1000 MiB")
+            refused.contains("1050 MiB")
                 && refused.contains("unpacked 300 MiB")
-                && refused.contains("\"1024M\""),
+                && refused.contains("\"1088M\""),
             "{refused}"
         );
-        assert!(demand.plan(1024 * MIB).is_ok());
+        assert!(demand.plan(1088 * MIB).is_ok());
         let stated = Demand { memory: Some(512 * MIB), ..demand };
         assert_eq!(stated.plan(2048 * MIB).unwrap().container, 512 * MIB + SCRATCH + 20 * MIB);
-        assert!(stated.plan(1024 * MIB).is_err());
+        assert!(stated.plan(1088 * MIB).is_err());
     }
 
     #[test]

@@ -45,9 +45,9 @@ pub fn state() -> PathBuf {
     run("state")
 }
 
-/// What the container has written.
+/// What the container has written. It lies apart from the container's files: one that has filled its own can still say so.
 pub fn log() -> PathBuf {
-    job("log")
+    run("log")
 }
 
 /// The image's archive.

@@ -38,6 +38,6 @@ mkdir /upper/files /upper/work
 mount -t overlay -o lowerdir=/lower,upperdir=/upper/files,workdir=/upper/work none /root || fail "no memory for the root file system"
 mkdir -p /root/job
 mount -t tmpfs -o mode=700,size="$storage" none /root/job || fail "no memory for the job ($storage bytes)"
-mount -t tmpfs -o mode=755,size=64m none /root/run
+mount -t tmpfs -o mode=755,size=96m none /root/run
 for directory in proc sys dev; do mount --move /$directory /root/$directory; done
 exec switch_root /root /usr/lib/cvmio/boot
