@@ -75,8 +75,8 @@ impl<'a> Owner<'a> {
         fs::write(owner.path("secret"), SECRET).unwrap();
         let job = format!(
             "name = \"work\"\n[image]\narchive = \"tools.tar\"\ndigest = \"sha256:{}\"\n[run]\ncommand = [\"sh\", \"-c\", {command:?}]\n\
-             [[inputs]]\nfrom = \"tree\"\nto = \"/in\"\n[[secrets]]\nfrom = \"secret\"\nto = \"/run/secret\"\n\
-             [[outputs]]\nfrom = \"/out\"\nto = \"results\"\n[limits]\ntime = \"2m\"\n[guest]\nmemory = \"1200M\"\n",
+             [[inputs]]\nfrom = \"tree\"\nto = \"/in\"\nwritable = true\n[[secrets]]\nfrom = \"secret\"\nto = \"/run/secret\"\n\
+             [[outputs]]\nfrom = \"/out\"\nto = \"results\"\n[[outputs]]\nfrom = \"/in\"\nto = \"changed\"\n[limits]\ntime = \"2m\"\n[guest]\nmemory = \"1200M\"\n",
             &digest[..64]
         );
         fs::write(owner.path("work.toml"), job).unwrap();
@@ -180,6 +180,8 @@ fn a_job_runs_in_an_attested_guest_and_brings_a_signed_result() {
     assert!(printed.ends_with("to the owner\n") && !printed.contains("eth"), "{printed}");
     assert!(said(&done).contains("beside it\n"), "{}", said(&done));
     assert_eq!(fs::read_to_string(owner.path("results/out/copy")).unwrap(), "the owner's data");
+    // What it made of its input comes back, and the owner's own stays as it is.
+    assert!(owner.path("changed/in/new").exists() && owner.path("changed/in/below/file").exists());
     assert!(!owner.path("tree/new").exists());
     // Its machine and its state are gone. Nothing of the host's holds the secret.
     assert!(!owner.state().exists());
@@ -194,7 +196,7 @@ fn a_job_runs_in_an_attested_guest_and_brings_a_signed_result() {
     assert!(
         verified.contains("exit code 7")
             && verified.contains("platform simulated")
-            && verified.contains("2 files"),
+            && verified.contains("4 files"),
         "{verified}"
     );
     let refused = owner.verify(&[]);

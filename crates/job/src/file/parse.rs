@@ -80,6 +80,13 @@ impl Job {
                     output.to.join(output.from.file_name()).display()
                 )));
             }
+            let holds = |to: &super::GuestPath| to != &output.from && to.is_at_or_below(output.from.as_str());
+            if let Some(input) = self.inputs.iter().find(|input| holds(&input.to)) {
+                return Err(error(format!(
+                    "the output {} holds the input {}, which is mounted there and would be missing; name the input as an output of its own",
+                    output.from, input.to
+                )));
+            }
             if let Some(secret) =
                 self.secrets.iter().find(|secret| secret.to.is_at_or_below(output.from.as_str()))
             {
@@ -239,6 +246,10 @@ mod tests {
         assert!(
             with("[[secrets]]\nfrom = \"k\"\nto = \"/s/k\"\n[[outputs]]\nfrom = \"/s\"\nto = \"o\"\n")
                 .contains("bring the secret /s/k back")
+        );
+        assert!(
+            with("[[inputs]]\nfrom = \"a\"\nto = \"/d/in\"\n[[outputs]]\nfrom = \"/d\"\nto = \"o\"\n")
+                .contains("holds the input /d/in")
         );
         assert!(with("[run]\nuser = \"root\"\n").contains("in numbers"));
         assert!(with("[run]\ncommand = []\n").contains("image's own command"));

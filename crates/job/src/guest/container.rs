@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 use super::{CONTENT, place};
 use crate::error::{Context, Error, Result};
-use crate::file::Job;
-use crate::program::output;
+use crate::file::{Input, Job, Output};
+use crate::program;
 
 /// The container's name.
 pub const NAME: &str = "job";
@@ -60,7 +60,7 @@ fn buildah() -> Command {
 
 /// The last line that a program said.
 fn said(command: &mut Command) -> Result<String> {
-    let said = output(command)?.stdout;
+    let said = program::output(command)?.stdout;
     Ok(String::from_utf8_lossy(&said).trim().rsplit('\n').next().unwrap_or_default().trim().to_string())
 }
 
@@ -84,16 +84,8 @@ pub fn prepare(job: &Job) -> Result<ImageConfig> {
             let context = place::context().join(CONTENT);
             let file = context.join(job.image.dockerfile.as_deref().unwrap_or("Dockerfile"));
             let mut build = buildah();
-            build.args([
-                "build",
-                "--quiet",
-                "--pull=never",
-                "--isolation",
-                "chroot",
-                "--network",
-                "none",
-                "--file",
-            ]);
+            build.args(["build", "--quiet", "--pull=never", "--isolation", "oci", "--runtime", "crun"]);
+            build.args(["--network", "none", "--file"]);
             said(build.arg(file).arg(context))
                 .map_err(|error| Error::usage(format!("the image cannot be built: {error}")))?
         }
@@ -101,7 +93,7 @@ pub fn prepare(job: &Job) -> Result<ImageConfig> {
     said(buildah().args(["from", "--quiet", "--pull-never", "--name", NAME, &image]))?;
     let root = said(buildah().args(["mount", NAME]))?;
     fs::write(place::bundle().join("root"), root).of(place::bundle())?;
-    let text = output(buildah().args(["inspect", "--type", "image", &image]))?.stdout;
+    let text = program::output(buildah().args(["inspect", "--type", "image", &image]))?.stdout;
     let value: Value = serde_json::from_slice(&text)
         .map_err(|error| Error::io(format!("buildah inspect: {error}")).because(error))?;
     let config = value.pointer("/OCIv1/config").cloned().unwrap_or_default();
@@ -119,6 +111,21 @@ pub fn prepare(job: &Job) -> Result<ImageConfig> {
 /// If there is none yet.
 pub fn root() -> Result<PathBuf> {
     fs::read_to_string(place::bundle().join("root")).of("the container's file system").map(PathBuf::from)
+}
+
+/// Where an output lies: the directory that no link leads out of, and the path in it. An input is mounted into the container, so what became of
+/// it is where the guest keeps it.
+///
+/// # Errors
+/// If there is no container yet.
+pub fn output(job: &Job, output: &Output) -> Result<(PathBuf, String)> {
+    let below = |input: &Input| output.from.as_str().strip_prefix(input.to.as_str()).map(String::from);
+    let inputs =
+        job.inputs.iter().enumerate().filter(|(_, input)| output.from.is_at_or_below(input.to.as_str()));
+    match inputs.filter_map(|(number, input)| Some((number, below(input)?))).next() {
+        Some((number, rest)) => Ok((place::input(number), format!("{CONTENT}{rest}"))),
+        None => Ok((root()?, output.from.as_str().to_string())),
+    }
 }
 
 /// Writes what crun reads.
@@ -306,6 +313,18 @@ mod tests {
             let mount = mounts.iter().find(|mount| mount["destination"] == place).unwrap();
             assert!(mount["options"].as_array().unwrap().contains(&json!("ro")), "{mount}");
         }
+    }
+
+    #[test]
+    fn what_became_of_an_input_is_looked_for_where_it_is_kept() {
+        let job = job(
+            "[[inputs]]\nfrom = \"i\"\nto = \"/data/in\"\n[[outputs]]\nfrom = \"/data/in/x\"\nto = \"o\"\n[[outputs]]\nfrom = \"/data/in\"\nto = \"p\"\n",
+        );
+        let found: Vec<_> = job.outputs.iter().map(|one| output(&job, one).unwrap()).collect();
+        assert_eq!(
+            found,
+            [(place::input(0), "content/x".to_string()), (place::input(0), "content".to_string())]
+        );
     }
 
     #[test]

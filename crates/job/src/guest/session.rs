@@ -200,8 +200,8 @@ fn output(number: usize) -> Result<()> {
     if state()?.phase != Phase::Ended {
         return Err(Error::usage("the job has not ended; there are no outputs yet"));
     }
-    let root = super::container::root()?;
-    let (mut to, _) = pack(Source::Below(&root, wanted.from.as_str()), CONTENT, io::stdout().lock())?;
+    let (root, path) = super::container::output(&job, wanted)?;
+    let (mut to, _) = pack(Source::Below(&root, &path), CONTENT, io::stdout().lock())?;
     to.flush().of("the output")
 }
 

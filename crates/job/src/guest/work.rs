@@ -216,11 +216,10 @@ fn was_killed_for_memory() -> bool {
 
 /// The digests of what comes back. An output that is missing fails a job that went well otherwise.
 fn outputs(job: &Job, end: &End) -> Result<Vec<Resource>> {
-    let root = container::root()?;
     let mut all = Vec::new();
     for wanted in &job.outputs {
-        let packed =
-            pack(Source::Below(&root, wanted.from.as_str()), wanted.from.file_name(), std::io::sink());
+        let (root, path) = container::output(job, wanted)?;
+        let packed = pack(Source::Below(&root, &path), wanted.from.file_name(), std::io::sink());
         match packed {
             Ok((_, found)) => all.extend(
                 found.into_iter().map(|file| Resource { name: subject_name(&wanted.to, &file.name), ..file }),
