@@ -289,17 +289,21 @@ impl Disk {
                 return head;
             }
             if self.driver.listen() {
-                // SAFETY: the event is open as long as `self`.
-                let call = unsafe { std::os::fd::BorrowedFd::borrow_raw(self.call.as_raw_fd()) };
-                let mut waiting =
-                    [rustix::event::PollFd::from_borrowed_fd(call, rustix::event::PollFlags::IN)];
-                let time = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
-                assert_eq!(rustix::event::poll(&mut waiting, Some(&time)), Ok(1), "no interrupt in a minute");
+                self.sleep();
             }
             if self.call.read().is_ok() {
                 self.interrupted += 1;
             }
         }
+    }
+
+    /// Sleeps until there is an interrupt, and leaves it for the next one who looks.
+    pub fn sleep(&self) {
+        // SAFETY: the event is open as long as `self`.
+        let call = unsafe { std::os::fd::BorrowedFd::borrow_raw(self.call.as_raw_fd()) };
+        let mut waiting = [rustix::event::PollFd::from_borrowed_fd(call, rustix::event::PollFlags::IN)];
+        let time = rustix::event::Timespec { tv_sec: 60, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut waiting, Some(&time)), Ok(1), "no interrupt in a minute");
     }
 
     /// Sends a request and waits for its end.

@@ -172,6 +172,19 @@ fn when_both_poll_nobody_is_notified() {
     assert!(disk.kicked <= 1, "{}", disk.kicked);
 }
 
+/// Waits until a server has gone to sleep more often than so many times; how often it has.
+fn when_asleep(server: &Server, before: u64) -> u64 {
+    let begun = Instant::now();
+    loop {
+        let sleeps = server.status()[0].counters.sleeps;
+        if sleeps > before {
+            return sleeps;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "it never sleeps");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Neither side looks by itself, and a request is noticed and answered each time.
 #[test]
 fn when_neither_polls_each_is_woken() {
@@ -179,7 +192,12 @@ fn when_neither_polls_each_is_woken() {
     let settings = DiskSettings { mode: Mode::Interrupt, ..place.disk("disk") };
     let (server, machine) = one(&place, &settings, 1);
     let mut disk = machine.driver(0);
+    let mut slept = 0;
     for round in 0..200 {
+        // In the first rounds it is asleep when the request comes, however busy this machine is.
+        if round < 5 {
+            slept = when_asleep(&server, slept);
+        }
         let head = disk.send(0, Kind::Read, round, &[(DATA, 4096)]);
         assert_eq!(disk.woken(), head);
         assert_eq!(disk.status(0), OK);
@@ -195,14 +213,10 @@ fn an_adaptive_server_takes_no_time_when_nothing_comes() {
     let place = Place::new();
     let (server, machine) = one(&place, &place.disk("disk"), 1);
     let mut disk = machine.driver(0);
-    let begun = Instant::now();
     for _ in 0..5 {
         let sleeps = server.status()[0].counters.sleeps;
         assert_eq!(disk.ask(Kind::Read, 0, &[(DATA, 4096)]), OK);
-        while server.status()[0].counters.sleeps == sleeps {
-            assert!(begun.elapsed() < Duration::from_secs(60), "it never sleeps");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        when_asleep(&server, sleeps);
     }
     assert!(disk.kicked >= 4, "a server that sleeps is kicked: {}", disk.kicked);
 }
@@ -330,9 +344,11 @@ fn what_a_killed_server_had_taken_is_taken_again_and_what_it_ended_is_told() {
     }
     let base = machine.used_index(0);
     machine.start(0, base);
+    // The guest slept when the server was killed: it is woken, though nothing has ended since.
+    disk.sleep();
     // The one that had ended is told first, and nobody else tells it.
     let heard = [0; 3].map(|_| disk.woken());
-    assert_eq!((heard[0], disk.interrupted > 0), (heads[1], true));
+    assert_eq!(heard[0], heads[1]);
     assert!(heard.contains(&heads[0]) && heard.contains(&heads[2]), "{heard:?}");
     let counters = server.status()[0].counters;
     assert_eq!((counters.resumed, counters.writes, disk.driver.in_flight()), (1, 2, 0));
