@@ -62,9 +62,10 @@ impl Simulation {
         };
         say!(self, "{what} is refused: {error}");
         self.coverage.refused_commands += 1;
-        // The backup may be of a header behind a growth, for which an old image is too short.
-        let too_short = what == "restoring the header" && error.kind() == Kind::Io;
-        if too_short { Ok(()) } else { attack.judge(&error) }
+        // The backup may be of a header behind a growth, for which an old image is too short, or behind a new key, with which no superblock of an
+        // old image opens.
+        let not_for_it = what == "restoring the header" && matches!(error.kind(), Kind::Io | Kind::Usage);
+        if not_for_it { Ok(()) } else { attack.judge(&error) }
     }
 
     /// Carries out a command; nothing, if it makes no sense for this volume.
