@@ -99,9 +99,11 @@ impl Left {
             1 => cleared.push(format!("1 {one}")),
             number => cleared.push(format!("{number} {more}")),
         };
+        // While what they stand on is mounted, and its server lives: of a file whose file system is gone the kernel forgets the directories.
+        let devices = self.loop_devices();
         count(self.end_processes(&mut failed), "program", "programs");
         count(self.unmount(&mut failed), "mount", "mounts");
-        count(self.close(&mut failed), "device", "devices");
+        count(self.close(devices, &mut failed), "device", "devices");
         let mut removed = 0;
         for entry in &self.entries {
             let (path, done) = match entry {
@@ -169,7 +171,7 @@ impl Left {
     }
 
     /// Closes mappings, and then detaches the loop devices below them.
-    fn close(&self, failed: &mut Vec<String>) -> usize {
+    fn close(&self, devices: BTreeSet<PathBuf>, failed: &mut Vec<String>) -> usize {
         let mut closed = 0;
         for entry in &self.entries {
             let Entry::Mapping(name) = entry else { continue };
@@ -180,7 +182,7 @@ impl Left {
                 }
             }
         }
-        for device in self.loop_devices() {
+        for device in devices {
             closed += 1;
             if !done("losetup", &["--detach".as_ref(), device.as_os_str()]) {
                 let shown = device.display();

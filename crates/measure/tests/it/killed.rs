@@ -1,7 +1,7 @@
 //! What a run leaves when it is killed, which the next one clears.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -57,7 +57,7 @@ fn what_a_killed_run_leaves_is_cleared_by_the_next_one() {
     let runner = Runner::new();
     let root = rustix::process::geteuid().is_root();
     let work = runner.path("work");
-    let (before, loops) = (mounts(), fs::read_dir("/sys/block").unwrap().count());
+    let before = mounts();
     let apps = root && Path::new("/dev/loop-control").exists();
     // An application's file system stands on a loop device, on a file or a server.
     let line = if apps {
@@ -81,6 +81,8 @@ fn what_a_killed_run_leaves_is_cleared_by_the_next_one() {
         assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
     }
     std::thread::sleep(Duration::from_millis(500));
+    let devices = recorded_devices(&state);
+    assert!(!apps || devices.len() > 1, "one on a file and one on a server: {devices:?}");
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!(fs::read_dir(&state).unwrap().count(), 1, "it is recorded");
@@ -105,10 +107,23 @@ fn what_a_killed_run_leaves_is_cleared_by_the_next_one() {
     // Other tests of this program mount as well, and are at work.
     let own: Vec<&String> = left.iter().filter(|mount| mount.contains(work.to_str().unwrap())).collect();
     assert!(own.is_empty(), "{own:?}");
-    let behind = fs::read_dir("/sys/block")
+    // Of a file whose file system is gone the kernel knows the last part of its path.
+    for (device, behind) in devices {
+        let now = fs::read_to_string(device.join("loop/backing_file")).unwrap_or_default();
+        let is_same = now == behind || (now.rfind('/') == Some(0) && behind.ends_with(&now));
+        assert!(!is_same, "{} is still attached to {behind}", device.display());
+    }
+}
+
+/// The loop devices that a run has recorded, each with the file that is behind it.
+fn recorded_devices(state: &Path) -> Vec<(PathBuf, String)> {
+    let ledger: String = fs::read_dir(state)
         .unwrap()
         .flatten()
-        .filter_map(|entry| fs::read_to_string(entry.path().join("loop/backing_file")).ok());
-    let ours: Vec<String> = behind.filter(|file| file.contains(work.to_str().unwrap())).collect();
-    assert!(ours.is_empty(), "{ours:?} of {loops}");
+        .map(|entry| fs::read_to_string(entry.path()).unwrap())
+        .collect();
+    let blocks = fs::read_dir("/sys/block").unwrap().flatten().map(|entry| entry.path());
+    let behind = |device: &PathBuf| fs::read_to_string(device.join("loop/backing_file")).unwrap_or_default();
+    let all = blocks.map(|device| (device.clone(), behind(&device)));
+    all.filter(|(_, file)| !file.is_empty() && ledger.contains(&format!("\"{}\"", file.trim_end()))).collect()
 }
