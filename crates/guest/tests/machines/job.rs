@@ -38,21 +38,19 @@ fn missing() -> bool {
     lacks.is_some()
 }
 
-/// The image of all tests.
+/// The image of all tests, beside the program that makes it. It is there until the next run makes another.
 fn image(program: &Path) -> PathBuf {
-    static IMAGE: OnceLock<tempfile::TempDir> = OnceLock::new();
-    let directory = IMAGE.get_or_init(|| {
-        let directory = tempfile::tempdir().unwrap();
+    static IMAGE: OnceLock<PathBuf> = OnceLock::new();
+    let path = IMAGE.get_or_init(|| {
+        let path = program.with_file_name("job.image");
+        let _ = fs::remove_dir_all(&path);
         let mut build = Command::new(program);
-        let built = build
-            .args(["image", "build", "--date", "1700000000", "--out"])
-            .arg(directory.path().join("image"))
-            .output()
-            .unwrap();
+        build.args(["image", "build", "--date", "1700000000", "--out"]).arg(&path);
+        let built = build.output().unwrap();
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        directory
+        path
     });
-    directory.path().join("image")
+    path.clone()
 }
 
 fn succeed(command: &mut Command) -> String {
