@@ -1,7 +1,7 @@
 //! The job file: what is to run, on what, and what is to come back.
 //!
 //! It is written as TOML, or as JSON of the same shape. The JSON of the published framework (`sev-snp-in-memory-storage`, section 4) is read,
-//! too; [`published`] says how it is understood.
+//! too; the module `published` says how it is understood.
 
 mod kinds;
 mod parse;

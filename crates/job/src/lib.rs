@@ -3,7 +3,7 @@
 //! Three parties: the *owner* has the job file, the inputs and the secrets; the *host* runs the machine and is not trusted; the *guest* is
 //! the machine, and is trusted once its evidence has passed.
 //!
-//! * [`file`]: the job file. [`budget`]: whether it fits into the guest's memory, before anything is launched.
+//! * [`mod@file`]: the job file. [`budget`]: whether it fits into the guest's memory, before anything is launched.
 //! * [`image`]: the guest's image: kernel, initramfs, and a root file system under dm-verity whose root hash is on the measured command line.
 //! * [`challenge`]: the first exchange: evidence that vouches for the guest's keys. [`manifest`]: the signed result.
 //! * [`owner`]: the owner's side of a job, from launch to result. [`guest`]: the guest's side, which the image boots into.

@@ -1,7 +1,8 @@
 //! The owner's side of a job.
 //!
-//! [`Flow::launch`] starts the machine, judges its evidence and hands the job over; [`Flow::finish`] follows the log, fetches what came back,
-//! checks it against the manifest, and powers the machine off. Between the two the owner may leave: [`state`] keeps what the second needs.
+//! [`Flow::launch`] starts the machine, judges its evidence and hands the job over. [`Flow::follow`] copies the log, [`Flow::fetch`] brings what
+//! came back and checks it against the manifest, and [`Flow::wipe`] powers the machine off. In between the owner may leave: [`state`] keeps what
+//! is needed to go on.
 
 mod collect;
 mod flow;
