@@ -8,15 +8,15 @@
 #![forbid(unsafe_code)]
 
 mod error;
-mod firmware;
 mod platform;
 mod running;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use attest::snp::measure::Firmware;
+
 pub use error::Error;
-pub use firmware::{has_hash_table, has_hash_table_in};
 pub use platform::{Platform, Unavailable};
 pub use running::Running;
 
@@ -75,10 +75,8 @@ impl Launch {
     /// The reason why not, and what to do.
     pub fn check(&self) -> Result<(), Error> {
         self.platform.check().map_err(Error::Unavailable)?;
-        if let Platform::Snp { firmware } = &self.platform
-            && !has_hash_table_in(firmware)?
-        {
-            return Err(Error::NoHashTable(firmware.clone()));
+        if let Platform::Snp { firmware } = &self.platform {
+            check_hash_table(firmware)?;
         }
         for path in
             [&self.kernel, &self.initramfs].into_iter().chain(self.disks.iter().map(|disk| &disk.path))
@@ -142,6 +140,16 @@ impl Launch {
         let forwards: String = self.forwards.iter().map(forward).collect();
         command.args(["-netdev", &format!("user,id=net,restrict=on{forwards}")]);
         command.args(["-device", &format!("virtio-net-pci,netdev=net,romfile={}", self.platform.device())]);
+    }
+}
+
+/// Refuses firmware that has no room for the hashes of kernel, initramfs and command line: QEMU refuses it, too, or boots a guest whose
+/// measurement says nothing about them.
+fn check_hash_table(path: &Path) -> Result<(), Error> {
+    let image = std::fs::read(path).map_err(|error| Error::Missing(path.into(), error))?;
+    match Firmware::parse(&image) {
+        Ok(firmware) if firmware.has_kernel_hashes() => Ok(()),
+        _ => Err(Error::NoHashTable(path.into())),
     }
 }
 
@@ -210,6 +218,14 @@ mod tests {
         for word in ["tdx-guest", "kernel-irqchip=split", "iommu_platform=on"] {
             assert!(tdx.contains(word), "{word}: {tdx}");
         }
+    }
+
+    #[test]
+    fn firmware_without_a_table_for_hashes_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), [0xff; 8192]).unwrap();
+        assert!(matches!(check_hash_table(file.path()), Err(Error::NoHashTable(_))));
+        assert!(matches!(check_hash_table(Path::new("/nowhere")), Err(Error::Missing(..))));
     }
 
     #[test]

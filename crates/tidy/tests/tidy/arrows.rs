@@ -34,7 +34,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("cvmio-owner", &["anchor", "anchor-etcd", "anchor-tpm", "cli", "owner"]),
     ("report", &[]),
     ("initramfs", &[]),
-    ("vm", &["error-kind"]),
+    ("vm", &["attest", "error-kind"]),
     ("job", &["attest", "cli", "error-kind", "initramfs", "vm"]),
     ("cvmio-job", &["attest", "cli", "job", "vm"]),
     ("scm", &["error-kind", "memory", "seal"]),
