@@ -43,7 +43,7 @@ pub(crate) struct Etcd {
     pub(crate) moves: u64,
     /// When our certificate ends, as of the last connection.
     pub(crate) certificate_until: Option<SystemTime>,
-    /// Of the member that was asked last.
+    /// The database's size, as the member that was asked last tells it.
     pub(crate) space: Option<Space>,
 }
 
@@ -191,7 +191,7 @@ fn explained(message: String) -> String {
         .iter()
         .any(|words| message.contains(words))
     {
-        "its authentication is on, which is not supported: certificates say who may do what (`etcdctl auth disable`)"
+        "its authentication is on, which is not supported, since certificates decide access (`etcdctl auth disable`)"
     } else {
         return message;
     };

@@ -63,7 +63,7 @@ pub struct Client {
     files: Files,
     times: Times,
     connection: Option<Connection>,
-    /// Of the last connection.
+    /// When its certificate ends, as of the last connection.
     certificate_until: Option<SystemTime>,
     /// The furthest log that an answer rested on.
     seen: Option<Position>,

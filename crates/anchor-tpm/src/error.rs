@@ -21,7 +21,7 @@ pub enum Error {
     },
     /// The way to the TPM broke. Whether the command was executed is unknown.
     Lost {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
         /// Why.
         source: io::Error,
@@ -30,14 +30,14 @@ pub enum Error {
     Nonsense(Malformed),
     /// The TPM refused a command.
     Refused {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
         /// What the TPM said.
         code: ResponseCode,
     },
     /// The proof of an answer is wrong: it was changed on its way, or comes from somebody else.
     Forged {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
     },
     /// The TPM has another endorsement key than the policy names.
@@ -58,7 +58,7 @@ pub enum Error {
     File {
         /// Where it is.
         path: PathBuf,
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
         /// Why.
         source: io::Error,
@@ -67,7 +67,7 @@ pub enum Error {
     SecretFile {
         /// Where it is.
         path: PathBuf,
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
         /// Why.
         source: io::Error,

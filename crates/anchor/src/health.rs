@@ -30,7 +30,7 @@ pub struct Away {
 const NOTICE: Duration = Duration::from_secs(60 * DAY);
 const DAY: u64 = 86_400;
 
-/// What is to be said at `now` of a certificate that is good until `until`: `None` before its last 60 days.
+/// Says at `now` when a certificate ends that is good until `until`; `None` before its last 60 days.
 #[must_use]
 pub fn certificate_notice(until: SystemTime, now: SystemTime) -> Option<String> {
     let days = |time: Duration| match time.as_secs() / DAY {
