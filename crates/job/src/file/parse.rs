@@ -69,15 +69,17 @@ impl Job {
             }
         }
         for (number, output) in self.outputs.iter().enumerate() {
-            let same = |other: &super::Output| {
-                other.to == output.to && other.from.file_name() == output.from.file_name()
+            let place = |output: &super::Output| output.to.join(output.from.file_name());
+            let meets = |other: &&super::Output| {
+                place(other).starts_with(place(output)) || place(output).starts_with(place(other))
             };
-            if let Some(other) = self.outputs[..number].iter().find(|other| same(other)) {
+            if let Some(other) = self.outputs[..number].iter().find(meets) {
                 return Err(error(format!(
-                    "the outputs {} and {} would both be {}; give one another directory in `to`",
+                    "the outputs {} and {} would lie at one place ({} and {}), or one in the other; give one another directory in `to`",
                     other.from,
                     output.from,
-                    output.to.join(output.from.file_name()).display()
+                    place(other).display(),
+                    place(output).display()
                 )));
             }
             let holds = |to: &super::GuestPath| to != &output.from && to.is_at_or_below(output.from.as_str());
@@ -241,7 +243,11 @@ mod tests {
         );
         assert!(
             with("[[outputs]]\nfrom = \"/a/x\"\nto = \"o\"\n[[outputs]]\nfrom = \"/b/x\"\nto = \"o\"\n")
-                .contains("would both be o/x")
+                .contains("would lie at one place (o/x and o/x)")
+        );
+        assert!(
+            with("[[outputs]]\nfrom = \"/a/x\"\nto = \"o\"\n[[outputs]]\nfrom = \"/y\"\nto = \"o/x\"\n")
+                .contains("one in the other")
         );
         assert!(
             with("[[secrets]]\nfrom = \"k\"\nto = \"/s/k\"\n[[outputs]]\nfrom = \"/s\"\nto = \"o\"\n")

@@ -22,7 +22,6 @@ fn room(job: &Job) -> Room {
 /// # Errors
 /// If something cannot be fetched or written, or differs. Then nothing is put into place.
 pub fn collect(channel: &Channel, record: &Record, job: &Job, statement: &Statement) -> Result<Vec<PathBuf>> {
-    let work = tempfile::Builder::new().prefix(".cvmio-").tempdir_in(&record.base).of(&record.base)?;
     let mut ready = Vec::new();
     for (number, output) in job.outputs.iter().enumerate() {
         let name = output.from.file_name();
@@ -34,16 +33,16 @@ pub fn collect(channel: &Channel, record: &Record, job: &Job, statement: &Statem
         {
             continue;
         }
-        let directory = work.path().join(number.to_string());
-        fs::create_dir(&directory).of(&directory)?;
-        let found = fetch(channel, number, &directory, room(job))?;
+        // Beside its place: a file system of its own may be mounted there.
+        let directory = record.base.join(&output.to);
+        fs::create_dir_all(&directory).of(&directory)?;
+        let work = tempfile::Builder::new().prefix(".cvmio-").tempdir_in(&directory).of(&directory)?;
+        let found = fetch(channel, number, work.path(), room(job))?;
         compare(&found, &signed, name)?;
-        ready.push((directory.join(CONTENT), record.base.join(&output.to), name));
+        ready.push((work, directory.join(name)));
     }
     let mut placed = Vec::new();
-    for (from, directory, name) in ready {
-        fs::create_dir_all(&directory).of(&directory)?;
-        let to = directory.join(name);
+    for (work, to) in ready {
         if record.replace {
             remove(&to)?;
         } else if fs::symlink_metadata(&to).is_ok() {
@@ -52,7 +51,7 @@ pub fn collect(channel: &Channel, record: &Record, job: &Job, statement: &Statem
                 to.display()
             )));
         }
-        fs::rename(&from, &to).of(&to)?;
+        fs::rename(work.path().join(CONTENT), &to).of(&to)?;
         placed.push(to);
     }
     Ok(placed)
