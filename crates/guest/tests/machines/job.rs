@@ -72,9 +72,9 @@ impl<'a> Owner<'a> {
         fs::write(owner.path("tree/below/file"), "the owner's data").unwrap();
         fs::write(owner.path("secret"), SECRET).unwrap();
         let job = format!(
-            "name = \"work\"\n[image]\narchive = \"tools.tar\"\ndigest = \"sha256:{}\"\n[run]\ncommand = [\"sh\", \"-c\", {command:?}]\n\
+            "name = \"work\"\n[image]\narchive = \"tools.tar\"\ndigest = \"sha256:{}\"\n[run]\nuser = \"1000\"\ncommand = [\"sh\", \"-c\", {command:?}]\n\
              [[inputs]]\nfrom = \"tree\"\nto = \"/in\"\nwritable = true\n[[secrets]]\nfrom = \"secret\"\nto = \"/run/secret\"\n\
-             [[outputs]]\nfrom = \"/out\"\nto = \"results\"\n[[outputs]]\nfrom = \"/in\"\nto = \"changed\"\n[limits]\ntime = \"2m\"\n[guest]\nmemory = \"1200M\"\n",
+             [[outputs]]\nfrom = \"/tmp/out\"\nto = \"results\"\n[[outputs]]\nfrom = \"/in\"\nto = \"changed\"\n[limits]\ntime = \"2m\"\n[guest]\nmemory = \"1200M\"\n",
             &digest[..64]
         );
         fs::write(owner.path("work.toml"), job).unwrap();
@@ -150,7 +150,7 @@ fn a_job_runs_in_an_attested_guest_and_brings_a_signed_result() {
     if missing() {
         return;
     }
-    let command = "mkdir /out && cat /in/below/file >/out/copy && sha256sum </run/secret >/out/sum && touch /in/new; \
+    let command = "mkdir /tmp/out && cat /in/below/file >/tmp/out/copy && sha256sum </run/secret >/tmp/out/sum && touch /in/new; \
                    ls /sys/class/net; echo to the owner; echo beside it >&2; exit 7";
     let owner = Owner::new(&bed, command);
     let begun = owner.run(&["--detach"]);
@@ -178,6 +178,11 @@ fn a_job_runs_in_an_attested_guest_and_brings_a_signed_result() {
     assert!(printed.ends_with("to the owner\n") && !printed.contains("eth"), "{printed}");
     assert!(said(&done).contains("beside it\n"), "{}", said(&done));
     assert_eq!(fs::read_to_string(owner.path("results/out/copy")).unwrap(), "the owner's data");
+    assert_eq!(
+        fs::read_to_string(owner.path("results/out/sum")).unwrap().len(),
+        68,
+        "an ordinary user reads its secret"
+    );
     // What it made of its input comes back, and the owner's own stays as it is.
     assert!(owner.path("changed/in/new").exists() && owner.path("changed/in/below/file").exists());
     assert!(!owner.path("tree/new").exists());

@@ -6,6 +6,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 mkdir -p layer/bin layer/tmp layout/blobs/sha256
+chmod 1777 layer/tmp
 cp "$busybox" layer/bin/busybox
 for name in sh cat cp echo gzip head ln mkdir seq sha256sum sleep tar touch yes; do ln -s busybox "layer/bin/$name"; done
 tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -C layer -cf layer.tar .

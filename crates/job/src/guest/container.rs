@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::unix::fs::lchown;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -37,6 +38,8 @@ const NAMESPACES: [&str; 6] = ["pid", "ipc", "uts", "mount", "network", "cgroup"
 const PROCESSES: u32 = 4096;
 /// One period of the scheduler, in microseconds.
 const PERIOD: u64 = 100_000;
+/// Names of addresses.
+const HOSTS: &str = "/etc/hosts";
 /// The search path, where the image has none.
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -134,42 +137,69 @@ pub fn output(job: &Job, output: &Output) -> Result<(PathBuf, String)> {
 /// If the image names a user that it does not have, or nothing to run.
 pub fn configure(job: &Job, image: &ImageConfig, memory: u64) -> Result<()> {
     let root = root()?;
-    let user = match &job.run.user {
-        Some(user) => numbers(user),
-        None => look_up(&image.user, &root)?,
-    };
-    let config = config(job, image, &root, user, memory)?;
+    let user = User::of(job, image, &root)?;
+    hand_over(job, &user)?;
+    let config = config(job, image, &root, &user, memory)?;
     let path = place::bundle().join("config.json");
     File::create(&path).and_then(|mut file| file.write_all(config.to_string().as_bytes())).of(path)
 }
 
+/// Whoever the container runs as.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct User {
+    uid: u32,
+    gid: u32,
+    home: String,
+}
+
+impl User {
+    /// The job file's, else the image's; names and homes are those of the image's own `/etc/passwd`.
+    fn of(job: &Job, image: &ImageConfig, root: &Path) -> Result<Self> {
+        let asked = job.run.user.as_deref().unwrap_or(&image.user);
+        let asked = if asked.is_empty() { "0" } else { asked };
+        let text = read_in(root, "/etc/passwd").unwrap_or_default();
+        let lines = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
+        let known: Vec<_> = lines.filter(|fields| fields.len() >= 6).collect();
+        let (uid, gid) = if asked.split(':').all(|part| part.parse::<u32>().is_ok()) {
+            numbers(asked)
+        } else {
+            let name = asked.split(':').next().unwrap_or(asked);
+            let found = known.iter().find(|fields| fields[0] == name);
+            found.and_then(|fields| Some((fields[2].parse().ok()?, fields[3].parse().ok()?))).ok_or_else(|| {
+                Error::usage(format!(
+                    "the image runs as the user {asked:?}, whom its /etc/passwd does not have; set run.user in numbers"
+                ))
+            })?
+        };
+        let home =
+            known.iter().find(|fields| fields[2].parse() == Ok(uid)).map(|fields| fields[5].to_string());
+        let home = home.filter(|home| home.starts_with('/'));
+        Ok(Self { uid, gid, home: home.unwrap_or_else(|| if uid == 0 { "/root" } else { "/" }.into()) })
+    }
+}
+
+/// Gives the user what is for it alone, and what it may change.
+fn hand_over(job: &Job, user: &User) -> Result<()> {
+    let inputs = job.inputs.iter().enumerate().filter(|(_, input)| input.writable);
+    let inputs = inputs.map(|(number, _)| place::input(number).join(CONTENT));
+    let mut waiting: Vec<PathBuf> = inputs.chain((0..job.secrets.len()).map(place::secret)).collect();
+    while let Some(path) = waiting.pop() {
+        lchown(&path, Some(user.uid), Some(user.gid)).of(&path)?;
+        // No link is followed: what it leads to stands elsewhere.
+        if fs::symlink_metadata(&path).of(&path)?.is_dir() {
+            for entry in fs::read_dir(&path).of(&path)? {
+                waiting.push(entry.of(&path)?.path());
+            }
+        }
+    }
+    Ok(())
+}
+
 /// User and group of `UID` or `UID:GID`.
-pub fn numbers(user: &str) -> (u32, u32) {
+fn numbers(user: &str) -> (u32, u32) {
     let mut parts = user.split(':').map(|part| part.parse().unwrap_or(0));
     let uid = parts.next().unwrap_or(0);
     (uid, parts.next().unwrap_or(uid))
-}
-
-/// The numbers of an image's user: in numbers already, or by its own `/etc/passwd`.
-fn look_up(user: &str, root: &Path) -> Result<(u32, u32)> {
-    if user.is_empty() {
-        return Ok((0, 0));
-    }
-    if user.split(':').all(|part| part.parse::<u32>().is_ok()) {
-        return Ok(numbers(user));
-    }
-    let name = user.split(':').next().unwrap_or(user);
-    let text = read_in(root, "/etc/passwd").unwrap_or_default();
-    let line = text
-        .lines()
-        .map(|line| line.split(':').collect::<Vec<_>>())
-        .find(|fields| fields.first() == Some(&name));
-    let number = |fields: &[&str], place: usize| fields.get(place).and_then(|field| field.parse().ok());
-    line.and_then(|fields| Some((number(&fields, 2)?, number(&fields, 3)?))).ok_or_else(|| {
-        Error::usage(format!(
-            "the image runs as the user {user:?}, whom its /etc/passwd does not have; set run.user in numbers"
-        ))
-    })
 }
 
 /// A small file of the image's: no link leads out of it.
@@ -203,6 +233,8 @@ fn mounts(job: &Job) -> Vec<Value> {
         of("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
         of("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
     ];
+    // The guest's own: `localhost` has a meaning there, too.
+    all.push(bind(Path::new(HOSTS), HOSTS, false));
     for (number, input) in job.inputs.iter().enumerate() {
         all.push(bind(&place::input(number).join(CONTENT), input.to.as_str(), input.writable));
     }
@@ -212,7 +244,7 @@ fn mounts(job: &Job) -> Vec<Value> {
     all
 }
 
-fn config(job: &Job, image: &ImageConfig, root: &Path, (uid, gid): (u32, u32), memory: u64) -> Result<Value> {
+fn config(job: &Job, image: &ImageConfig, root: &Path, user: &User, memory: u64) -> Result<Value> {
     let words = job.run.command.clone().unwrap_or_else(|| [&image.entrypoint[..], &image.cmd[..]].concat());
     if words.is_empty() {
         return Err(Error::usage("the image has no command, and the job file names none; set run.command"));
@@ -220,6 +252,9 @@ fn config(job: &Job, image: &ImageConfig, root: &Path, (uid, gid): (u32, u32), m
     let mut environment = image.env.clone();
     if !environment.iter().any(|variable| variable.starts_with("PATH=")) {
         environment.push(PATH.into());
+    }
+    if !environment.iter().any(|variable| variable.starts_with("HOME=")) {
+        environment.push(format!("HOME={}", user.home));
     }
     // A later one of the same name counts.
     environment
@@ -241,7 +276,7 @@ fn config(job: &Job, image: &ImageConfig, root: &Path, (uid, gid): (u32, u32), m
         "ociVersion": "1.0.2",
         "process": {
             "terminal": false,
-            "user": { "uid": uid, "gid": gid },
+            "user": { "uid": user.uid, "gid": user.gid },
             "args": words,
             "env": environment,
             "cwd": directory.unwrap_or_else(|| "/".into()),
@@ -275,7 +310,8 @@ mod tests {
     }
 
     fn made(job: &Job) -> Value {
-        config(job, &image(), Path::new("/root-of-it"), (7, 8), 1 << 30).unwrap()
+        let user = User { uid: 7, gid: 8, home: "/h".into() };
+        config(job, &image(), Path::new("/root-of-it"), &user, 1 << 30).unwrap()
     }
 
     #[test]
@@ -288,7 +324,7 @@ mod tests {
         ));
         assert_eq!(other["process"]["args"], json!(["x"]));
         assert_eq!(other["process"]["cwd"], json!("/d"));
-        assert_eq!(other["process"]["env"], json!(["B=2", PATH, "A=9"]));
+        assert_eq!(other["process"]["env"], json!(["B=2", PATH, "HOME=/h", "A=9"]));
         assert_eq!(other["linux"]["resources"]["cpu"]["quota"], json!(150_000));
         assert_eq!(other["linux"]["resources"]["pids"]["limit"], json!(3));
     }
@@ -331,18 +367,30 @@ mod tests {
     fn an_image_s_user_is_looked_up_in_the_image() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join("etc")).unwrap();
-        fs::write(root.path().join("etc/passwd"), "root:x:0:0::/:\napp:x:12:34::/:\n").unwrap();
-        assert_eq!(look_up("app", root.path()).unwrap(), (12, 34));
-        assert_eq!(look_up("5", root.path()).unwrap(), (5, 5));
-        assert_eq!(look_up("5:6", root.path()).unwrap(), (5, 6));
-        assert_eq!(look_up("", root.path()).unwrap(), (0, 0));
-        assert!(look_up("nobody-here", root.path()).unwrap_err().to_string().contains("run.user"));
+        fs::write(root.path().join("etc/passwd"), "root:x:0:0::/r:/s\napp:x:12:34::/a:/s\n").unwrap();
+        let of =
+            |asked: &str| User::of(&job(""), &ImageConfig { user: asked.into(), ..image() }, root.path());
+        let user = |uid, gid, home: &str| User { uid, gid, home: home.into() };
+        assert_eq!(of("app").unwrap(), user(12, 34, "/a"));
+        assert_eq!(of("12").unwrap(), user(12, 12, "/a"));
+        assert_eq!(of("5:6").unwrap(), user(5, 6, "/"));
+        assert_eq!(of("").unwrap(), user(0, 0, "/r"));
+        assert!(of("nobody-here").unwrap_err().to_string().contains("run.user"));
+        let asked = job("[run]\nuser = \"9:8\"\n");
+        assert_eq!(User::of(&asked, &image(), root.path()).unwrap(), user(9, 8, "/"));
     }
 
     #[test]
     fn nothing_to_run_is_said() {
-        let refused =
-            config(&job(""), &ImageConfig::default(), Path::new("/"), (0, 0), 1).unwrap_err().to_string();
+        let refused = config(
+            &job(""),
+            &ImageConfig::default(),
+            Path::new("/"),
+            &User { uid: 0, gid: 0, home: "/".into() },
+            1,
+        )
+        .unwrap_err()
+        .to_string();
         assert!(refused.contains("run.command"), "{refused}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, chown};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -147,9 +147,8 @@ fn secret(number: usize) -> Result<()> {
     }
     let path = place::secret(number);
     let mut file = File::options().write(true).create_new(true).mode(0o400).open(&path).of(&path)?;
-    io::copy(&mut io::stdin().lock(), &mut file).of(&path)?;
-    let (user, group) = super::container::numbers(job.run.user.as_deref().unwrap_or("0"));
-    chown(&path, Some(user), Some(group)).of(&path)
+    // Its user is known when the image is: it is handed over then.
+    io::copy(&mut io::stdin().lock(), &mut file).of(&path).map(drop)
 }
 
 /// Begins the work, which goes on when the owner is gone.

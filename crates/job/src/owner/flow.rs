@@ -190,6 +190,9 @@ impl Flow {
         if predicate.end != *end {
             return differs("end");
         }
+        if self.job.image.digest.is_some_and(|digest| predicate.image.sha256() != Some(&digest.digits())) {
+            return differs("image");
+        }
         let log = std::fs::read_to_string(self.place.file("log-digest")).unwrap_or_default();
         if predicate.log.sha256() != Some(log.as_str()) {
             return differs("log");
