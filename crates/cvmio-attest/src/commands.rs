@@ -14,8 +14,8 @@ use cli::output;
 use serde_json::json;
 
 use crate::arguments::{self, Arguments, Fetch, Launch, Measure, Nonce, SimulateLaunch};
-use crate::cache::Beside;
-use crate::{files, guest};
+use crate::guest;
+use evidence_files::{Beside, files};
 
 pub use doctor::doctor;
 pub use verify::verify;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use attest::{Evidence, ReportData, snp};
 use cli::failure::Failure;
 
-use crate::files;
+use evidence_files::files;
 
 /// Where the kernel shows it.
 pub const REPORTS: &str = "/sys/kernel/config/tsm/report";

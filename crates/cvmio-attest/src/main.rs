@@ -2,9 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod arguments;
-mod cache;
 mod commands;
-mod files;
 mod guest;
 
 use std::process::ExitCode;

@@ -49,7 +49,7 @@ pub enum Kind {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   cvmio run compress.toml --image guest.image --allow-simulated
-  cvmio run compress.toml --image guest.image --platform snp --firmware OVMF.fd --policy owner.toml
+  cvmio run compress.toml --image guest.image --platform snp --firmware OVMF.fd --policy owner.toml --cache collateral
   cvmio run --verify compress.manifest.json --policy owner.toml")]
 pub struct Run {
     /// The job file, in TOML or JSON
@@ -92,6 +92,9 @@ pub struct Trust {
     /// The evidence policy
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
+    /// A directory of `cvmio attest fetch`: certificates, revocation lists and collateral
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
     /// Let a simulated platform pass: no chip vouches for anything then
     #[arg(long)]
     pub allow_simulated: bool,

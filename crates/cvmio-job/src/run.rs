@@ -50,6 +50,7 @@ fn options(args: &Run, image: &Path) -> Result<Options, Failure> {
     Ok(Options {
         machine,
         policy: trust::policy(&args.trust)?,
+        beside: trust::beside(&args.trust)?,
         allow_simulated: args.trust.allow_simulated,
         replace: args.replace,
     })

@@ -5,6 +5,7 @@ use std::fs;
 use attest::simulated::RootKey;
 use attest::{Policy, Roots};
 use cli::failure::Failure;
+use evidence_files::Beside;
 use job::owner::{Judge, now, simulated_root};
 
 use crate::arguments::Trust;
@@ -15,6 +16,11 @@ pub fn policy(trust: &Trust) -> Result<Option<Policy>, Failure> {
     let text =
         fs::read_to_string(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
     Policy::parse(&text).map(Some).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
+}
+
+/// What a directory of `cvmio attest fetch` holds, if one was named.
+pub fn beside(trust: &Trust) -> Result<Beside, Failure> {
+    trust.cache.as_ref().map_or(Ok(Beside::default()), |cache| Beside::read(cache))
 }
 
 /// By what a manifest is judged.
@@ -30,5 +36,5 @@ pub fn judge(trust: &Trust) -> Result<Judge, Failure> {
         };
         roots = roots.with_simulated(root);
     }
-    Ok(Judge { policy, roots, allow_simulated: trust.allow_simulated, time: now() })
+    Ok(Judge { policy, roots, beside: beside(trust)?, allow_simulated: trust.allow_simulated, time: now() })
 }

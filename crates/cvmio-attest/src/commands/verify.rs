@@ -5,14 +5,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use attest::simulated::RootKey;
 use attest::snp::measure::{Candidates, explain};
-use attest::{Check, Claims, Context, Evidence, Expected, Policy, Roots, Verdict, snp};
+use attest::{Claims, Context, Evidence, Expected, Policy, Roots, Verdict, snp};
 use cli::failure::Failure;
 use cli::output;
 use serde_json::json;
 
 use crate::arguments::Verify;
-use crate::cache::{Beside, certificates, revocation_list};
-use crate::files;
+use evidence_files::{Beside, certificates, files, revocation_list};
 
 pub fn verify(args: &Verify) -> Result<(), Failure> {
     let policy = Policy::parse(&files::read_text(&args.policy)?);
@@ -38,34 +37,10 @@ pub fn verify(args: &Verify) -> Result<(), Failure> {
         (None, None) => Expected::Anything,
     };
     let mut context = Context::new(args.time.map_or_else(now, Ok)?, &roots, report_data);
-    context.certificates = &beside.certificates;
-    context.revocation_lists = &beside.revocation_lists;
     context.allow_simulated = args.allow_simulated.is_some();
-    let verdict = best(&evidence, &policy, &mut context, &beside.collateral);
+    let verdict = beside.judge(&evidence, &policy, &context);
     let explanation = if args.explain { explain_measurement(args, &verdict)? } else { None };
     tell(args, verdict, explanation.as_deref())
-}
-
-/// The verdict by the collateral that fits, if several are there: each is signed, so trying them opens nothing.
-fn best<'a>(
-    evidence: &Evidence,
-    policy: &Policy,
-    context: &mut Context<'a>,
-    collateral: &'a [Vec<u8>],
-) -> Verdict {
-    let mut verdict = attest::verify(evidence, policy, context);
-    for one in collateral {
-        context.collateral = Some(one);
-        let other = attest::verify(evidence, policy, context);
-        if other.reasons().len() < verdict.reasons().len() || verdict.reasons().iter().any(is_lack) {
-            verdict = other;
-        }
-    }
-    verdict
-}
-
-fn is_lack(reason: &attest::Reason) -> bool {
-    reason.check == Check::Collateral
 }
 
 fn now() -> Result<u64, Failure> {

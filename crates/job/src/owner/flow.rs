@@ -8,6 +8,7 @@ use std::time::Duration;
 use attest::simulated;
 use attest::{Claims, Hex, Policy};
 use cli::interrupt::Interrupt;
+use evidence_files::Beside;
 
 use super::collect::{collect, keep_manifest};
 use super::launch::{Machine, launch};
@@ -29,6 +30,8 @@ pub struct Options {
     pub machine: Machine,
     /// The owner's evidence policy; made from the image if it is left out.
     pub policy: Option<Policy>,
+    /// Certificates, revocation lists and collateral that do not come with the evidence.
+    pub beside: Beside,
     /// Whether a simulated platform may pass.
     pub allow_simulated: bool,
     /// Whether results may replace what is there.
@@ -307,7 +310,16 @@ fn trust(prepared: &Prepared, options: &Options, image: &Image, place: &Place) -
         let policy = options.policy.clone().ok_or_else(|| {
             Error::usage("an evidence policy is missing (--policy): `cvmio attest measure` computes the measurement that it names")
         })?;
-        return Ok((Judge { policy, roots, allow_simulated: options.allow_simulated, time: now() }, machine));
+        return Ok((
+            Judge {
+                policy,
+                roots,
+                beside: options.beside.clone(),
+                allow_simulated: options.allow_simulated,
+                time: now(),
+            },
+            machine,
+        ));
     }
     if !options.allow_simulated {
         return Err(Error::usage(
@@ -334,7 +346,7 @@ fn trust(prepared: &Prepared, options: &Options, image: &Image, place: &Place) -
         None => Policy::parse(&image.simulated_policy(&machine.image, &image.words(prepared.plan.storage))?)
             .map_err(|error| Error::io(error.to_string()).because(error))?,
     };
-    Ok((Judge { policy, roots, allow_simulated: true, time: now() }, machine))
+    Ok((Judge { policy, roots, beside: options.beside.clone(), allow_simulated: true, time: now() }, machine))
 }
 
 impl Flow {

@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use attest::simulated::{Root, SimulatedError};
 use attest::{Claims, Context, Expected, Policy, Roots};
+use evidence_files::Beside;
 
 use super::state::Place;
 use crate::challenge::Exchange;
@@ -22,6 +23,8 @@ pub struct Judge {
     pub policy: Policy,
     /// Where trust begins.
     pub roots: Roots,
+    /// Certificates, revocation lists and collateral that do not come with the evidence.
+    pub beside: Beside,
     /// Whether a simulated platform's evidence may pass.
     pub allow_simulated: bool,
     /// The time at which to judge, in seconds since 1970.
@@ -65,7 +68,7 @@ impl Judge {
         exchange.check()?;
         let mut context = Context::new(self.time, &self.roots, Expected::Exactly(exchange.report_data()));
         context.allow_simulated = self.allow_simulated;
-        let verdict = attest::verify(&exchange.evidence()?, &self.policy, &context);
+        let verdict = self.beside.judge(&exchange.evidence()?, &self.policy, &context);
         verdict.accepted().map_err(|refusal| {
             let reasons: Vec<String> = refusal.reasons.iter().map(ToString::to_string).collect();
             Error::refused(format!("the {} evidence is refused: {}", refusal.platform, reasons.join("; ")))
@@ -108,4 +111,52 @@ fn compare(file: &Resource, base: &Path) -> Result<()> {
         "{} is not the file that the job has left: its digest is {found}",
         path.display()
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use attest::Evidence;
+
+    use super::*;
+    use crate::manifest::SigningKey;
+    use crate::manifest::tests::statement;
+
+    /// A real report that is not for this exchange: its chain passes with what lies beside it only, and its report data never does.
+    #[test]
+    fn evidence_of_a_chip_is_judged_with_the_certificates_beside_it() {
+        let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/evidence/snp"));
+        if !folder.is_dir() {
+            println!("\nSKIPPED a real report: no folder `shared/evidence` lies beside the checkout");
+            return;
+        }
+        let evidence = Evidence::Snp {
+            report: fs::read(folder.join("genoa-report.bin")).unwrap(),
+            certificates: vec![],
+        };
+        let mut exchange = statement(&SigningKey::generate().unwrap()).predicate.exchange;
+        exchange.answer.evidence = serde_json::from_slice(evidence.to_json().as_bytes()).unwrap();
+        let zeros = "00".repeat(48);
+        let policy = format!(
+            "version = 1\n[snp]\nfamilies = ['genoa']\nmeasurements = ['{zeros}']\nrevocation = 'when-given'\n"
+        );
+        let policy =
+            format!("{policy}minimum-tcb.genoa = {{ bootloader = 0, tee = 0, snp = 0, microcode = 0 }}\n");
+        let mut judge = Judge {
+            policy: Policy::parse(&policy).unwrap(),
+            roots: Roots::builtin(),
+            beside: Beside::default(),
+            allow_simulated: false,
+            time: 1_795_737_600,
+        };
+        let without = judge.judge(&exchange).unwrap_err().to_string();
+        assert!(without.contains("chain"), "{without}");
+        for file in ["genoa-ask-ark-asvk.pem", "genoa-vcek.pem"] {
+            let certificates = evidence_files::certificates(&folder.join(file)).unwrap();
+            judge.beside.certificates.extend(certificates);
+        }
+        let with = judge.judge(&exchange).unwrap_err().to_string();
+        assert!(!with.contains("chain") && with.contains("report-data"), "{with}");
+    }
 }

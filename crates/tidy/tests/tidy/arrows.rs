@@ -34,15 +34,16 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("cvmio-owner", &["anchor", "anchor-etcd", "anchor-tpm", "cli", "owner"]),
     ("report", &[]),
     ("initramfs", &[]),
+    ("evidence-files", &["attest", "cli"]),
     ("vm", &["attest", "error-kind"]),
-    ("job", &["attest", "cli", "error-kind", "initramfs", "vm"]),
-    ("cvmio-job", &["attest", "cli", "job", "vm"]),
+    ("job", &["attest", "cli", "error-kind", "evidence-files", "initramfs", "vm"]),
+    ("cvmio-job", &["attest", "cli", "evidence-files", "job", "vm"]),
     ("scm", &["error-kind", "memory", "seal"]),
     ("scm-probe", &["scm", "seal"]),
     ("measure", &["cli", "error-kind", "initramfs", "report", "scm-probe"]),
     ("bench", &["anchor", "cli", "daemon", "export", "measure", "memory", "seal", "store", "volume"]),
     ("demo", &["anchor-tpm", "cli", "daemon", "seal", "store", "volume"]),
-    ("cvmio-attest", &["attest", "cli", "error-kind"]),
+    ("cvmio-attest", &["attest", "cli", "error-kind", "evidence-files"]),
     ("cvmio-scm", &["cli", "error-kind", "export", "memory", "scm", "seal"]),
     ("scm-preload", &["memory", "scm"]),
     (
@@ -106,7 +107,7 @@ const MAY_LINK: &[(&str, &[&str])] = &[
         ],
     ),
     ("cvmio-host", &["cli", "error-kind", "host", "memory", "store", "uring", "virtqueue"]),
-    ("cvmio-job", &["attest", "cli", "error-kind", "initramfs", "job", "vm"]),
+    ("cvmio-job", &["attest", "cli", "error-kind", "evidence-files", "initramfs", "job", "vm"]),
     (
         "cvmio-owner",
         &[
@@ -122,7 +123,7 @@ const MAY_LINK: &[(&str, &[&str])] = &[
             "tls-files",
         ],
     ),
-    ("cvmio-attest", &["attest", "cli", "error-kind"]),
+    ("cvmio-attest", &["attest", "cli", "error-kind", "evidence-files"]),
     ("cvmio-scm", &["cli", "error-kind", "export", "memory", "scm", "seal", "tls-files", "uring"]),
     ("scm-preload", &["error-kind", "memory", "scm", "seal"]),
 ];

@@ -11,6 +11,7 @@ const LIBRARIES: &[&str] = &[
     "anchors",
     "error-kind",
     "attest",
+    "evidence-files",
     "export",
     "host",
     "memory",

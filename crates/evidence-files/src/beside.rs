@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use attest::{Hex, pem};
+use attest::{Check, Context, Evidence, Hex, Policy, Reason, Verdict, pem};
 use cli::failure::Failure;
 
 use crate::files;
@@ -12,7 +12,7 @@ use crate::files;
 const MOST: usize = 256;
 
 /// What a verifier has beside the evidence.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Beside {
     /// DER.
     pub certificates: Vec<Vec<u8>>,
@@ -26,6 +26,9 @@ const BEGIN_LIST: &str = "-----BEGIN X509 CRL-----";
 const END_LIST: &str = "-----END X509 CRL-----";
 
 /// Certificates of a file, PEM or DER.
+///
+/// # Errors
+/// If it cannot be read, or holds none.
 pub fn certificates(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
     let bytes = files::read(path, files::SMALL)?;
     if bytes.first() == Some(&0x30) {
@@ -38,6 +41,9 @@ pub fn certificates(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
 }
 
 /// The revocation list of a file, PEM or DER.
+///
+/// # Errors
+/// If it cannot be read, or holds none.
 pub fn revocation_list(path: &Path) -> Result<Vec<u8>, Failure> {
     let bytes = files::read(path, files::SMALL)?;
     if bytes.first() == Some(&0x30) {
@@ -73,6 +79,9 @@ fn entries(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
 impl Beside {
     /// Reads a directory: files named `*.json` are collateral, `*.crl` revocation lists, `*.pem`, `*.der`, `*.crt` and `*.cer` certificates. Others
     /// are left out.
+    ///
+    /// # Errors
+    /// If the directory or a file cannot be read, or a file is not what its name says.
     pub fn read(directory: &Path) -> Result<Self, Failure> {
         let mut found = Self::default();
         for path in entries(directory)? {
@@ -86,7 +95,10 @@ impl Beside {
         Ok(found)
     }
 
-    /// Writes each into a directory, under a name made from its content, so that the same is there once.
+    /// Writes each into a directory, under a name made from its content, so that the same is there once. How many were written.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
     pub fn keep(&self, directory: &Path) -> Result<usize, Failure> {
         fs::create_dir_all(directory)
             .map_err(|error| Failure::io(format!("{}: {error}", directory.display())))?;
@@ -101,5 +113,55 @@ impl Beside {
             }
         }
         Ok(count)
+    }
+
+    /// Judges evidence with all of this. Of several pieces of collateral the one counts that fits: each is signed, so trying them opens nothing.
+    #[must_use]
+    pub fn judge(&self, evidence: &Evidence, policy: &Policy, context: &Context<'_>) -> Verdict {
+        let mut context = Context {
+            certificates: &self.certificates,
+            revocation_lists: &self.revocation_lists,
+            ..context.clone()
+        };
+        let mut verdict = attest::verify(evidence, policy, &context);
+        for one in &self.collateral {
+            context.collateral = Some(one);
+            let other = attest::verify(evidence, policy, &context);
+            if other.reasons().len() < verdict.reasons().len() || verdict.reasons().iter().any(is_lack) {
+                verdict = other;
+            }
+        }
+        verdict
+    }
+}
+
+fn is_lack(reason: &Reason) -> bool {
+    reason.check == Check::Collateral
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_read_again_and_other_files_are_left_out() {
+        let directory = tempfile::tempdir().unwrap();
+        let kept = Beside {
+            certificates: vec![vec![0x30, 1]],
+            revocation_lists: vec![vec![0x30, 2]],
+            collateral: vec![b"{}".to_vec()],
+        };
+        assert_eq!(kept.keep(directory.path()).unwrap(), 3);
+        assert_eq!(kept.keep(directory.path()).unwrap(), 3);
+        fs::write(directory.path().join("README"), "no evidence").unwrap();
+        let read = Beside::read(directory.path()).unwrap();
+        assert_eq!(
+            (read.certificates, read.revocation_lists, read.collateral),
+            (kept.certificates, kept.revocation_lists, kept.collateral)
+        );
+        fs::write(directory.path().join("x.pem"), "no certificate").unwrap();
+        assert!(
+            Beside::read(directory.path()).unwrap_err().to_string().contains("x.pem holds no certificate")
+        );
     }
 }
