@@ -39,7 +39,7 @@ pub enum Request {
         /// Bytes.
         length: u64,
     },
-    /// Zero the bytes. Their space may be given back; who must keep it writes zeros.
+    /// Zero the bytes and keep their space.
     WriteZeroes {
         /// First byte.
         offset: u64,

@@ -121,6 +121,8 @@ pub(crate) struct Limits {
     pub(crate) pending: u64,
     /// Places for nodes that a thin volume has the store give ahead; none for another, whose store has given everything.
     pub(crate) node_room: u64,
+    /// Blocks that new data leaves for overwrites on a store that has little room left; none on a volume whose store has given everything.
+    pub(crate) overwrite_room: u64,
     /// Blocks that may be pinned before writers wait.
     pub(crate) pinned: u64,
     /// Free blocks that only nodes of the salt table may take.

@@ -261,6 +261,7 @@ impl Core {
         ended.into_iter().collect::<Result<Vec<()>>>()?;
         let blocks: u64 = runs.iter().map(|run| run.end - run.start).sum();
         self.discards.blocks.fetch_add(blocks, Ordering::SeqCst);
+        self.room.unseen.store(true, Ordering::SeqCst);
         Ok(())
     }
 

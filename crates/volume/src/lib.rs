@@ -15,6 +15,7 @@ mod checkpoint;
 mod commit;
 mod core;
 mod create;
+mod data_room;
 mod discarding;
 pub mod dump;
 mod error;

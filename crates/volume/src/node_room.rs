@@ -163,6 +163,12 @@ impl Core {
         {
             self.ask_node_room();
         }
+        if self.node_places() < self.node_room() / 2
+            && let Some(given) = self.given_places()
+            && self.space.give_data_units_to_nodes(&given, self.node_room() / 2)
+        {
+            self.ask_node_room();
+        }
         self.room.sought.store(wanted, Ordering::SeqCst);
         self.progress.notify(usize::MAX);
         Ok(())
@@ -187,6 +193,7 @@ impl Core {
         self.space.prefer(given.as_deref().map(Vec::as_slice));
         let places = given.map_or(u64::MAX, |given| self.space.given_to_nodes(&given));
         self.room.node_places.store(places, Ordering::SeqCst);
+        self.ask_data_room();
     }
 
     /// Chooses units for nodes until they have `want` free blocks, `most` at most; on a store that has little left, those in which it has given

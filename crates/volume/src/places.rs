@@ -233,7 +233,7 @@ impl Core {
     }
 
     /// Whether each of these blocks has something already.
-    async fn is_overwrite(&self, io: &Io, block: u64, blocks: u64) -> Result<bool> {
+    pub(crate) async fn is_overwrite(&self, io: &Io, block: u64, blocks: u64) -> Result<bool> {
         self.blocks_landed(block..block + blocks).await?;
         let _reading = self.readers.enter();
         let count = usize::try_from(blocks).unwrap_or(usize::MAX);

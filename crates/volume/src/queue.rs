@@ -50,6 +50,14 @@ pub enum Request {
         /// How many.
         blocks: u64,
     },
+    /// These blocks read as zeros from now on, and their space is kept: on a thin volume zeros are written, elsewhere there is space for all of it
+    /// anyhow.
+    Zero {
+        /// First block.
+        block: u64,
+        /// How many.
+        blocks: u64,
+    },
     /// Say which of these blocks hold something, in [`Completion::extents`], without reading them.
     Allocation {
         /// First block.

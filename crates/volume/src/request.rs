@@ -20,7 +20,7 @@ use crate::core::Core;
 use crate::error::{Error, Kind, Result};
 use crate::format::ad::data_ad;
 use crate::format::entry::Entry;
-use crate::format::protections::Freshness;
+use crate::format::protections::{Freshness, Provision};
 use crate::io::{Io, Transfer};
 use crate::keys::Use;
 use crate::landing::Change;
@@ -33,6 +33,14 @@ use crate::read::Via;
 
 /// Transfers under way, each with the first physical block that it writes.
 type OnTheirWay = Vec<(u64, Transfer)>;
+
+/// Blocks of zeros that are written at a time.
+const ZERO_BLOCKS: usize = 64;
+static ZEROS: [u8; ZERO_BLOCKS * BLOCK_SIZE] = [0; ZERO_BLOCKS * BLOCK_SIZE];
+
+fn usize_of(blocks: u64) -> usize {
+    usize::try_from(blocks).unwrap_or(usize::MAX)
+}
 
 impl Core {
     /// Runs a request to its end. `early` is told of a write that completes before that, once.
@@ -51,7 +59,11 @@ impl Core {
                     let result = self.read(io, block, &mut buffer).await;
                     return (Some(buffer), result);
                 }
+                Request::Write { block, data, fua } if self.is_room_scarce() => {
+                    self.write_where_room_is_scarce(io, runs, block, data, fua).boxed_local().await
+                }
                 Request::Write { block, data, fua } => self.write(io, runs, block, data, fua, early).await,
+                Request::Zero { block, blocks } => self.zero(io, runs, block, blocks).boxed_local().await,
                 Request::Flush => self.flush(io).await,
                 Request::Discard { block, blocks } => self.discard(io, runs, block, blocks).await,
                 Request::Allocation { block, blocks } => {
@@ -78,7 +90,7 @@ impl Core {
         ))
     }
 
-    async fn write(
+    pub(crate) async fn write(
         &self,
         io: &Io,
         runs: &RefCell<Runs>,
@@ -231,6 +243,22 @@ impl Core {
         }
         self.all_landed().await?;
         self.commit(io, Want { data: true, ..Want::default() }).boxed_local().await.map(drop)
+    }
+
+    async fn zero(&self, io: &Io, runs: &RefCell<Runs>, block: u64, blocks: u64) -> Result<()> {
+        if self.header.provision == Provision::Full {
+            return self.discard(io, runs, block, blocks).await;
+        }
+        self.check_range(block, blocks)?;
+        let zeros = Bytes::from_static(&ZEROS);
+        for at in (block..block + blocks).step_by(ZERO_BLOCKS) {
+            let part = zeros.slice(..ZERO_BLOCKS.min(usize_of(block + blocks - at)) * BLOCK_SIZE);
+            match self.is_room_scarce() {
+                true => self.write_where_room_is_scarce(io, runs, at, part, false).await?,
+                false => self.write(io, runs, at, part, false, &|| ()).await?,
+            }
+        }
+        Ok(())
     }
 
     async fn discard(&self, io: &Io, runs: &RefCell<Runs>, block: u64, blocks: u64) -> Result<()> {

@@ -196,6 +196,9 @@ const CHANGE_BYTES: u64 = 224;
 /// Of the allowed memory, this fraction may hold views of free space that could be read again.
 const VIEWS_SHARE: u64 = 32;
 
+/// Most blocks that new data leaves for overwrites on a store that has little room left: 16 MiB.
+const OVERWRITE_ROOM: u64 = 4096;
+
 /// Splits the allowed memory: half for the overlay's two generations and what they keep waiting, half for nodes.
 ///
 /// On an `untold` store, changes must not need more nodes than there are places for.
@@ -210,6 +213,7 @@ fn limits(geometry: &Geometry, memory: u64, thin: bool, untold: bool) -> (Limits
     let limits = Limits {
         overlay,
         node_room,
+        overwrite_room: if thin { reserve_target.min(OVERWRITE_ROOM) } else { 0 },
         pending: segment_items.min(overlay).max(8),
         pinned,
         salt_reserve: geometry.salt_reserve().min(8),

@@ -86,6 +86,12 @@ pub(crate) struct StoreRoom {
     pub(crate) is_asked: AtomicBool,
     /// Changes that have places for their nodes, and are not promised yet.
     pub(crate) claims: AtomicU64,
+    /// Blocks that the store has room for, less what was let in since they were counted; `u64::MAX` where that is no matter: see `data_room.rs`.
+    pub(crate) data: AtomicU64,
+    /// Whether the store may have more since they were counted.
+    pub(crate) unseen: AtomicBool,
+    /// When new data was last refused to keep room for overwrites, in milliseconds by the session's clock.
+    pub(crate) refused_at: AtomicU64,
     /// How often writers have asked the maintenance job for more places, and up to which it has looked.
     pub(crate) wanted: AtomicU64,
     pub(crate) sought: AtomicU64,
@@ -138,6 +144,9 @@ impl StoreRoom {
             node_places: AtomicU64::new(u64::MAX),
             is_asked: AtomicBool::default(),
             claims: AtomicU64::default(),
+            data: AtomicU64::new(u64::MAX),
+            unseen: AtomicBool::default(),
+            refused_at: AtomicU64::default(),
             wanted: AtomicU64::default(),
             sought: AtomicU64::default(),
             waits: AtomicU64::default(),
@@ -170,6 +179,7 @@ impl Core {
             return;
         }
         self.forget_given();
+        self.room.unseen.store(true, Ordering::SeqCst);
         let Some(usage) = self.environment.store.usage() else { return };
         self.room.left.store(usage.left / store::BLOCK_SIZE as u64, Ordering::SeqCst);
         self.discards.note_left(usage.left, self.environment.clock.now());

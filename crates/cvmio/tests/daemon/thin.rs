@@ -233,6 +233,56 @@ fn a_crowded_volume_on_a_full_host_is_attached_after_a_kill() {
     assert!(read && discarded && goes_on, "read {read}, discarded {discarded}, goes on {goes_on}");
 }
 
+/// A file system on it is filled until its host is full: what is there can be written again, and the file system is unmounted, mounted, emptied and
+/// trimmed, as on a full disk.
+#[test]
+fn a_file_system_on_it_lives_on_when_its_host_is_full() {
+    skip_without_devices!();
+    let host = &HOSTS[0];
+    let desk = Rc::new(Desk::new());
+    let _clean = Clean(Rc::clone(&desk));
+    let (small, top) = (desk.path("small"), desk.path("top"));
+    fs::create_dir(&small).unwrap();
+    fs::create_dir(&top).unwrap();
+    desk.write("key", &[7; 32]);
+    sh(&format!("cd {} && {}", desk.path("").display(), host.make));
+    let lived = catch_unwind(AssertUnwindSafe(|| {
+        let anchor = format!("file:{}", desk.path("anchor").display());
+        let options = format!("--policy policy --key-file key --anchor {anchor} --provision thin");
+        desk.done(&format!("volume create {} --size 512M {options}", host.file));
+        let attached = desk.done(&format!(
+            "volume attach {} --policy policy --key-file key --name disk --loop --json",
+            host.file
+        ));
+        let attached: Value = serde_json::from_str(&attached).unwrap();
+        let device = attached["loop-device"].as_str().unwrap_or_else(|| panic!("{attached}")).to_string();
+        let in_top = |script: &str| quietly(&format!("cd {} && {script}", top.display()));
+        let write = |name: &str, count: u32| {
+            in_top(&format!(
+                "dd if=/dev/urandom of={name} bs=1M count={count} conv=notrunc,fsync status=none"
+            ))
+        };
+        sh(&format!("mkfs.ext4 -q -F {device} && mount -o discard {device} {}", top.display()));
+        assert!(write("first", 8));
+        let filled = (0..100).find(|at| !write(&format!("file-{at}"), 4)).expect("the host is full");
+        assert!(filled > 5, "{filled}");
+        for _ in 0..4 {
+            assert!(write("first", 8), "an overwrite");
+        }
+        sh(&format!("umount {0} && mount {device} {0}", top.display()));
+        assert!(in_top("rm file-* && sync -f .") && quietly(&format!("fstrim {}", top.display())));
+        wait_for("room", || write("again", 4));
+        sh(&format!("umount {} && e2fsck -fn {device}", top.display()));
+    }));
+    quietly(&format!("umount {}", top.display()));
+    let detached = desk.run("volume detach disk");
+    wait_for("its end", || quietly(&format!("umount {}", small.display())));
+    if let Err(why) = lived {
+        resume_unwind(why);
+    }
+    assert_eq!(detached.code, 0, "{detached:?}");
+}
+
 /// Leaves no room in a file system.
 fn fill(directory: &Path) {
     let file = directory.join("others");

@@ -178,9 +178,11 @@ impl Server {
                 (Kind::Write, volume::Request::Write { block: blocks(offset)?, data, fua })
             }
             export::Request::Flush => (Kind::Flush, volume::Request::Flush),
-            // An absent block reads as zeros; its space comes from the same reserve again when it is written.
-            export::Request::Discard { offset, length } | export::Request::WriteZeroes { offset, length } => {
+            export::Request::Discard { offset, length } => {
                 (Kind::Discard, volume::Request::Discard { block: blocks(offset)?, blocks: blocks(length)? })
+            }
+            export::Request::WriteZeroes { offset, length } => {
+                (Kind::Discard, volume::Request::Zero { block: blocks(offset)?, blocks: blocks(length)? })
             }
         })
     }

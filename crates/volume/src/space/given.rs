@@ -18,6 +18,21 @@ fn within(given: &[Range<u64>], range: Range<u64>) -> impl Iterator<Item = Range
     clipped.take_while(|run| run.start < run.end)
 }
 
+/// The parts of `range` that are not in `given`, which is in order.
+fn outside(given: &[Range<u64>], range: Range<u64>) -> Vec<Range<u64>> {
+    let (mut parts, mut at) = (Vec::new(), range.start);
+    for run in within(given, range.clone()) {
+        if at < run.start {
+            parts.push(at..run.start);
+        }
+        at = run.end;
+    }
+    if at < range.end {
+        parts.push(at..range.end);
+    }
+    parts
+}
+
 /// Takes the first free run of at most `want` blocks of a unit, `unit`, that is in `given`.
 pub(super) fn take_given(
     bits: &mut Bits,
@@ -106,6 +121,77 @@ impl Space {
         // As every place of a node: it is named by the tree that is being built.
         inner.no_longer_out(&self.geometry, place..place + 1);
         Some(place)
+    }
+
+    /// Free places that data may take, or may have after a reservation, that are in `given`.
+    pub(crate) fn given_to_data(&self, given: &[Range<u64>]) -> u64 {
+        let inner = self.lock();
+        let for_data = (0u32..).zip(&inner.units).filter(|(number, unit)| {
+            let can_be_had = matches!(unit.state, State::Open | State::Pending);
+            unit.purpose == Purpose::Data && (can_be_had || inner.queued.contains(number))
+        });
+        for_data.map(|(number, unit)| unit.given_and_free(self.geometry.unit_range(number), given)).sum()
+    }
+
+    /// Those of them that need no reservation. What is reserved is not discarded, so the store keeps them.
+    pub(crate) fn given_in_hand(&self, given: &[Range<u64>]) -> u64 {
+        let inner = self.lock();
+        inner.queue.iter().map(|unit| self.count_given(&inner, *unit, Some(given))).sum()
+    }
+
+    /// Has nodes take units that data writes to, those with the most free places that are in `given` first, until nodes have `want` such places, or
+    /// data has no more than half of its own. Data takes units of nodes when it has none left, and nobody else gives these back. Says whether it
+    /// took any.
+    pub(crate) fn give_data_units_to_nodes(&self, given: &[Range<u64>], want: u64) -> bool {
+        let mut inner = self.lock();
+        let count = |unit: &u32| (self.count_given(&inner, *unit, Some(given)), *unit);
+        let mut of_nodes: u64 = inner.node_queue.iter().map(|unit| count(unit).0).sum();
+        let mut counted: Vec<(u64, u32)> = inner.queue.iter().map(count).collect();
+        let mut of_data = counted.iter().map(|(free, _)| *free).sum::<u64>() / 2;
+        counted.sort_unstable_by_key(|(free, unit)| (std::cmp::Reverse(*free), *unit));
+        let mut moved = false;
+        for (free, number) in counted {
+            if of_nodes >= want || free == 0 {
+                break;
+            }
+            if free > of_data {
+                continue;
+            }
+            (of_nodes, of_data, moved) = (of_nodes + free, of_data - free, true);
+            inner.queue.retain(|unit| *unit != number);
+            inner.units[number as usize].purpose = Purpose::Nodes;
+            inner.node_queue.push_back(number);
+        }
+        moved
+    }
+
+    /// Up to `most` free blocks, in up to `runs` runs, that may be taken for this purpose and are not in `given`.
+    pub(crate) fn not_given(
+        &self,
+        purpose: Purpose,
+        given: &[Range<u64>],
+        most: u64,
+        runs: usize,
+    ) -> Vec<Range<u64>> {
+        let inner = self.lock();
+        let queue = if purpose == Purpose::Data { &inner.queue } else { &inner.node_queue };
+        let (mut found, mut left) = (Vec::new(), most);
+        for unit in queue {
+            let (range, Some(bits)) = (self.geometry.unit_range(*unit), inner.resident.get(unit)) else {
+                continue;
+            };
+            for free in bits.free_runs(range.end - range.start, runs) {
+                for run in outside(given, range.start + free.start..range.start + free.end) {
+                    if left == 0 || found.len() == runs {
+                        return found;
+                    }
+                    let run = run.start..run.end.min(run.start + left);
+                    left -= run.end - run.start;
+                    found.push(run);
+                }
+            }
+        }
+        found
     }
 
     /// Free places of those that are kept for nodes and may be written to, that are in `given`.

@@ -145,7 +145,7 @@ fn on_a_full_host_what_a_session_had_reserved_is_its_successors() {
     session.detach().expect("detached");
 }
 
-/// Of each two free places the host has given one. Users can write to nearly all of these, whatever the size of their writes.
+/// Of each two free places the host has given one. Users can write to all of these but for what is kept, whatever the size of their writes.
 #[test]
 fn on_a_full_host_data_goes_wherever_there_is_room() {
     for size in [1, 8, 64] {
@@ -167,8 +167,10 @@ fn on_a_full_host_data_goes_wherever_there_is_room() {
                 Err(error) => assert_eq!(error.kind(), Kind::NoSpace, "{error}"),
             }
         }
-        // 20,504 are given. 1024 are kept for the nodes of the next checkpoint, and earlier nodes are in some of the others.
-        assert!(written.len() * size > 19_000, "{} times {size}", written.len());
+        // 20,504 are given. 1024 are kept for the nodes of the next checkpoint, and earlier nodes are in some of the others. Some 2,300 more are kept
+        // for overwrites, half of them where writes are small.
+        let least = if size > 32 { 16_700 } else { 17_800 };
+        assert!(written.len() * size > least, "{} times {size}", written.len());
         session.check_each(written, 2);
         session.detach().expect("detached");
     }
@@ -182,7 +184,7 @@ fn on_a_full_host_a_checkpoint_needs_no_more_places_than_are_kept_for_it() {
     let case = Case::telling(LARGE, None);
     let mut session = case.attach();
     session.volume.tick();
-    case.store.set_room(case.store.taken() + 6000);
+    case.store.set_room(case.store.taken() + 10_000);
     session.volume.tick();
     // Users try again and again, everywhere.
     let written = (0..LARGE / 128).filter(|at| match session.write(at * 128, 1, pattern(at * 128, 1)) {
@@ -310,7 +312,7 @@ fn a_write_does_not_wait_for_a_checkpoint_that_waits_for_room() {
     let write = |session: &mut Session, at: u64| session.write(at * 128, 1, pattern(at * 128, 1));
     let case = || {
         let case = Case::telling(LARGE, None);
-        case.store.set_room(case.store.taken() + 8000);
+        case.store.set_room(case.store.taken() + 14_000);
         let session = case.attach();
         (case, session)
     };
@@ -446,4 +448,71 @@ fn write_somewhere(
         }
     }
     Ok(())
+}
+
+/// New data leaves room for overwrites: however often the volume is written again, none of them is refused, although each goes to a new place and
+/// another tenant has taken the rest of the host. Single blocks that are new, as a file system's tables are, find room when large writes do not.
+#[test]
+fn on_a_full_host_what_is_there_can_be_written_again() {
+    let case = Case::telling(BLOCKS, Some(false));
+    case.store.set_room(case.store.taken() + 12_000);
+    let mut session = case.attach();
+    let mut at = 0;
+    let refused = loop {
+        session.volume.tick();
+        match session.write(at, 64, pattern(at, 1)) {
+            Ok(()) => at += 64,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused.kind(), Kind::NoSpace);
+    assert!(refused.to_string().contains("kept for what is written again"), "{refused}");
+    assert!(at > 6000, "{at}");
+    let single = (0..4000).filter(|extra| session.write(60_000 + extra, 1, 7).is_ok()).count();
+    assert!((500..2000).contains(&single), "{single}");
+    // Whoever goes on is refused again. When all has been quiet for a while, as before a file system is mounted again, a little more finds room.
+    case.pass_time(&mut session, 3);
+    assert!(session.write(64_000, 1, 7).is_err());
+    case.pass_time(&mut session, 10);
+    let replayed = (0..400).filter(|extra| session.write(65_000 + extra, 1, 7).is_ok()).count();
+    assert_eq!(replayed, 400);
+    case.store.set_room(case.store.taken());
+    let mut model: Vec<u8> = (0..at).map(|block| pattern(block / 64 * 64, 1)).collect();
+    for turn in 0..3 * at {
+        // Any order, and runs of any length.
+        let block = turn * 7919 % at;
+        let count = (1 + turn % 5).min(at - block);
+        let fill = pattern(block, turn);
+        let (from, count) =
+            (usize::try_from(block).expect("a place"), usize::try_from(count).expect("a count"));
+        session.write(block, count, fill).expect("an overwrite");
+        model[from..from + count].fill(fill);
+        if turn % 500 == 0 {
+            session.flush().expect("flushed");
+            session.volume.tick();
+        }
+    }
+    session.detach().expect("detached");
+    let mut session = case.attach();
+    let found = session.read(0, model.len()).expect("read");
+    assert!(found.chunks(4096).zip(&model).all(|(block, fill)| block.iter().all(|byte| byte == fill)));
+    session.write(0, 1, 9).expect("an overwrite");
+    session.detach().expect("detached");
+}
+
+/// Zeros that keep their space are written on a thin volume: how `mkfs` asks for a journal. The first turn of the journal is an overwrite then.
+#[test]
+fn zeros_that_keep_their_space_take_it() {
+    let case = Case::telling(BLOCKS, Some(false));
+    let mut session = case.attach();
+    write_all(&mut session, 64, 1);
+    let before = case.store.taken();
+    assert!(session.one(Request::Zero { block: 10, blocks: 1000 }).result.is_ok());
+    session.flush().expect("flushed");
+    session.checkpoint();
+    assert!(case.store.taken() >= before + 900, "{} and {before}", case.store.taken());
+    assert!(session.read(10, 1000).expect("read").iter().all(|byte| *byte == 0));
+    let beyond = session.one(Request::Zero { block: BLOCKS - 1, blocks: 2 });
+    assert_eq!(beyond.result.expect_err("beyond the end").kind(), Kind::Usage);
+    session.detach().expect("detached");
 }
