@@ -22,12 +22,17 @@ pub fn build(args: &Build) -> Result<(), Failure> {
             "cvmio-attest is not installed: guests of this image can show evidence of a simulated platform only",
         );
     }
+    let cvmio = cli::find::find("cvmio");
+    if cvmio.is_none() {
+        output::warning("cvmio is not installed: guests of this image can attach no volumes");
+    }
     let options = Options {
         out: args.out.clone(),
         lock: args.lock.clone(),
         mirror: args.mirror.clone(),
         program,
         attest,
+        cvmio,
         date: args.date.unwrap_or_else(|| now() / DAY * DAY),
     };
     let spinner = output::spinner("building the image");

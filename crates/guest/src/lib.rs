@@ -79,6 +79,15 @@ impl Bed {
         program::host(&target())
     }
 
+    /// `cvmio-owner`, which runs on this machine.
+    ///
+    /// # Panics
+    /// When it does not build.
+    #[must_use]
+    pub fn owner(&self) -> PathBuf {
+        program::owner(&target())
+    }
+
     /// `cvmio-job`, which runs on this machine and in guests of its own.
     ///
     /// # Panics
@@ -109,6 +118,12 @@ impl Bed {
     #[must_use]
     pub fn kernel(&self) -> PathBuf {
         self.debian.path("")
+    }
+
+    /// The kernel of [`kernel`](Self::kernel), as QEMU boots it.
+    #[must_use]
+    pub fn kernel_image(&self) -> PathBuf {
+        self.debian.kernel()
     }
 
     /// QEMU as one program for this machine.

@@ -1,5 +1,7 @@
 //! Jobs from launch to result, in guests that `cvmio run` boots from an image that it has built. No chip vouches for them here.
 
+mod volume;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -64,21 +66,36 @@ impl<'a> Owner<'a> {
         let program = bed.job();
         let image = image(&program);
         let owner = Self { bed, program, image, directory: tempfile::tempdir().unwrap() };
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/machines/oci-archive.sh");
-        let busybox = succeed(Command::new("sh").args(["-c", "command -v busybox"]));
-        succeed(Command::new("sh").arg(script).arg(busybox.trim()).arg(owner.path("tools.tar")));
-        let digest = succeed(Command::new("sha256sum").arg(owner.path("tools.tar")));
         fs::create_dir_all(owner.path("tree/below")).unwrap();
         fs::write(owner.path("tree/below/file"), "the owner's data").unwrap();
         fs::write(owner.path("secret"), SECRET).unwrap();
         let job = format!(
-            "name = \"work\"\n[image]\narchive = \"tools.tar\"\ndigest = \"sha256:{}\"\n[run]\nuser = \"1000\"\ncommand = [\"sh\", \"-c\", {command:?}]\n\
+            "name = \"work\"\n[image]\narchive = \"tools.tar\"\ndigest = \"DIGEST\"\n[run]\nuser = \"1000\"\ncommand = [\"sh\", \"-c\", {command:?}]\n\
              [[inputs]]\nfrom = \"tree\"\nto = \"/in\"\nwritable = true\n[[secrets]]\nfrom = \"secret\"\nto = \"/run/secret\"\n\
-             [[outputs]]\nfrom = \"/tmp/out\"\nto = \"results\"\n[[outputs]]\nfrom = \"/in\"\nto = \"changed\"\n[limits]\ntime = \"2m\"\n[guest]\nmemory = \"1200M\"\n",
-            &digest[..64]
+             [[outputs]]\nfrom = \"/tmp/out\"\nto = \"results\"\n[[outputs]]\nfrom = \"/in\"\nto = \"changed\"\n[limits]\ntime = \"2m\"\n[guest]\nmemory = \"1200M\"\n"
         );
         fs::write(owner.path("work.toml"), job).unwrap();
+        owner.pack(None);
         owner
+    }
+
+    /// Makes the image's archive, with more files in it or without, and pins it.
+    fn pack(&self, more: Option<&Path>) {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/machines/oci-archive.sh");
+        let busybox = succeed(Command::new("sh").args(["-c", "command -v busybox"]));
+        succeed(Command::new("sh").arg(script).arg(busybox.trim()).arg(self.path("tools.tar")).args(more));
+        let digest = succeed(Command::new("sha256sum").arg(self.path("tools.tar")));
+        let job = fs::read_to_string(self.path("work.toml")).unwrap();
+        let (before, after) = job.split_once("digest = \"").unwrap();
+        let (_, after) = after.split_once('"').unwrap();
+        let job = format!("{before}digest = \"sha256:{}\"{after}", &digest[..64]);
+        fs::write(self.path("work.toml"), job).unwrap();
+    }
+
+    /// Adds a section to the job file.
+    fn add(&self, section: &str) {
+        let job = fs::read_to_string(self.path("work.toml")).unwrap();
+        fs::write(self.path("work.toml"), job + section).unwrap();
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -89,10 +106,14 @@ impl<'a> Owner<'a> {
         self.path("state/cvmio/jobs/work")
     }
 
-    fn cvmio(&self, words: &[&str]) -> Output {
+    fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.args(words).current_dir(self.directory.path()).env("XDG_STATE_HOME", self.path("state"));
-        command.output().unwrap()
+        command
+    }
+
+    fn cvmio(&self, words: &[&str]) -> Output {
+        self.command(words).output().unwrap()
     }
 
     /// QEMU, which goes on when the program that started it is gone: the bed's ends with it.

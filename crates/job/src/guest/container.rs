@@ -139,6 +139,7 @@ pub fn configure(job: &Job, image: &ImageConfig, memory: u64) -> Result<()> {
     let root = root()?;
     let user = User::of(job, image, &root)?;
     hand_over(job, &user)?;
+    super::volume::hand_over(job, user.uid, user.gid)?;
     let config = config(job, image, &root, &user, memory)?;
     let path = place::bundle().join("config.json");
     File::create(&path).and_then(|mut file| file.write_all(config.to_string().as_bytes())).of(path)
@@ -234,9 +235,12 @@ fn mounts(job: &Job) -> Vec<Value> {
         of("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
     ];
     // The guest's own: `localhost` has a meaning there, too.
-    all.push(bind(Path::new(HOSTS), HOSTS, false));
+    all.push(bind(&place::hosts(), HOSTS, false));
     for (number, input) in job.inputs.iter().enumerate() {
         all.push(bind(&place::input(number).join(CONTENT), input.to.as_str(), input.writable));
+    }
+    for (number, volume) in job.volumes.iter().enumerate() {
+        all.push(bind(&place::mounted(number), volume.to.as_str(), true));
     }
     for (number, secret) in job.secrets.iter().enumerate() {
         all.push(bind(&place::secret(number), secret.to.as_str(), false));

@@ -12,15 +12,18 @@ use crate::program::{checked, output, unstarted};
 use crate::tree::digest_of;
 
 /// What is in the root file system beside Debian's minimum.
-const PACKAGES: [&str; 10] = [
+const PACKAGES: [&str; 12] = [
     "apt",
     "buildah",
     "busybox-static",
     "crun",
     "cryptsetup-bin",
     "dropbear-bin",
+    // For the file systems of volumes.
+    "e2fsprogs",
     "iproute2",
     "kmod",
+    "mount",
     // buildah looks for it even where there is no network.
     "netavark",
     "xz-utils",
@@ -49,6 +52,8 @@ pub struct Options {
     pub program: PathBuf,
     /// `cvmio-attest`, for guests whose chip vouches for them.
     pub attest: Option<PathBuf>,
+    /// `cvmio`, for guests that attach volumes.
+    pub cvmio: Option<PathBuf>,
     /// The date of all files without a lock, in seconds since 1970.
     pub date: u64,
 }
@@ -178,9 +183,11 @@ fn root_tree(options: &Options, work: &Path, date: u64) -> Result<(PathBuf, Path
     command.arg("--customize-hook=mkdir -p \"$1/usr/lib/cvmio\"");
     command.arg(put(&start, "/usr/lib/cvmio/boot")).arg(put(&options.program, "/usr/bin/cvmio-job"));
     let mut ours = vec!["usr/lib/cvmio/boot", "usr/bin/cvmio-job"];
-    if let Some(attest) = &options.attest {
-        command.arg(put(attest, "/usr/bin/cvmio-attest"));
-        ours.push("usr/bin/cvmio-attest");
+    for (program, place) in [(&options.attest, "usr/bin/cvmio-attest"), (&options.cvmio, "usr/bin/cvmio")] {
+        if let Some(program) = program {
+            command.arg(put(program, &format!("/{place}")));
+            ours.push(place);
+        }
     }
     let modes: Vec<String> = ours.iter().map(|path| format!("\"$1/{path}\"")).collect();
     command

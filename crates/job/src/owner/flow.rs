@@ -8,6 +8,7 @@ use std::time::Duration;
 use attest::simulated;
 use attest::{Claims, Hex, Policy};
 use cli::interrupt::Interrupt;
+use error_kind::Kind;
 use evidence_files::Beside;
 
 use super::collect::{collect, keep_manifest};
@@ -16,6 +17,7 @@ use super::prepare::Prepared;
 use super::ssh::{Channel, complaint, make_key, pin};
 use super::state::{Place, Record, Stage, began};
 use super::verify::{Judge, now, simulated_root};
+use super::volumes;
 use crate::error::{Context, Error, Result};
 use crate::file::Job;
 use crate::guest::{CONTENT, Frame, Phase, Setup, State, Stream, Word};
@@ -148,7 +150,7 @@ impl Flow {
     }
 
     fn channel(&self) -> Channel {
-        Channel::new(&self.place, self.record.port)
+        Channel::new(&self.place, self.record.port, &self.record.routes)
     }
 
     /// Fetches the manifest and what came back, checks both, and puts them into place. The log must have been followed to its end.
@@ -157,9 +159,9 @@ impl Flow {
     /// If the job has failed, the manifest is not this guest's, or something differs from it.
     pub fn fetch(&self, state: &State) -> Result<Done> {
         let Some(end) = state.end.clone().filter(|_| state.phase == Phase::Ended) else {
-            let reason = state.reason.as_deref().unwrap_or("it does not say why");
-            std::fs::write(self.place.file("failed"), reason).of(self.place.file("failed"))?;
-            return Err(Error::io(format!("the guest could not run the job: {reason}")));
+            let failure = failure_of(state);
+            std::fs::write(self.place.file("failed"), failure.to_string()).of(self.place.file("failed"))?;
+            return Err(failure);
         };
         let channel = self.channel();
         let bytes = channel.ask(Word::Manifest, |_| Ok(()))?;
@@ -203,6 +205,11 @@ impl Flow {
         let sent = std::fs::read(self.place.file("sent")).of(self.place.file("sent"))?;
         let sent: Vec<crate::manifest::Resource> =
             serde_json::from_slice(&sent).map_err(|error| Error::io(error.to_string()))?;
+        let volumes: Vec<_> = predicate.volumes.iter().map(|used| (&used.to[..], &used.volume)).collect();
+        let granted = self.job.volumes.iter().map(|volume| volume.to.as_str()).zip(&self.record.volumes);
+        if volumes != granted.collect::<Vec<_>>() {
+            return differs("list of volumes");
+        }
         if predicate.inputs != sent {
             return differs("list of inputs");
         }
@@ -223,7 +230,10 @@ impl Flow {
 
     /// Lets go of the guest, which goes on by itself.
     pub fn leave(self) {
-        self.channel().close();
+        // What the guest says to the anchors of volumes goes on over this connection.
+        if self.record.routes.is_empty() {
+            self.channel().close();
+        }
     }
 
     /// Powers the machine off and forgets the job.
@@ -239,7 +249,7 @@ impl Flow {
 /// Ends a job's machine, if it has one, and forgets it.
 pub fn put_away(place: &Place) {
     if let Ok(record) = place.record() {
-        let channel = Channel::new(place, record.port);
+        let channel = Channel::new(place, record.port, &[]);
         if record.stage != Stage::Launched && record.is_alive() {
             // Its answer may be cut off by its own end.
             let _ = channel.ask(Word::Wipe, |_| Ok(()));
@@ -259,6 +269,9 @@ fn begin(
 ) -> Result<Flow> {
     let image = Image::open(&options.machine.image)?;
     let (judge, machine) = trust(prepared, options, &image, place)?;
+    if !prepared.volumes.is_empty() {
+        Channel::check_lasting(place)?;
+    }
     let owner_key = make_key(place)?;
     tell("starting the machine");
     let mut booting = launch(&machine, &image, prepared, place)?;
@@ -274,6 +287,8 @@ fn begin(
         process,
         process_began: began(process).ok_or_else(|| Error::io("QEMU has ended at once"))?,
         port: booting.port,
+        routes: prepared.volumes.iter().flat_map(|volume| volume.routes.clone()).collect(),
+        volumes: prepared.volumes.iter().map(|volume| volume.id.clone()).collect(),
         stage: Stage::Launched,
         replace: options.replace,
     };
@@ -295,6 +310,18 @@ fn begin(
     let flow = Flow { record: Record { stage: Stage::Begun, ..flow.record }, ..flow };
     place.keep(&flow.record)?;
     Ok(flow)
+}
+
+/// Why a job has failed, as its guest says it. The kinds of what it did itself mean nothing here; those of a volume do.
+fn failure_of(state: &State) -> Error {
+    let Some(failure) = &state.failure else {
+        return Error::io("the guest could not run the job, and does not say why");
+    };
+    let kind = match failure.kind() {
+        Kind::Usage | Kind::Defect => Kind::Io,
+        kind => kind,
+    };
+    Error::new(kind, format!("the guest could not run the job: {failure}"))
 }
 
 fn told(claims: &Claims) -> String {
@@ -382,6 +409,11 @@ impl Flow {
             channel.ask(Word::Secret(number), |to| {
                 std::io::copy(&mut File::open(&path).of(&path)?, to).of(&path).map(drop)
             })?;
+        }
+        check()?;
+        if !prepared.volumes.is_empty() {
+            tell("opening the volumes");
+            volumes::open(&channel, &self.job, &prepared.volumes, &prepared.base)?;
         }
         check()?;
         channel.ask(Word::Start, |_| Ok(())).map(drop)

@@ -7,6 +7,7 @@ use super::state::Place;
 use crate::error::{Context, Error, Result};
 use crate::guest::Word;
 use crate::program::{output, unstarted};
+use crate::volume::Route;
 
 /// The name under which the host key is pinned: ports and addresses do not matter.
 const ALIAS: &str = "cvmio-guest";
@@ -45,13 +46,29 @@ pub fn pin(place: &Place, host_key: &str) -> Result<()> {
 pub struct Channel {
     place: Place,
     port: u16,
+    routes: Vec<Route>,
 }
 
 impl Channel {
-    /// To the guest behind this port.
+    /// To the guest behind this port, which reaches anchors by these routes as long as the connection lasts.
     #[must_use]
-    pub fn new(place: &Place, port: u16) -> Self {
-        Self { place: place.clone(), port }
+    pub fn new(place: &Place, port: u16, routes: &[Route]) -> Self {
+        Self { place: place.clone(), port, routes: routes.to_vec() }
+    }
+
+    /// Whether sessions can share a connection that lasts.
+    ///
+    /// # Errors
+    /// If the place is too deep for a socket.
+    pub fn check_lasting(place: &Place) -> Result<()> {
+        let socket = place.file(SOCKET);
+        match socket.as_os_str().len() <= MAX_SOCKET {
+            true => Ok(()),
+            false => Err(Error::usage(format!(
+                "{} is too long for a socket, which a job with volumes needs; set XDG_STATE_HOME to a shorter path",
+                socket.display()
+            ))),
+        }
     }
 
     fn command(&self) -> Command {
@@ -84,6 +101,12 @@ impl Channel {
                 format!("ControlPath=\"{}\"", socket.display()),
             ]);
         }
+        if !self.routes.is_empty() {
+            options.push("ExitOnForwardFailure=yes".into());
+        }
+        let forward =
+            |Route { port, host, to }: &Route| ["-R".into(), format!("127.0.0.1:{port}:{host}:{to}")];
+        command.args(self.routes.iter().flat_map(forward));
         command.args(options.iter().flat_map(|option| ["-o", option]));
         command
     }
@@ -121,7 +144,7 @@ impl Channel {
     /// Ends the connection that sessions share.
     pub fn close(&self) {
         if self.place.file(SOCKET).exists() {
-            let mut command = self.command();
+            let mut command = Self { routes: Vec::new(), ..self.clone() }.command();
             let _ = output(command.args(["-O", "exit", "root@127.0.0.1"]));
         }
     }

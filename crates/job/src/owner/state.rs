@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Error, Result};
 use crate::guest::Setup;
+use crate::volume::Route;
 
 /// How long a machine may take to be gone.
 const GRACE: Duration = Duration::from_secs(10);
@@ -32,6 +33,10 @@ pub struct Record {
     pub process_began: u64,
     /// The port here that leads to the guest's SSH.
     pub port: u16,
+    /// How the guest reaches the anchors of its volumes.
+    pub routes: Vec<Route>,
+    /// The volumes' ids.
+    pub volumes: Vec<String>,
     /// How far the job is.
     pub stage: Stage,
     /// Whether results may replace what is there.
@@ -233,6 +238,8 @@ mod tests {
             process: me,
             process_began: began,
             port: 1,
+            routes: Vec::new(),
+            volumes: Vec::new(),
             stage: Stage::Launched,
             replace: false,
         };

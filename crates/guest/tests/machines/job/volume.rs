@@ -1,0 +1,144 @@
+//! A job whose database lies on a volume: its machine is lost half way, and the next one goes on from there.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use super::{IO, Owner, missing, said, succeed};
+
+/// Exit code for a disk that is older than its anchor.
+const STALE: i32 = 5;
+/// One transaction for each step; each holds what nobody else may see. The owner's input says where the first machine is to be lost.
+///
+/// Only with `extra` does SQLite make the end of its journal durable, too: else the last transaction may be rolled back when power is lost
+/// (SQLite, "PRAGMA synchronous").
+const STEPS: &str = "cd /data && sqlite3 db 'create table if not exists steps (n integer primary key, secret text)' && \
+    n=$(sqlite3 db 'select count(*) from steps') && echo begins at $n; \
+    while [ $n -lt 9 ]; do n=$((n+1)); sqlite3 db \"pragma synchronous = extra; insert into steps values ($n, '$(cat /run/secret)')\" || exit 1; echo step $n; \
+    if [ -e /in/stop-at-$n ]; then sleep 1000; fi; done; ls /sys/class/net; mkdir /tmp/out; sqlite3 db 'select count(*), sum(n) from steps' >/tmp/out/sums";
+
+/// The owner's service, on this machine.
+struct Service(Child);
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Owner<'_> {
+    /// Starts a service, makes a place in it and a policy for a volume of it, and a disk.
+    fn volume(&self) -> Service {
+        let program = self.bed.owner();
+        let owner = |words: &[&str]| {
+            let (command, rest) = words.split_at(if words[0] == "volume" { 2 } else { 1 });
+            let mut owner = Command::new(&program);
+            owner.args(command).arg("--state").arg(self.path("service")).args(rest);
+            owner
+        };
+        succeed(&mut owner(&["init", "--host", "localhost"]));
+        let client = self.path("client").display().to_string();
+        succeed(&mut owner(&["volume", "add", "steps", "--new-client", &client]));
+        let mut service = owner(&["serve", "--listen", "127.0.0.1:0"]);
+        let service = service.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut service = Service(service);
+        let mut line = String::new();
+        BufReader::new(service.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let (_, port) = line.trim().rsplit_once(':').unwrap_or_else(|| panic!("it did not start: {line}"));
+
+        let mut prepare = Command::new(self.bed.cvmio());
+        prepare.args(["volume", "prepare"]).arg(self.path("policy.toml")).args(["--size", "64M"]);
+        prepare.args(["--anchor", &format!("owner:localhost:{port}/steps")]);
+        for (option, file) in [("ca-file", "ca.pem"), ("cert-file", "client.pem"), ("key-file", "client.key")]
+        {
+            prepare.args(["--anchor-option", &format!("{option}={client}/{file}")]);
+        }
+        succeed(&mut prepare);
+        fs::write(self.path("volume.key"), [7; 32]).unwrap();
+        fs::File::create(self.path("disk")).unwrap().set_len(192 << 20).unwrap();
+        service
+    }
+
+    /// Puts sqlite3 and its libraries into a directory, as they lie in a container.
+    fn sqlite(&self) -> PathBuf {
+        let (from, to) = (self.bed.kernel(), self.path("more"));
+        let libraries = from.join("usr/lib/x86_64-linux-gnu");
+        let (loader, program) = (libraries.join("ld-linux-x86-64.so.2"), from.join("usr/bin/sqlite3"));
+        let mut list = Command::new(&loader);
+        let list = succeed(list.arg("--library-path").arg(&libraries).arg("--list").arg(&program));
+        let words = list.split_whitespace().filter(|word| word.starts_with('/'));
+        let files = words.map(Path::new).filter(|path| path.starts_with(&libraries));
+        for directory in ["bin", "lib64", "lib/x86_64-linux-gnu"] {
+            fs::create_dir_all(to.join(directory)).unwrap();
+        }
+        fs::copy(&program, to.join("bin/sqlite3")).unwrap();
+        fs::copy(&loader, to.join("lib64/ld-linux-x86-64.so.2")).unwrap();
+        for file in files {
+            fs::copy(file, to.join("lib/x86_64-linux-gnu").join(file.file_name().unwrap())).unwrap();
+        }
+        to
+    }
+
+    /// Cuts the power of the machine when the container has said this.
+    fn lose_the_machine_at(&self, line: &str) {
+        let mut logs = self.command(&["job", "logs", "work"]);
+        let mut logs = logs.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let lines = BufReader::new(logs.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let seen: Vec<String> = lines.take_while(|said| said != line).collect();
+        let record = fs::read_to_string(self.state().join("record")).unwrap();
+        let (_, rest) = record.split_once("\"process\":").unwrap_or_else(|| panic!("{record}, {seen:?}"));
+        let process: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        succeed(Command::new("kill").args(["-KILL", &process]));
+        assert_eq!(logs.wait().unwrap().code(), Some(IO), "{seen:?}");
+    }
+}
+
+#[test]
+fn a_job_goes_on_from_its_volume_when_its_machine_was_lost() {
+    let Some(bed) = guest::bed() else { return };
+    if missing() {
+        return;
+    }
+    let owner = Owner::new(&bed, STEPS);
+    let more = owner.sqlite();
+    owner.pack(Some(&more));
+    let _service = owner.volume();
+    owner.add(
+        "[[volumes]]\nto = \"/data\"\ndisk = \"disk\"\npolicy = \"policy.toml\"\nkey-file = \"volume.key\"\n",
+    );
+    fs::write(owner.path("tree/stop-at-5"), "").unwrap();
+    let begun = owner.run(&["--detach"]);
+    assert!(begun.status.success(), "{}", said(&begun));
+    owner.lose_the_machine_at("step 5");
+    let lost = owner.cvmio(&["job", "resume", "work"]);
+    assert!(lost.status.code() == Some(IO) && said(&lost).contains("lost its machine"), "{}", said(&lost));
+    assert!(owner.cvmio(&["job", "stop", "work"]).status.success());
+    fs::copy(owner.path("disk"), owner.path("older")).unwrap();
+
+    // Another machine, from the checkpoint on.
+    fs::remove_file(owner.path("tree/stop-at-5")).unwrap();
+    let done = owner.run(&[]);
+    let printed = String::from_utf8(done.stdout.clone()).unwrap();
+    assert!(done.status.success(), "{}{printed}", said(&done));
+    assert!(printed.contains("begins at 5\nstep 6\n") && printed.contains("step 9\n"), "{printed}");
+    assert!(!printed.contains("eth"), "{printed}");
+    assert_eq!(fs::read_to_string(owner.path("results/out/sums")).unwrap(), "9|45\n");
+    for place in ["disk", "older"] {
+        assert_eq!(super::holds_secret(&owner.path(place)), None);
+    }
+    owner.policy();
+    let verified = String::from_utf8(owner.verify(&["--allow-simulated"]).stdout).unwrap();
+    let volume =
+        verified.lines().find(|line| line.starts_with("volume ")).unwrap_or_else(|| panic!("{verified}"));
+    assert!(volume.contains("at /data: generation") && volume.ends_with("released"), "{volume}");
+
+    // The host puts the disk of before back.
+    fs::copy(owner.path("older"), owner.path("disk")).unwrap();
+    let refused = owner.run(&["--replace"]);
+    assert_eq!(refused.status.code(), Some(STALE), "{}", said(&refused));
+    assert!(said(&refused).contains("the volume for /data: "), "{}", said(&refused));
+    assert!(!String::from_utf8(refused.stdout.clone()).unwrap().contains("begins"));
+    assert!(!owner.state().exists());
+}
