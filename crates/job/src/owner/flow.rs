@@ -25,6 +25,9 @@ use crate::image::Image;
 use crate::manifest::{End, Statement};
 use crate::tree::{Digesting, Source, pack};
 
+/// How long a guest may take to power itself off. Its end by force takes its memory, too.
+const WIPING: Duration = Duration::from_secs(5);
+
 /// How a job is run.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -74,10 +77,14 @@ impl Flow {
     ) -> Result<Self> {
         let place = Place::create(prepared.job.name.as_str())?;
         let begun = begin(prepared, options, &place, tell, interrupt);
-        if begun.is_err() {
+        begun.map_err(|error| {
             put_away(&place);
-        }
-        begun
+            // Ctrl-C reaches the programs that this one waits for, too: that they failed is no news then.
+            match interrupt.check() {
+                Ok(()) => error,
+                Err(interrupted) => Error::usage(interrupted.to_string()).because(error),
+            }
+        })
     }
 
     /// Takes up a job that was begun.
@@ -251,9 +258,13 @@ pub fn put_away(place: &Place) {
     if let Ok(record) = place.record() {
         let channel = Channel::new(place, record.port, &[]);
         if record.stage != Stage::Launched && record.is_alive() {
-            // Its answer may be cut off by its own end.
-            let _ = channel.ask(Word::Wipe, |_| Ok(()));
-            let _ = record.wait_for_end();
+            // Its answer may be cut off by its own end; and one that does not answer has no claim to be waited for.
+            if let Ok(mut asking) = channel.say(Word::Wipe) {
+                drop(asking.stdin.take());
+                let _ = record.wait_for_end(WIPING);
+                let _ = asking.kill();
+                let _ = asking.wait();
+            }
         }
         channel.close();
     }

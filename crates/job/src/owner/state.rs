@@ -182,12 +182,12 @@ impl Record {
             && began(self.process) == Some(self.process_began)
     }
 
-    /// Waits until its machine has powered off by itself. Whether it has.
+    /// Waits until its machine has powered off by itself. Whether it has within `limit`.
     #[must_use]
-    pub fn wait_for_end(&self) -> bool {
+    pub fn wait_for_end(&self, limit: Duration) -> bool {
         let begun = Instant::now();
         while self.is_alive() {
-            if begun.elapsed() > GRACE {
+            if begun.elapsed() > limit {
                 return false;
             }
             std::thread::sleep(PAUSE);
@@ -199,7 +199,7 @@ impl Record {
         let process = Pid::from_raw(self.process).filter(|_| self.is_alive());
         if let Some(process) = process {
             let _ = kill_process(process, Signal::KILL);
-            if !self.wait_for_end() {
+            if !self.wait_for_end(GRACE) {
                 return Err(Error::io(format!("the machine (process {}) does not end", self.process)));
             }
         }

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::{IO, Owner, missing, said, succeed};
+use super::{IO, Owner, POLICY, holds_secret, missing, said, succeed};
 
 /// Exit code for a disk that is older than its anchor.
 const STALE: i32 = 5;
@@ -16,7 +16,8 @@ const STALE: i32 = 5;
 const STEPS: &str = "cd /data && sqlite3 db 'create table if not exists steps (n integer primary key, secret text)' && \
     n=$(sqlite3 db 'select count(*) from steps') && echo begins at $n; \
     while [ $n -lt 9 ]; do n=$((n+1)); sqlite3 db \"pragma synchronous = extra; insert into steps values ($n, '$(cat /run/secret)')\" || exit 1; echo step $n; \
-    if [ -e /in/stop-at-$n ]; then sleep 1000; fi; done; ls /sys/class/net; mkdir /tmp/out; sqlite3 db 'select count(*), sum(n) from steps' >/tmp/out/sums";
+    if [ -e /in/stop-at-$n ]; then sleep 1000; fi; done; mkdir /tmp/out && sqlite3 db 'select count(*), sum(n) from steps' >/tmp/out/sums; \
+    cat /in/below/file >/tmp/out/copy && sha256sum </run/secret >/tmp/out/sum && touch /in/new; ls /sys/class/net; echo beside it >&2; exit 7";
 
 /// The owner's service, on this machine.
 struct Service(Child);
@@ -95,8 +96,75 @@ impl Owner<'_> {
     }
 }
 
+/// The host's key is pinned: somebody in the middle has another one.
+fn somebody_in_the_middle_is_noticed(owner: &Owner<'_>) {
+    let hosts = owner.state().join("known_hosts");
+    let pinned = fs::read_to_string(&hosts).unwrap();
+    let key = fs::read_to_string(owner.state().join("key.pub")).unwrap();
+    fs::write(&hosts, format!("cvmio-guest {key}")).unwrap();
+    // A connection that is open already was checked when it was made.
+    let socket = owner.state().join("ssh");
+    fs::rename(&socket, owner.state().join("aside")).unwrap();
+    let refused = owner.cvmio(&["job", "resume", "work"]);
+    assert_eq!(refused.status.code(), Some(POLICY), "{}", said(&refused));
+    assert!(
+        said(&refused).contains("does not have the host key") && said(&refused).contains("job resume work"),
+        "{}",
+        said(&refused)
+    );
+    fs::rename(owner.state().join("aside"), socket).unwrap();
+    fs::write(&hosts, pinned).unwrap();
+}
+
+/// What came back, the machine's end, and secrets in what is the host's.
+fn the_result_is_whole(owner: &Owner<'_>) {
+    let result = |name: &str| fs::read_to_string(owner.path("results/out").join(name)).unwrap();
+    assert_eq!((result("copy"), result("sums")), ("the owner's data".into(), "9|45\n".into()));
+    assert_eq!(result("sum").len(), 68, "an ordinary user reads its secret");
+    // What it made of its input comes back, and the owner's own stays as it is.
+    assert!(owner.path("changed/in/new").exists() && owner.path("changed/in/below/file").exists());
+    assert!(!owner.path("tree/new").exists());
+    assert!(!owner.state().exists());
+    let of_the_host = [owner.bed.qemu().parent().unwrap(), &owner.image].map(Path::to_path_buf);
+    for place in of_the_host.into_iter().chain(["disk", "older", "results"].map(|name| owner.path(name))) {
+        assert_eq!(holds_secret(&place), None);
+    }
+}
+
+fn the_manifest_proves_it_and_nothing_else(owner: &Owner<'_>) {
+    owner.policy();
+    let verified = owner.verify(&["--allow-simulated"]);
+    assert!(verified.status.success(), "{}", said(&verified));
+    let verified = String::from_utf8(verified.stdout).unwrap();
+    for words in ["exit code 7", "platform simulated", "5 files"] {
+        assert!(verified.contains(words), "{words}: {verified}");
+    }
+    let volume =
+        verified.lines().find(|line| line.starts_with("volume ")).unwrap_or_else(|| panic!("{verified}"));
+    assert!(volume.contains("at /data: generation") && volume.ends_with("released"), "{volume}");
+    let refuses = |more: &[&str], words: &str| {
+        let refused = owner.verify(more);
+        assert!(
+            refused.status.code() == Some(POLICY) && said(&refused).contains(words),
+            "{}",
+            said(&refused)
+        );
+    };
+    refuses(&[], "simulated");
+    fs::write(owner.path("results/out/copy"), "not the owner's data").unwrap();
+    refuses(&["--allow-simulated"], "copy is not the file");
+    let manifest = fs::read_to_string(owner.path("work.manifest.json")).unwrap();
+    fs::write(owner.path("work.manifest.json"), manifest.replacen("\"sig\":\"", "\"sig\":\"AAAA", 1))
+        .unwrap();
+    assert!(!owner.verify(&["--allow-simulated"]).status.success());
+    // What is there is not replaced unasked.
+    let refused = owner.run(&[]);
+    assert!(refused.status.code() == Some(2) && said(&refused).contains("--replace"), "{}", said(&refused));
+}
+
+/// The life of a job: its machine is lost, the next one goes on and brings its result, and an older disk begins no third.
 #[test]
-fn a_job_goes_on_from_its_volume_when_its_machine_was_lost() {
+fn a_job_goes_on_from_its_volume_and_brings_a_signed_result() {
     let Some(bed) = guest::bed() else { return };
     if missing() {
         return;
@@ -111,28 +179,26 @@ fn a_job_goes_on_from_its_volume_when_its_machine_was_lost() {
     fs::write(owner.path("tree/stop-at-5"), "").unwrap();
     let begun = owner.run(&["--detach"]);
     assert!(begun.status.success(), "{}", said(&begun));
+    assert!(said(&begun).contains("its evidence has passed: platform simulated"), "{}", said(&begun));
+    assert_eq!(String::from_utf8(owner.cvmio(&["job", "list"]).stdout).unwrap(), "work\tbegun\n");
+    somebody_in_the_middle_is_noticed(&owner);
     owner.lose_the_machine_at("step 5");
     let lost = owner.cvmio(&["job", "resume", "work"]);
     assert!(lost.status.code() == Some(IO) && said(&lost).contains("lost its machine"), "{}", said(&lost));
     assert!(owner.cvmio(&["job", "stop", "work"]).status.success());
     fs::copy(owner.path("disk"), owner.path("older")).unwrap();
 
-    // Another machine, from the checkpoint on.
+    // Another machine, from the checkpoint on. Its owner goes away and comes back.
     fs::remove_file(owner.path("tree/stop-at-5")).unwrap();
-    let done = owner.run(&[]);
+    let begun = owner.run(&["--detach"]);
+    assert!(begun.status.success(), "{}", said(&begun));
+    let done = owner.cvmio(&["job", "resume", "work"]);
+    assert_eq!(done.status.code(), Some(7), "the container's own: {}", said(&done));
     let printed = String::from_utf8(done.stdout.clone()).unwrap();
-    assert!(done.status.success(), "{}{printed}", said(&done));
-    assert!(printed.contains("begins at 5\nstep 6\n") && printed.contains("step 9\n"), "{printed}");
-    assert!(!printed.contains("eth"), "{printed}");
-    assert_eq!(fs::read_to_string(owner.path("results/out/sums")).unwrap(), "9|45\n");
-    for place in ["disk", "older"] {
-        assert_eq!(super::holds_secret(&owner.path(place)), None);
-    }
-    owner.policy();
-    let verified = String::from_utf8(owner.verify(&["--allow-simulated"]).stdout).unwrap();
-    let volume =
-        verified.lines().find(|line| line.starts_with("volume ")).unwrap_or_else(|| panic!("{verified}"));
-    assert!(volume.contains("at /data: generation") && volume.ends_with("released"), "{volume}");
+    assert!(printed.starts_with("begins at 5\nstep 6\n") && printed.contains("step 9\n"), "{printed}");
+    assert!(printed.ends_with("\nlo\n") && said(&done).contains("beside it\n"), "{printed}{}", said(&done));
+    the_result_is_whole(&owner);
+    the_manifest_proves_it_and_nothing_else(&owner);
 
     // The host puts the disk of before back.
     fs::copy(owner.path("older"), owner.path("disk")).unwrap();
