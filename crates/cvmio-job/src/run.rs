@@ -65,7 +65,7 @@ fn say(step: &str) {
 /// Follows a job to its end, brings its result and powers its machine off. A job that runs on is kept when its owner's side fails: the
 /// connection may be back later.
 pub fn finish(flow: Flow, json: bool, interrupt: &Interrupt) -> Result<i32, Failure> {
-    let done = match bring(&flow, json, interrupt) {
+    let done = match bring(&flow, json) {
         Err(failure) if interrupt.check().is_ok() && flow.goes_on() => {
             let name = flow.name().to_string();
             flow.leave();
@@ -104,11 +104,11 @@ fn code(done: &Done) -> i32 {
     }
 }
 
-fn bring(flow: &Flow, json: bool, interrupt: &Interrupt) -> Result<Done, Failure> {
+fn bring(flow: &Flow, json: bool) -> Result<Done, Failure> {
     let mut errors = io::stderr();
     let state = match json {
-        true => flow.follow(&mut io::stderr(), &mut errors, interrupt)?,
-        false => flow.follow(&mut io::stdout(), &mut errors, interrupt)?,
+        true => flow.follow(&mut io::stderr(), &mut errors)?,
+        false => flow.follow(&mut io::stdout(), &mut errors)?,
     };
     Ok(flow.fetch(&state)?)
 }

@@ -162,8 +162,17 @@ impl Run {
 
     /// Presses Ctrl-C. How long it took until the program had ended.
     pub fn interrupt(&mut self) -> Duration {
-        let (begun, group) = (Instant::now(), format!("-{}", self.child.id()));
-        assert!(Command::new("kill").args(["-INT", "--", &group]).status().unwrap().success());
+        self.signal("-INT", &format!("-{}", self.child.id()))
+    }
+
+    /// Asks the program for its end, and none of those that it waits for.
+    pub fn terminate(&mut self) -> Duration {
+        self.signal("-TERM", &self.child.id().to_string())
+    }
+
+    fn signal(&mut self, signal: &str, to: &str) -> Duration {
+        let begun = Instant::now();
+        assert!(Command::new("kill").args([signal, "--", to]).status().unwrap().success());
         wait_until("its end", || self.child.try_wait().unwrap().is_some());
         begun.elapsed()
     }

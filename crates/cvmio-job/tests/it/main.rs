@@ -4,7 +4,7 @@ mod machine;
 
 use std::time::{Duration, Instant};
 
-use machine::{Answers, Room};
+use machine::{Answers, Room, Run};
 
 /// Exit codes.
 const IO: i32 = 3;
@@ -74,17 +74,19 @@ fn ctrl_c_leaves_nothing_while_evidence_is_waited_for() {
 
 /// The guest's port takes the connection, and then nobody answers.
 #[test]
-fn ctrl_c_leaves_nothing_while_the_channel_is_silent() {
-    let room = Room::new();
-    let mut run = room.run(&[]);
-    let machine = run.machine(Answers::Well);
-    run.wait_for("sending the job");
-    machine.wait_for_login();
-    let took = run.interrupt();
-    let (code, said) = run.wait();
-    assert!(code == Some(2) && took < AT_ONCE, "{code:?} after {took:?}: {said}");
-    assert!(said.ends_with("cvmio: error: interrupted; everything was put away\n"), "{said}");
-    room.nothing_is_left();
+fn ctrl_c_or_a_signal_to_the_program_alone_leaves_nothing_while_the_channel_is_silent() {
+    for press in [Run::interrupt, Run::terminate] {
+        let room = Room::new();
+        let mut run = room.run(&[]);
+        let machine = run.machine(Answers::Well);
+        run.wait_for("sending the job");
+        machine.wait_for_login();
+        let took = press(&mut run);
+        let (code, said) = run.wait();
+        assert!(code == Some(2) && took < AT_ONCE, "{code:?} after {took:?}: {said}");
+        assert!(said.ends_with("cvmio: error: interrupted; everything was put away\n"), "{said}");
+        room.nothing_is_left();
+    }
 }
 
 /// The owner's side was killed, and the guest does not answer any more.

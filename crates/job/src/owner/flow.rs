@@ -62,6 +62,7 @@ pub struct Flow {
     place: Place,
     record: Record,
     job: Job,
+    interrupt: Interrupt,
 }
 
 impl Flow {
@@ -91,7 +92,7 @@ impl Flow {
     ///
     /// # Errors
     /// If there is none of this name, or its machine is gone.
-    pub fn resume(name: &str) -> Result<Self> {
+    pub fn resume(name: &str, interrupt: &Interrupt) -> Result<Self> {
         let place = Place::find(name)?;
         let record = place.record()?;
         let gone = |what: &str| {
@@ -105,39 +106,24 @@ impl Flow {
         }
         let job = Job::parse(record.setup.file.as_bytes(), &record.setup.name)
             .map_err(|error| Error::usage(error.to_string()).because(error))?;
-        Ok(Self { place, record, job })
+        Ok(Self { place, record, job, interrupt: interrupt.clone() })
     }
 
     /// Copies what the container writes to `out` and `err` until it has ended.
     ///
     /// # Errors
     /// If the guest is gone, or its log has another form.
-    pub fn follow(&self, out: &mut dyn Write, err: &mut dyn Write, interrupt: &Interrupt) -> Result<State> {
+    pub fn follow(&self, out: &mut dyn Write, err: &mut dyn Write) -> Result<State> {
         let channel = self.channel();
         let mut child = channel.say(Word::Follow(0))?;
         drop(child.stdin.take());
         let from = child.stdout.take().ok_or_else(|| Error::io("ssh has no output"))?;
-        let mut digest = Digesting::new(std::io::sink());
-        for line in BufReader::new(from).split(b'\n') {
-            interrupt.check().map_err(|error| Error::usage(error.to_string()))?;
-            let line = line.of("the log")?;
-            if let Ok(frame) = serde_json::from_slice::<Frame>(&line) {
-                digest.write_all(&line).and_then(|()| digest.write_all(b"\n")).of("the log")?;
-                let bytes = frame.bytes()?;
-                // Nobody may read it any more; the job goes on.
-                let _ = match frame.stream {
-                    Stream::Out => out.write_all(&bytes).and_then(|()| out.flush()),
-                    Stream::Err => err.write_all(&bytes).and_then(|()| err.flush()),
-                };
-                continue;
-            }
-            let state: State = serde_json::from_slice(&line)
-                .map_err(|error| Error::protocol(format!("the log has a line of another form: {error}")))?;
+        let told = channel.interruptible(child.id(), || self.copy_log(from, out, err))?;
+        if let Some(state) = told? {
             let _ = child.wait();
-            self.keep_log_digest(&digest.finish().1.digits())?;
             return Ok(state);
         }
-        interrupt.check().map_err(|error| Error::usage(error.to_string()))?;
+        self.interrupt.check().map_err(|error| Error::usage(error.to_string()))?;
         let mut said = String::new();
         if let Some(mut errors) = child.stderr.take() {
             let _ = errors.read_to_string(&mut said);
@@ -151,13 +137,37 @@ impl Flow {
         }
     }
 
+    /// Copies the log from the guest to its end. The state behind it; `None` when it was cut off.
+    fn copy_log(&self, from: impl Read, out: &mut dyn Write, err: &mut dyn Write) -> Result<Option<State>> {
+        let mut digest = Digesting::new(std::io::sink());
+        for line in BufReader::new(from).split(b'\n') {
+            self.interrupt.check().map_err(|error| Error::usage(error.to_string()))?;
+            let line = line.of("the log")?;
+            if let Ok(frame) = serde_json::from_slice::<Frame>(&line) {
+                digest.write_all(&line).and_then(|()| digest.write_all(b"\n")).of("the log")?;
+                let bytes = frame.bytes()?;
+                // Nobody may read it any more; the job goes on.
+                let _ = match frame.stream {
+                    Stream::Out => out.write_all(&bytes).and_then(|()| out.flush()),
+                    Stream::Err => err.write_all(&bytes).and_then(|()| err.flush()),
+                };
+                continue;
+            }
+            let state: State = serde_json::from_slice(&line)
+                .map_err(|error| Error::protocol(format!("the log has a line of another form: {error}")))?;
+            self.keep_log_digest(&digest.finish().1.digits())?;
+            return Ok(Some(state));
+        }
+        Ok(None)
+    }
+
     fn keep_log_digest(&self, digits: &str) -> Result<()> {
         let path = self.place.file("log-digest");
         std::fs::write(&path, digits).of(path)
     }
 
     fn channel(&self) -> Channel {
-        Channel::new(&self.place, self.record.port, &self.record.routes)
+        Channel::new(&self.place, self.record.port, &self.record.routes, &self.interrupt)
     }
 
     /// Fetches the manifest and what came back, checks both, and puts them into place. The log must have been followed to its end.
@@ -256,7 +266,7 @@ impl Flow {
 /// Ends a job's machine, if it has one, and forgets it.
 pub fn put_away(place: &Place) {
     if let Ok(record) = place.record() {
-        let channel = Channel::new(place, record.port, &[]);
+        let channel = Channel::new(place, record.port, &[], &Interrupt::default());
         if record.stage != Stage::Launched && record.is_alive() {
             // Its answer may be cut off by its own end; and one that does not answer has no claim to be waited for.
             if let Ok(mut asking) = channel.say(Word::Wipe) {
@@ -314,8 +324,8 @@ fn begin(
     std::fs::write(place.file("exchange"), text).of(place.file("exchange"))?;
     record.stage = Stage::Attested;
     place.keep(&record)?;
-    let flow = Flow { place: place.clone(), record, job: prepared.job.clone() };
-    flow.hand_over(prepared, tell, interrupt)?;
+    let flow = Flow { place: place.clone(), record, job: prepared.job.clone(), interrupt: interrupt.clone() };
+    flow.hand_over(prepared, tell)?;
     // From here on the machine outlives this program.
     booting.running.leave();
     let flow = Flow { record: Record { stage: Stage::Begun, ..flow.record }, ..flow };
@@ -389,9 +399,9 @@ fn trust(prepared: &Prepared, options: &Options, image: &Image, place: &Place) -
 
 impl Flow {
     /// Sends everything, and begins the work.
-    fn hand_over(&self, prepared: &Prepared, tell: Tell<'_>, interrupt: &Interrupt) -> Result<()> {
+    fn hand_over(&self, prepared: &Prepared, tell: Tell<'_>) -> Result<()> {
         let channel = self.channel();
-        let check = || interrupt.check().map_err(|error| Error::usage(error.to_string()));
+        let check = || self.interrupt.check().map_err(|error| Error::usage(error.to_string()));
         let setup = serde_json::to_vec(&self.record.setup).map_err(|error| Error::io(error.to_string()))?;
         tell("sending the job");
         channel.ask(Word::Setup, |to| to.write_all(&setup).of("the job"))?;

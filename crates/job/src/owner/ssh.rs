@@ -2,6 +2,11 @@
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use cli::interrupt::Interrupt;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::state::Place;
 use crate::error::{Context, Error, Result};
@@ -17,6 +22,8 @@ const KEY: &str = "key";
 const HOSTS: &str = "known_hosts";
 /// The socket of the connection that all sessions share.
 const SOCKET: &str = "ssh";
+/// How often it is looked whether the end was asked for.
+const PAUSE: Duration = Duration::from_millis(100);
 /// Longest path of a socket.
 const MAX_SOCKET: usize = 90;
 
@@ -47,13 +54,15 @@ pub struct Channel {
     place: Place,
     port: u16,
     routes: Vec<Route>,
+    interrupt: Interrupt,
 }
 
 impl Channel {
-    /// To the guest behind this port, which reaches anchors by these routes as long as the connection lasts.
+    /// To the guest behind this port, which reaches anchors by these routes as long as the connection lasts. An interrupt ends
+    /// what is waited for.
     #[must_use]
-    pub fn new(place: &Place, port: u16, routes: &[Route]) -> Self {
-        Self { place: place.clone(), port, routes: routes.to_vec() }
+    pub fn new(place: &Place, port: u16, routes: &[Route], interrupt: &Interrupt) -> Self {
+        Self { place: place.clone(), port, routes: routes.to_vec(), interrupt: interrupt.clone() }
     }
 
     /// Whether sessions can share a connection that lasts.
@@ -132,13 +141,45 @@ impl Channel {
         send: impl FnOnce(&mut dyn std::io::Write) -> Result<()>,
     ) -> Result<Vec<u8>> {
         let mut child = self.say(word)?;
-        let sent = child.stdin.take().map_or(Ok(()), |mut to| send(&mut to));
-        let answer = child.wait_with_output().of("ssh")?;
+        let (sent, answer) = self.interruptible(child.id(), || {
+            let sent = child.stdin.take().map_or(Ok(()), |mut to| send(&mut to));
+            (sent, child.wait_with_output())
+        })?;
+        let answer = answer.of("ssh")?;
         if !answer.status.success() {
             // It explains why the guest took no more.
             return Err(complaint(word, &String::from_utf8_lossy(&answer.stderr)));
         }
         sent.map(|()| answer.stdout)
+    }
+
+    /// Does something that waits for a program, which is ended when the owner asks for the end: a signal may have reached this program only.
+    ///
+    /// # Errors
+    /// If there is no such program.
+    pub fn interruptible<T>(&self, program: u32, work: impl FnOnce() -> T) -> Result<T> {
+        let program = i32::try_from(program)
+            .ok()
+            .and_then(Pid::from_raw)
+            .ok_or_else(|| Error::io("ssh has no process id"))?;
+        let program = pidfd_open(program, PidfdFlags::empty()).map_err(std::io::Error::from).of("ssh")?;
+        let is_done = AtomicBool::new(false);
+        Ok(std::thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                while !is_done.load(Ordering::Acquire) {
+                    if self.interrupt.check().is_err() {
+                        // It may have ended by itself.
+                        let _ = pidfd_send_signal(&program, Signal::TERM);
+                        return;
+                    }
+                    std::thread::park_timeout(PAUSE);
+                }
+            });
+            let done = work();
+            is_done.store(true, Ordering::Release);
+            watch.thread().unpark();
+            done
+        }))
     }
 
     /// Ends the connection that sessions share.
