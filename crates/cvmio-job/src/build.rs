@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use cli::failure::Failure;
+use cli::interrupt::Interrupt;
 use cli::output;
 use job::image::{self, Options};
 use job::owner::{Prepared, now};
@@ -35,8 +36,9 @@ pub fn build(args: &Build) -> Result<(), Failure> {
         cvmio,
         date: args.date.unwrap_or_else(|| now() / DAY * DAY),
     };
+    let interrupt = Interrupt::on_signals()?;
     let spinner = output::spinner("building the image");
-    let image = image::build(&options)?;
+    let image = image::build(&options, &interrupt)?;
     drop(spinner);
     let file = |name: &str| PathBuf::from(&args.out).join(name).display().to_string();
     output::print(&format!(

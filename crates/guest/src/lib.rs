@@ -186,7 +186,10 @@ pub fn bed() -> Option<Bed> {
     static DEBIAN: OnceLock<Result<Debian, String>> = OnceLock::new();
     match DEBIAN.get_or_init(|| Debian::get(&directory.join("debian"))) {
         Ok(debian) => {
-            Some(Bed { debian, cvmio: program::cvmio(&target(), &directory), running, _turn: turn })
+            // Once, too: cargo takes a second or more to find that nothing has changed.
+            static CVMIO: OnceLock<PathBuf> = OnceLock::new();
+            let cvmio = CVMIO.get_or_init(|| program::cvmio(&target(), &directory)).clone();
+            Some(Bed { debian, cvmio, running, _turn: turn })
         }
         Err(reason) => {
             skipped(reason);

@@ -101,6 +101,22 @@ impl Room {
     fn start(&self, more: &[&str]) -> Run {
         let mut command = self.command(&["run", "work.toml", "--image", "image", "--qemu"]);
         command.arg(self.path("qemu")).args(more);
+        self.spawn(command)
+    }
+
+    /// Builds an image into `out`, with a line of a shell in mmdebstrap's place.
+    pub fn build_with(&self, line: &str) -> Run {
+        let program = self.path("mmdebstrap");
+        fs::write(&program, format!("#!/bin/sh\n{line}\n")).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let places = std::iter::once(self.directory.path().into()).chain(std::env::split_paths(&path));
+        let mut command = self.command(&["image", "build", "--out", "out"]);
+        command.env("PATH", std::env::join_paths(places).unwrap());
+        self.spawn(command)
+    }
+
+    fn spawn(&self, mut command: Command) -> Run {
         // As a terminal has it: a key reaches all of the group.
         command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
@@ -158,6 +174,10 @@ impl Run {
             .unwrap_or_else(|error| panic!("{words}: {error}"))
             .contains(words)
         {}
+    }
+
+    pub fn wait_until_there(&self, name: &str) {
+        wait_until(name, || self.room.join(name).exists());
     }
 
     /// Presses Ctrl-C. How long it took until the program had ended.

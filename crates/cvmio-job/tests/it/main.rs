@@ -108,3 +108,19 @@ fn a_job_is_stopped_whose_guest_is_silent() {
     );
     room.nothing_is_left();
 }
+
+/// A program in mmdebstrap's place has written a part when the end is asked for.
+#[test]
+fn an_image_that_is_interrupted_leaves_nothing() {
+    for press in [Run::interrupt, Run::terminate] {
+        let room = Room::new();
+        let mut build =
+            room.build_with("echo part >$(dirname \"$0\")/out/part; echo building >&2; exec sleep 1000");
+        build.wait_until_there("out/part");
+        let took = press(&mut build);
+        let (code, said) = build.wait();
+        assert!(code == Some(2) && took < AT_ONCE, "{code:?} after {took:?}: {said}");
+        assert!(said.ends_with("cvmio: error: interrupted; everything was put away\n"), "{said}");
+        assert!(!room.path("out").exists());
+    }
+}

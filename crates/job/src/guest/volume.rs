@@ -153,7 +153,11 @@ fn cvmio(words: &[&str], order: Option<&Value>) -> Result<Vec<u8>> {
     let mut command = Command::new(PROGRAM);
     command.args(words).env("CVMIO_RUNTIME_DIR", place::daemons());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().map_err(|error| unstarted(&command, error))?;
+    let mut child = command.spawn().map_err(|error| {
+        unstarted(&command, error).about(
+            "the guest cannot bring volumes up; build its image anew where cvmio is installed beside cvmio-job",
+        )
+    })?;
     if let Some(mut to) = child.stdin.take() {
         let text = order.map(Value::to_string).unwrap_or_default();
         // One that has ended says itself why.

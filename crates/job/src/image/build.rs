@@ -5,10 +5,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use cli::interrupt::Interrupt;
+
 use super::initial::{initramfs, parts};
 use super::{DESCRIPTION, Image, Part, VERSION};
 use crate::error::{Context, Error, Result};
-use crate::program::{checked, output, unstarted};
+use crate::program::{finished, output, unstarted};
 use crate::tree::digest_of;
 
 /// What is in the root file system beside Debian's minimum.
@@ -113,8 +115,9 @@ impl Lock {
 /// Builds an image into a new directory.
 ///
 /// # Errors
-/// If the directory is there, a program that this needs is not, packages cannot be had or are not those of the lock. Nothing is left then.
-pub fn build(options: &Options) -> Result<Image> {
+/// If the directory is there, a program that this needs is not, packages cannot be had or are not those of the lock, or the user asks for the
+/// end. Nothing is left then.
+pub fn build(options: &Options, interrupt: &Interrupt) -> Result<Image> {
     let wanted = match &options.lock {
         Some(path) => Some(Lock::parse(&fs::read_to_string(path).of(path)?)?),
         None => None,
@@ -124,16 +127,16 @@ pub fn build(options: &Options) -> Result<Image> {
         Error::usage(format!("{}: {error}; an image is made in a new directory", options.out.display()))
             .because(error)
     })?;
-    let built = fill(options, wanted.as_ref(), date);
+    let built = fill(options, wanted.as_ref(), date, interrupt);
     if built.is_err() {
         let _ = fs::remove_dir_all(&options.out);
     }
     built
 }
 
-fn fill(options: &Options, wanted: Option<&Lock>, date: u64) -> Result<Image> {
+fn fill(options: &Options, wanted: Option<&Lock>, date: u64, interrupt: &Interrupt) -> Result<Image> {
     let work = tempfile::tempdir_in(&options.out).of(&options.out)?;
-    let (tree, boot) = root_tree(options, work.path(), date)?;
+    let (tree, boot) = root_tree(options, work.path(), date, interrupt)?;
     let parts = parts(File::open(&boot).of(&boot)?)?;
     let part = |name: &str| parts.get(name).ok_or_else(|| Error::io(format!("the build has left no {name}")));
     let packages = String::from_utf8_lossy(part("packages")?).into_owned();
@@ -144,7 +147,7 @@ fn fill(options: &Options, wanted: Option<&Lock>, date: u64) -> Result<Image> {
     write(&options.out.join(KERNEL), part("vmlinuz")?)?;
     write(&options.out.join(INITRAMFS), &initramfs(&parts)?)?;
     write(&options.out.join(LOCK), lock.text().as_bytes())?;
-    let (root_hash, hash_offset) = root_disk(&tree, &options.out.join(ROOT))?;
+    let (root_hash, hash_offset) = root_disk(&tree, &options.out.join(ROOT), interrupt)?;
     let image = Image {
         version: VERSION,
         kernel: Part::of(&options.out, KERNEL)?,
@@ -163,7 +166,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// Debian's minimum, the packages and our programs, as one tar archive; and what is booted, as another.
-fn root_tree(options: &Options, work: &Path, date: u64) -> Result<(PathBuf, PathBuf)> {
+fn root_tree(options: &Options, work: &Path, date: u64, interrupt: &Interrupt) -> Result<(PathBuf, PathBuf)> {
     let (tree, boot) = (work.join("root.tar"), work.join("boot.tar"));
     let script = |name: &str, text: &str| -> Result<PathBuf> {
         let path = work.join(name);
@@ -196,7 +199,9 @@ fn root_tree(options: &Options, work: &Path, date: u64) -> Result<(PathBuf, Path
         .arg(format!("--customize-hook=chmod 755 {0}; chown 0:0 {0}; touch -d @{date} {0}", modes.join(" ")));
     command.arg(RELEASE).arg(&tree);
     command.args(options.mirror.as_deref());
-    output(&mut command)?;
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().map_err(|error| unstarted(&command, error))?;
+    finished(&command, child, interrupt)?;
     Ok((tree, boot))
 }
 
@@ -207,13 +212,12 @@ fn quoted(path: &Path) -> String {
 }
 
 /// Packs the tree as squashfs and puts its hash tree behind it. The root hash, and where the tree begins.
-fn root_disk(tree: &Path, to: &Path) -> Result<(String, u64)> {
+fn root_disk(tree: &Path, to: &Path, interrupt: &Interrupt) -> Result<(String, u64)> {
     let mut pack = Command::new("tar2sqfs");
     pack.args(["--quiet", "--compressor", "zstd", "--comp-extra", LEVEL, "--num-jobs", "1"]).arg(to);
     pack.stdin(File::open(tree).of(tree)?).stdout(Stdio::piped()).stderr(Stdio::piped());
     let child = pack.spawn().map_err(|error| unstarted(&pack, error))?;
-    let packed = child.wait_with_output().of("tar2sqfs")?;
-    checked(&pack, packed)?;
+    finished(&pack, child, interrupt)?;
     let offset = fs::metadata(to).of(to)?.len();
     // Salt and UUID decide nothing; they are made from what is hashed, so that the same tree has the same root.
     let salt = File::open(to).and_then(digest_of).of(to)?.digits();

@@ -2,16 +2,13 @@
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use cli::interrupt::Interrupt;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::state::Place;
 use crate::error::{Context, Error, Result};
 use crate::guest::Word;
-use crate::program::{output, unstarted};
+use crate::program::{interruptible, output, unstarted};
 use crate::volume::Route;
 
 /// The name under which the host key is pinned: ports and addresses do not matter.
@@ -22,8 +19,6 @@ const KEY: &str = "key";
 const HOSTS: &str = "known_hosts";
 /// The socket of the connection that all sessions share.
 const SOCKET: &str = "ssh";
-/// How often it is looked whether the end was asked for.
-const PAUSE: Duration = Duration::from_millis(100);
 /// Longest path of a socket.
 const MAX_SOCKET: usize = 90;
 
@@ -153,33 +148,12 @@ impl Channel {
         sent.map(|()| answer.stdout)
     }
 
-    /// Does something that waits for a program, which is ended when the owner asks for the end: a signal may have reached this program only.
+    /// Does something that waits for a session, which is ended when the owner asks for the end.
     ///
     /// # Errors
-    /// If there is no such program.
-    pub fn interruptible<T>(&self, program: u32, work: impl FnOnce() -> T) -> Result<T> {
-        let program = i32::try_from(program)
-            .ok()
-            .and_then(Pid::from_raw)
-            .ok_or_else(|| Error::io("ssh has no process id"))?;
-        let program = pidfd_open(program, PidfdFlags::empty()).map_err(std::io::Error::from).of("ssh")?;
-        let is_done = AtomicBool::new(false);
-        Ok(std::thread::scope(|scope| {
-            let watch = scope.spawn(|| {
-                while !is_done.load(Ordering::Acquire) {
-                    if self.interrupt.check().is_err() {
-                        // It may have ended by itself.
-                        let _ = pidfd_send_signal(&program, Signal::TERM);
-                        return;
-                    }
-                    std::thread::park_timeout(PAUSE);
-                }
-            });
-            let done = work();
-            is_done.store(true, Ordering::Release);
-            watch.thread().unpark();
-            done
-        }))
+    /// If there is no such session.
+    pub fn interruptible<T>(&self, session: u32, work: impl FnOnce() -> T) -> Result<T> {
+        interruptible(session, &self.interrupt, work)
     }
 
     /// Ends the connection that sessions share.

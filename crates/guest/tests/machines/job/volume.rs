@@ -188,10 +188,12 @@ fn a_job_goes_on_from_its_volume_and_brings_a_signed_result() {
     assert!(owner.cvmio(&["job", "stop", "work"]).status.success());
     fs::copy(owner.path("disk"), owner.path("older")).unwrap();
 
-    // Another machine, from the checkpoint on. Its owner goes away and comes back.
+    // Another machine, from the checkpoint on. Its owner goes away, the way to the anchor with it, and comes back.
     fs::remove_file(owner.path("tree/stop-at-5")).unwrap();
     let begun = owner.run(&["--detach"]);
     assert!(begun.status.success(), "{}", said(&begun));
+    let socket = format!("ControlPath={}", owner.state().join("ssh").display());
+    succeed(Command::new("ssh").args(["-O", "exit", "-o", &socket, "guest"]));
     let done = owner.cvmio(&["job", "resume", "work"]);
     assert_eq!(done.status.code(), Some(7), "the container's own: {}", said(&done));
     let printed = String::from_utf8(done.stdout.clone()).unwrap();
