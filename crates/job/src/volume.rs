@@ -294,6 +294,9 @@ fn check_name(name: &str) -> Result<()> {
     }
 }
 
+/// The state of a volume whose last session has ended in order.
+pub const RELEASED: &str = "released";
+
 /// What an anchor held.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]

@@ -15,7 +15,7 @@ use super::place;
 use crate::error::{Context, Error, Result};
 use crate::file::Job;
 use crate::program::unstarted;
-use crate::volume::{Grant, KEY, MAX_GRANT, POLICY, Stamp, Used};
+use crate::volume::{Grant, KEY, MAX_GRANT, POLICY, RELEASED, Stamp, Used};
 
 /// The program that brings volumes up.
 const PROGRAM: &str = "cvmio";
@@ -100,7 +100,13 @@ fn end(number: usize, to: String, before: Option<Stamp>) -> Result<Used> {
             after => break after.map_err(about)?,
         }
     };
-    let after = after.ok_or_else(|| about(Error::protocol("its anchor holds nothing any more")))?;
+    // Somebody else may have claimed it since, or its session was not the last.
+    let after = after.filter(|after| after.state == RELEASED).ok_or_else(|| {
+        about(Error::new(
+            Kind::Fenced,
+            "its anchor does not say that this guest has put it away; another one has claimed it",
+        ))
+    })?;
     Ok(Used { volume: after.volume.clone(), to, before, after })
 }
 

@@ -222,9 +222,7 @@ impl Flow {
         let sent = std::fs::read(self.place.file("sent")).of(self.place.file("sent"))?;
         let sent: Vec<crate::manifest::Resource> =
             serde_json::from_slice(&sent).map_err(|error| Error::io(error.to_string()))?;
-        let volumes: Vec<_> = predicate.volumes.iter().map(|used| (&used.to[..], &used.volume)).collect();
-        let granted = self.job.volumes.iter().map(|volume| volume.to.as_str()).zip(&self.record.volumes);
-        if volumes != granted.collect::<Vec<_>>() {
+        if !volumes::are_those_opened(&predicate.volumes, &self.job, &self.record.volumes) {
             return differs("list of volumes");
         }
         if predicate.inputs != sent {

@@ -175,6 +175,7 @@ pub fn complaint(word: Word, said: &str) -> Error {
     }
     let said = said.trim();
     let said = said.strip_prefix("cvmio: error: ").unwrap_or(said);
+    let said = if said.is_empty() { "the connection has ended" } else { said };
     Error::io(format!("the guest did not do `{word}`: {said}"))
 }
 
@@ -188,6 +189,8 @@ mod tests {
     fn another_host_key_is_no_ordinary_failure() {
         let said = "@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.";
         assert_eq!(complaint(Word::Start, said).kind(), Kind::Policy);
+        let cut = complaint(Word::Follow(0), "").to_string();
+        assert_eq!(cut, "the guest did not do `follow 0`: the connection has ended");
         let other = complaint(Word::Start, "cvmio: error: the job has begun\n");
         assert_eq!(
             (other.kind(), other.to_string().as_str()),

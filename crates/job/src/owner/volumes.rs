@@ -11,7 +11,7 @@ use super::ssh::Channel;
 use crate::error::{Context, Error, Result};
 use crate::file::{Job, Volume};
 use crate::guest::Word;
-use crate::volume::{MAX_FILE, Plan};
+use crate::volume::{MAX_FILE, Plan, RELEASED, Used};
 
 /// Looks at each volume of a job: its disk, its policy, and whether what opens it is there.
 ///
@@ -86,9 +86,56 @@ pub fn open(channel: &Channel, job: &Job, plans: &[Plan], base: &Path) -> Result
     Ok(())
 }
 
+/// Whether a manifest names the volumes that were opened for its guest, at their places, and each as put away in order.
+#[must_use]
+pub fn are_those_opened(used: &[Used], job: &Job, ids: &[String]) -> bool {
+    let is_same = |((used, volume), id): ((&Used, &Volume), &String)| {
+        used.to == volume.to.as_str()
+            && [&used.volume, &used.after.volume].into_iter().all(|found| found == id)
+            && used.before.as_ref().is_none_or(|before| before.volume == *id)
+            && used.after.state == RELEASED
+    };
+    used.len() == job.volumes.len()
+        && used.len() == ids.len()
+        && used.iter().zip(&job.volumes).zip(ids).all(is_same)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::volume::Stamp;
+
+    #[test]
+    fn a_manifest_names_the_volumes_that_were_opened_and_no_others() {
+        let text = "name = \"a\"\n[image]\ncontext = \"c\"\n[[volumes]]\nto = \"/d\"\ndisk = \"d\"\npolicy = \"p\"\nkey-file = \"k\"\n";
+        let (job, ids) = (Job::parse(text.as_bytes(), "a").unwrap(), ["ab".to_string()]);
+        let stamp = |volume: &str, state: &str| Stamp {
+            volume: volume.into(),
+            state: state.into(),
+            generation: 3,
+            head: String::new(),
+            claims: 1,
+        };
+        let used = |to: &str, id: &str, before: &str, state: &str| Used {
+            to: to.into(),
+            volume: id.into(),
+            before: Some(stamp(before, "claimed")),
+            after: stamp(id, state),
+        };
+        let right = used("/d", "ab", "ab", RELEASED);
+        assert!(are_those_opened(std::slice::from_ref(&right), &job, &ids));
+        assert!(are_those_opened(&[Used { before: None, ..right.clone() }], &job, &ids), "a new one");
+        for wrong in [
+            vec![],
+            vec![right.clone(), right],
+            vec![used("/e", "ab", "ab", RELEASED)],
+            vec![used("/d", "cd", "ab", RELEASED)],
+            vec![used("/d", "ab", "cd", RELEASED)],
+            vec![used("/d", "ab", "ab", "claimed")],
+        ] {
+            assert!(!are_those_opened(&wrong, &job, &ids), "{wrong:?}");
+        }
+    }
 
     const POLICY: &str = "version = 1\nvolume = \"ID\"\nfreshness = \"strict\"\nanchor = \"owner:h:1/a\"\n[anchor-options]\nkey-file = \"FILE\"\n";
 
