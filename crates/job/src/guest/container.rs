@@ -355,6 +355,25 @@ mod tests {
         }
     }
 
+    /// V4 of the module `volume`.
+    #[test]
+    fn a_container_has_a_volume_s_file_system_and_nothing_that_opens_it() {
+        let made =
+            made(&job("[[volumes]]\nto = \"/data\"\ndisk = \"d\"\npolicy = \"p\"\nkey-file = \"k\"\n"));
+        let mounts = made["mounts"].as_array().unwrap();
+        let of = |to: &str| mounts.iter().find(|mount| mount["destination"] == to).unwrap();
+        assert_eq!(of("/data")["source"], json!(place::mounted(0)));
+        assert_eq!(of("/data")["options"], json!(["bind", "rw", "nosuid", "nodev"]));
+        assert_eq!(of(HOSTS)["source"], json!(place::hosts()), "the guest's own names its ways to anchors");
+        for (what, path) in [("what opens it", place::volume(0)), ("its daemon", place::daemons())] {
+            let is_shown = |mount: &Value| {
+                let source = mount["source"].as_str().unwrap_or_default();
+                source.starts_with('/') && (path.starts_with(source) || Path::new(source).starts_with(&path))
+            };
+            assert!(!mounts.iter().any(is_shown), "{what}: {mounts:?}");
+        }
+    }
+
     #[test]
     fn what_became_of_an_input_is_looked_for_where_it_is_kept() {
         let job = job(
