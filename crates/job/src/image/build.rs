@@ -32,7 +32,7 @@ const PACKAGES: [&str; 12] = [
 ];
 /// The Debian release.
 const RELEASE: &str = "trixie";
-/// How hard the root disk is compressed. The packer's own level takes fifty times as long for a tenth less.
+/// How hard the root disk is compressed. The packer's own level takes many times as long, for an image that is smaller by some 13 %.
 const LEVEL: &str = "level=3";
 /// Names in the image's directory.
 const KERNEL: &str = "vmlinuz";
