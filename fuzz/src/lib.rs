@@ -2,9 +2,11 @@
 //! out again to the byte. The fuzzer's targets call these, and so does `crates/cvmio/tests/corpus.rs`, with every file in `seeds/`.
 
 mod evidence;
+mod job;
 mod rings;
 mod session;
 pub use evidence::{certificates, event_log, evidence, evidence_policy, firmware, quote, snp};
+pub use job::{job_archive, job_file, job_message};
 pub use rings::rings;
 pub use session::session;
 
@@ -33,7 +35,7 @@ use volume::policy::Policy;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them. Each has a file in `fuzz_targets/` and a directory in `seeds/`.
-pub const TARGETS: [Target; 29] = [
+pub const TARGETS: [Target; 32] = [
     ("audit", audit),
     ("backup", backup),
     ("certificates", certificates),
@@ -46,6 +48,9 @@ pub const TARGETS: [Target; 29] = [
     ("firmware", firmware),
     ("header", header),
     ("items", items),
+    ("job-archive", job_archive),
+    ("job-file", job_file),
+    ("job-message", job_message),
     ("nbd", nbd),
     ("owner", owner),
     ("policy", policy),

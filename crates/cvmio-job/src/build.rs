@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use cli::failure::Failure;
+use cli::interrupt::Interrupt;
 use cli::output;
 use job::image::{self, Options};
 use job::owner::{Prepared, now};
@@ -22,16 +23,22 @@ pub fn build(args: &Build) -> Result<(), Failure> {
             "cvmio-attest is not installed: guests of this image can show evidence of a simulated platform only",
         );
     }
+    let cvmio = cli::find::find("cvmio");
+    if cvmio.is_none() {
+        output::warning("cvmio is not installed: guests of this image can attach no volumes");
+    }
     let options = Options {
         out: args.out.clone(),
         lock: args.lock.clone(),
         mirror: args.mirror.clone(),
         program,
         attest,
+        cvmio,
         date: args.date.unwrap_or_else(|| now() / DAY * DAY),
     };
+    let interrupt = Interrupt::on_signals()?;
     let spinner = output::spinner("building the image");
-    let image = image::build(&options)?;
+    let image = image::build(&options, &interrupt)?;
     drop(spinner);
     let file = |name: &str| PathBuf::from(&args.out).join(name).display().to_string();
     output::print(&format!(

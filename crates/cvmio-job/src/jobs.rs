@@ -18,15 +18,16 @@ pub fn run(command: Job) -> Result<i32, Failure> {
         Job::List { json } => list(json).map(|()| 0),
         Job::Logs { name } => {
             let interrupt = Interrupt::on_signals()?;
-            let flow = Flow::resume(&name)?;
-            let followed = flow.follow(&mut io::stdout(), &mut io::stderr(), &interrupt);
+            let flow = Flow::resume(&name, &interrupt)?;
+            let followed = flow.follow(&mut io::stdout(), &mut io::stderr());
             flow.leave();
+            interrupt.check().map_err(|_| Failure::usage("interrupted; the job goes on"))?;
             followed?;
             Ok(0)
         }
         Job::Resume { name, json } => {
-            let flow = Flow::resume(&name)?;
-            finish(flow, json, &Interrupt::on_signals()?)
+            let interrupt = Interrupt::on_signals()?;
+            finish(Flow::resume(&name, &interrupt)?, json, &interrupt)
         }
         Job::Stop { name } => {
             let place = Place::find(&name)?;

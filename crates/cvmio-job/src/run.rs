@@ -9,6 +9,7 @@ use cli::interrupt::Interrupt;
 use cli::output;
 use job::file::schema;
 use job::owner::{Done, Flow, Machine, Options, Prepared, verify};
+use job::volume::Used;
 use serde_json::json;
 use vm::Platform;
 
@@ -64,7 +65,7 @@ fn say(step: &str) {
 /// Follows a job to its end, brings its result and powers its machine off. A job that runs on is kept when its owner's side fails: the
 /// connection may be back later.
 pub fn finish(flow: Flow, json: bool, interrupt: &Interrupt) -> Result<i32, Failure> {
-    let done = match bring(&flow, json, interrupt) {
+    let done = match bring(&flow, json) {
         Err(failure) if interrupt.check().is_ok() && flow.goes_on() => {
             let name = flow.name().to_string();
             flow.leave();
@@ -103,11 +104,11 @@ fn code(done: &Done) -> i32 {
     }
 }
 
-fn bring(flow: &Flow, json: bool, interrupt: &Interrupt) -> Result<Done, Failure> {
+fn bring(flow: &Flow, json: bool) -> Result<Done, Failure> {
     let mut errors = io::stderr();
     let state = match json {
-        true => flow.follow(&mut io::stderr(), &mut errors, interrupt)?,
-        false => flow.follow(&mut io::stdout(), &mut errors, interrupt)?,
+        true => flow.follow(&mut io::stderr(), &mut errors)?,
+        false => flow.follow(&mut io::stdout(), &mut errors)?,
     };
     Ok(flow.fetch(&state)?)
 }
@@ -127,11 +128,13 @@ fn check(args: &Run, manifest: &Path) -> Result<(), Failure> {
             "measurement": verified.claims.measurement(),
             "exit-code": predicate.end.exit_code,
             "stopped-by": predicate.end.stopped_by,
+            "volumes": predicate.volumes,
             "files": verified.compared,
         }));
     }
+    let volumes: String = predicate.volumes.iter().map(volume).collect();
     output::print(&format!(
-        "job {}: ended with exit code {}\nplatform {}, measurement {}\nsignature and evidence pass; {} files are those that the guest has signed",
+        "job {}: ended with exit code {}\nplatform {}, measurement {}\n{volumes}signature and evidence pass; {} files are those that the guest has signed",
         predicate.job,
         predicate.end.exit_code,
         verified.claims.platform(),
@@ -139,4 +142,14 @@ fn check(args: &Run, manifest: &Path) -> Result<(), Failure> {
         verified.compared
     ));
     Ok(())
+}
+
+/// A volume of a manifest, as a line.
+fn volume(used: &Used) -> String {
+    let before =
+        used.before.as_ref().map_or("new".into(), |stamp| format!("generation {}", stamp.generation));
+    format!(
+        "volume {} at {}: {before} before, generation {} after, {}\n",
+        used.volume, used.to, used.after.generation, used.after.state
+    )
 }

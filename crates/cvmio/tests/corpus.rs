@@ -66,6 +66,7 @@ fn decoders_stand_the_corpus_and_changes_of_it() {
         let mutations = match target.0 {
             "session" => mutations / 400,
             "evidence" | "firmware" | "quote" | "snp" => mutations / 40,
+            "job-archive" | "job-file" | "job-message" => mutations / 4,
             _ => mutations,
         };
         let mut random = fastrand::Rng::with_seed(seeds.len() as u64);

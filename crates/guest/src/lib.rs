@@ -79,6 +79,15 @@ impl Bed {
         program::host(&target())
     }
 
+    /// `cvmio-owner`, which runs on this machine.
+    ///
+    /// # Panics
+    /// When it does not build.
+    #[must_use]
+    pub fn owner(&self) -> PathBuf {
+        program::owner(&target())
+    }
+
     /// `cvmio-job`, which runs on this machine and in guests of its own.
     ///
     /// # Panics
@@ -109,6 +118,12 @@ impl Bed {
     #[must_use]
     pub fn kernel(&self) -> PathBuf {
         self.debian.path("")
+    }
+
+    /// The kernel of [`kernel`](Self::kernel), as QEMU boots it.
+    #[must_use]
+    pub fn kernel_image(&self) -> PathBuf {
+        self.debian.kernel()
     }
 
     /// QEMU as one program for this machine.
@@ -171,7 +186,10 @@ pub fn bed() -> Option<Bed> {
     static DEBIAN: OnceLock<Result<Debian, String>> = OnceLock::new();
     match DEBIAN.get_or_init(|| Debian::get(&directory.join("debian"))) {
         Ok(debian) => {
-            Some(Bed { debian, cvmio: program::cvmio(&target(), &directory), running, _turn: turn })
+            // Once, too: cargo takes a second or more to find that nothing has changed.
+            static CVMIO: OnceLock<PathBuf> = OnceLock::new();
+            let cvmio = CVMIO.get_or_init(|| program::cvmio(&target(), &directory)).clone();
+            Some(Bed { debian, cvmio, running, _turn: turn })
         }
         Err(reason) => {
             skipped(reason);

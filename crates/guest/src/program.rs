@@ -30,6 +30,12 @@ pub(crate) fn host(target: &Path) -> PathBuf {
     target.join("debug/cvmio-host")
 }
 
+/// Builds `cvmio-owner`, to be run on this machine.
+pub(crate) fn owner(target: &Path) -> PathBuf {
+    output(cargo().args(["build", "--quiet", "--locked", "-p", "cvmio-owner", "--target-dir"]).arg(target));
+    target.join("debug/cvmio-owner")
+}
+
 /// Builds `cvmio-job`, to be run on this machine and in guests of its own, and puts it into `directory`.
 pub(crate) fn job(target: &Path, directory: &Path) -> PathBuf {
     output(cargo().args(["build", "--quiet", "--locked", "-p", "cvmio-job", "--target-dir"]).arg(target));

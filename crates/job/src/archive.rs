@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::io::{self, Read};
 
 use flate2::read::MultiGzDecoder;
+use ruzstd::decoding::StreamingDecoder;
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use serde::Deserialize;
 use tar::{Archive, EntryType};
 
@@ -32,8 +34,6 @@ pub struct Contents {
 #[derive(Deserialize)]
 struct Descriptor {
     digest: String,
-    #[serde(default, rename = "mediaType")]
-    kind: String,
 }
 
 #[derive(Deserialize)]
@@ -108,14 +108,21 @@ impl Seen {
 
     fn blob(&mut self, digits: &str, content: &mut impl Read) -> Result<()> {
         let mut raw = Through { inner: content, digest: Digesting::new(io::sink()), kept: Vec::new() };
-        let mut magic = [0; 2];
-        let is_gzip = raw.read_exact(&mut magic).is_ok() && magic == [0x1f, 0x8b];
-        let size = if is_gzip {
-            let whole = io::Cursor::new(magic).chain(&mut raw);
-            io::copy(&mut MultiGzDecoder::new(whole), &mut io::sink()).map_err(broken)?
-        } else {
-            0
+        let mut magic = Vec::new();
+        raw.by_ref().take(4).read_to_end(&mut magic).map_err(broken)?;
+        let packing = Packing::of(&magic);
+        let whole = io::Cursor::new(magic).chain(&mut raw);
+        let size = match packing {
+            Packing::None => Ok(None),
+            Packing::Gzip => io::copy(&mut MultiGzDecoder::new(whole), &mut io::sink()).map(Some),
+            Packing::Zstd => zstd_size(whole).map(Some),
         };
+        let size = size.map_err(|error| {
+            Error::usage(format!(
+                "the image archive is damaged: its blob {digits} cannot be unpacked: {error}"
+            ))
+            .because(error)
+        })?;
         io::copy(&mut raw, &mut io::sink()).map_err(broken)?;
         let Through { digest, kept, .. } = raw;
         let count = digest.count;
@@ -126,7 +133,7 @@ impl Seen {
                 found.digits()
             )));
         }
-        self.unpacked.insert(digits.into(), if is_gzip { size } else { count });
+        self.unpacked.insert(digits.into(), size.unwrap_or(count));
         if count <= MAX_DOCUMENT {
             self.documents.insert(digits.into(), kept);
         }
@@ -151,11 +158,6 @@ impl Seen {
         self.document(&manifest.config).ok_or_else(|| no("the image's configuration is not in it"))?;
         let mut unpacked = 0_u64;
         for layer in &manifest.layers {
-            if layer.kind.contains("zstd") {
-                return Err(no(
-                    "a layer is compressed by zstd, whose size cannot be counted here; take gzip",
-                ));
-            }
             let bytes = digits(layer)
                 .and_then(|digits| self.unpacked.get(digits))
                 .ok_or_else(|| no("a layer is not in it"))?;
@@ -171,6 +173,48 @@ impl Seen {
 
 fn digits(descriptor: &Descriptor) -> Option<&str> {
     descriptor.digest.strip_prefix("sha256:")
+}
+
+/// How a blob is compressed, by its first bytes.
+enum Packing {
+    None,
+    Gzip,
+    Zstd,
+}
+
+impl Packing {
+    /// Sources: RFC 1952, section 2.3.1; RFC 8878, sections 3.1.1 and 3.1.2: a frame, or one that is to be skipped.
+    fn of(magic: &[u8]) -> Self {
+        match magic {
+            [0x1f, 0x8b, ..] => Self::Gzip,
+            [0x28, 0xb5, 0x2f, 0xfd] | [0x50..=0x5f, 0x2a, 0x4d, 0x18] => Self::Zstd,
+            _ => Self::None,
+        }
+    }
+}
+
+/// Bytes of all frames, unpacked. Those that are to be skipped hold tables of some builders.
+fn zstd_size(mut from: impl Read) -> io::Result<u64> {
+    let mut size = 0;
+    loop {
+        let mut first = Vec::new();
+        if from.by_ref().take(1).read_to_end(&mut first)? == 0 {
+            return Ok(size);
+        }
+        let mut frame = io::Cursor::new(first).chain(&mut from);
+        match StreamingDecoder::new(&mut frame) {
+            Ok(mut decoder) => size += io::copy(&mut decoder, &mut io::sink())?,
+            Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
+                length, ..
+            })) => {
+                let length = u64::from(length);
+                if io::copy(&mut frame.take(length), &mut io::sink())? < length {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+            }
+            Err(error) => return Err(io::Error::other(error)),
+        }
+    }
 }
 
 /// A reader whose digest is taken as it goes, and whose first bytes are kept.
@@ -197,6 +241,7 @@ pub(crate) mod tests {
     use crate::tree::digest_of;
     use flate2::Compression;
     use flate2::write::GzEncoder;
+    use ruzstd::encoding::{CompressionLevel, compress_to_vec};
     use tar::{Builder, Header};
 
     /// An archive of one image, with these layers as they are.
@@ -245,6 +290,72 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn layers_of_zstd_are_counted_frame_by_frame() {
+        let frame = |bytes: &[u8]| compress_to_vec(bytes, CompressionLevel::Fastest);
+        let skipped = [&[0x5a, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"abc"].concat();
+        let layer = [frame(&[1; 200_000]), skipped.clone(), frame(&[2; 50_000]), skipped.clone()].concat();
+        let size = inspect(&archive(std::slice::from_ref(&layer), |_| ())[..]).unwrap().unpacked;
+        assert_eq!(size, 250_000);
+        assert_eq!(inspect(&archive(&[[skipped, layer].concat()], |_| ())[..]).unwrap().unpacked, 250_000);
+        for cut in [5, 40, 60] {
+            let whole = [frame(&[3; 100]), frame(&[1; 200_000])].concat();
+            let layer = whole[..whole.len().min(cut)].to_vec();
+            let refused = inspect(&archive(&[layer], |_| ())[..]);
+            if let Err(error) = &refused {
+                assert!(error.to_string().contains("cannot be unpacked"), "{error}");
+            }
+            assert!(refused.is_err() || cut >= whole.len(), "cut at {cut} of {}", whole.len());
+        }
+    }
+
+    /// Entries of an archive with this header, and one byte of content.
+    fn entry(change: impl Fn(&mut Header)) -> Vec<u8> {
+        let mut header = Header::new_gnu();
+        header.set_path("a").unwrap();
+        header.set_size(1);
+        header.set_mode(0o644);
+        change(&mut header);
+        header.set_cksum();
+        let mut builder = Builder::new(Vec::new());
+        builder.append(&header, &b"x"[..]).unwrap();
+        builder.into_inner().unwrap()
+    }
+
+    #[test]
+    fn odd_headers_are_refused_and_no_bytes_make_it_panic() {
+        let refusal = |bytes: &[u8]| inspect(bytes).unwrap_err().to_string();
+        for kind in
+            [EntryType::Symlink, EntryType::Link, EntryType::Char, EntryType::Fifo, EntryType::GNUSparse]
+        {
+            let said = refusal(&entry(|header| header.set_entry_type(kind)));
+            assert!(said.contains("of another kind") || said.contains("no tar"), "{kind:?}: {said}");
+        }
+        for name in [&b"/a"[..], b"../a", b"a/../../b", b"a\xff"] {
+            let said = refusal(&entry(|header| {
+                header.as_old_mut().name[..name.len()].copy_from_slice(name);
+            }));
+            assert!(said.contains("leads outside") || said.contains("no UTF-8"), "{name:?}: {said}");
+        }
+        // A size that leads behind the end, and one that no number holds.
+        for size in [b"77777777777\0", b"-1         \0", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"]
+        {
+            let bytes = entry(|header| header.as_old_mut().size.copy_from_slice(size));
+            assert!(inspect(&bytes[..]).is_err(), "{size:?}");
+        }
+        let whole = archive(&[gzip(b"layer")], |_| ());
+        let mut random = fastrand::Rng::with_seed(9);
+        for _ in 0..3000 {
+            let mut bytes = whole.clone();
+            for _ in 0..random.usize(1..4) {
+                let place = random.usize(..bytes.len());
+                bytes[place] = random.u8(..);
+            }
+            bytes.truncate(random.usize(..=whole.len()));
+            let _ = inspect(&bytes[..]);
+        }
+    }
+
+    #[test]
     fn what_is_no_archive_of_one_image_is_refused() {
         let layers = [gzip(b"layer")];
         let refusal = |change: Change<'_>| inspect(&archive(&layers, change)[..]).unwrap_err().to_string();
@@ -256,18 +367,10 @@ pub(crate) mod tests {
         assert!(
             refusal(&|files| drop(files.insert("index.json".into(), b"x".to_vec()))).contains("another form")
         );
-        assert!(
-            refusal(&|files| files
-                .values_mut()
-                .filter(|bytes| bytes[..2] == [0x1f, 0x8b])
-                .for_each(|bytes| bytes.push(0)))
-            .contains("damaged")
-                || refusal(&|files| files
-                    .values_mut()
-                    .filter(|bytes| bytes[..2] == [0x1f, 0x8b])
-                    .for_each(|bytes| bytes.push(0)))
-                .contains("no tar")
-        );
+        let longer: Change<'_> = &|files| {
+            files.values_mut().filter(|bytes| bytes[..2] == [0x1f, 0x8b]).for_each(|bytes| bytes.push(0));
+        };
+        assert!(refusal(longer).contains("damaged"));
         assert!(
             refusal(
                 &|files| files.retain(|name, bytes| !name.starts_with(BLOBS) || bytes[..2] != [0x1f, 0x8b])

@@ -6,6 +6,8 @@ use crate::error::{Error, Result};
 
 /// What the guest's kernel, its programs and their buffers take, the job's log among them.
 const SYSTEM: u64 = 320 << 20;
+/// What a volume's daemon takes: 32 MiB for changes and map, and less than 64 MiB beside; the rest is for its loop device.
+const VOLUME: u64 = 112 << 20;
 /// Memory that the container's processes get at least, where the job file states none.
 const LEAST: u64 = 64 << 20;
 /// What the container may write beside its outputs, where the job file does not say.
@@ -30,6 +32,8 @@ pub struct Demand {
     pub outputs: u64,
     /// What the container may write beside them.
     pub scratch: u64,
+    /// Volumes, whose daemons take memory.
+    pub volumes: u64,
     /// Memory of the container's processes, if the job file states it.
     pub memory: Option<u64>,
 }
@@ -58,6 +62,11 @@ impl Demand {
         parts.into_iter().fold(0, u64::saturating_add)
     }
 
+    /// What is neither the container's nor a file.
+    fn system(&self) -> u64 {
+        SYSTEM.saturating_add(self.volumes.saturating_mul(VOLUME))
+    }
+
     /// Shares out a guest's memory.
     ///
     /// # Errors
@@ -65,7 +74,8 @@ impl Demand {
     pub fn plan(&self, memory: u64) -> Result<Plan> {
         let storage = self.storage();
         let processes = self.memory.unwrap_or(LEAST);
-        let needed = [SYSTEM, storage, processes].into_iter().fold(0, u64::saturating_add);
+        let system = self.system();
+        let needed = [system, storage, processes].into_iter().fold(0, u64::saturating_add);
         if needed > memory {
             let least = needed.div_ceil(64 << 20).saturating_mul(64);
             return Err(Error::no_space(format!(
@@ -73,7 +83,7 @@ impl Demand {
                 mib(memory)
             )));
         }
-        let rest = memory - SYSTEM - storage;
+        let rest = memory - system - storage;
         let container = self.memory.unwrap_or(rest).saturating_add(self.scratch).saturating_add(self.outputs);
         Ok(Plan { storage, container })
     }
@@ -85,7 +95,7 @@ fn mib(bytes: u64) -> String {
 
 impl fmt::Display for Demand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let system = ("the system", SYSTEM);
+        let system = ("the system", self.system());
         let memory = self.memory.unwrap_or(LEAST);
         let files = self.inputs.saturating_add(self.files.saturating_mul(PER_FILE));
         let parts = [
@@ -118,6 +128,7 @@ mod tests {
             files: 3,
             outputs: 20 * MIB,
             scratch: SCRATCH,
+            volumes: 0,
             memory: None,
         };
         let plan = demand.plan(2048 * MIB).unwrap();
@@ -134,6 +145,8 @@ mod tests {
         let stated = Demand { memory: Some(512 * MIB), ..demand };
         assert_eq!(stated.plan(2048 * MIB).unwrap().container, 512 * MIB + SCRATCH + 20 * MIB);
         assert!(stated.plan(1088 * MIB).is_err());
+        let with_volume = Demand { volumes: 1, ..demand };
+        assert!(with_volume.plan(1182 * MIB).is_err() && with_volume.plan(1183 * MIB).is_ok());
     }
 
     #[test]

@@ -17,6 +17,18 @@ pub struct Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
+    /// One of this kind.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), source: None }
+    }
+
+    /// The same, which says first what it is about.
+    #[must_use]
+    pub fn about(mut self, what: impl fmt::Display) -> Self {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+
     /// Asked for what cannot be done; nothing was changed.
     pub fn usage(message: impl Into<String>) -> Self {
         Self { kind: Kind::Usage, message: message.into(), source: None }

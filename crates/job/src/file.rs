@@ -36,6 +36,9 @@ pub struct Job {
     /// Files that the guest gets only once its evidence has passed.
     #[serde(default)]
     pub secrets: Vec<Secret>,
+    /// Volumes that outlive the machine.
+    #[serde(default)]
+    pub volumes: Vec<Volume>,
     /// What the container may take.
     #[serde(default)]
     pub limits: Limits,
@@ -111,6 +114,20 @@ pub struct Secret {
     pub from: PathBuf,
     /// Where the container finds it, readable by its user only.
     pub to: GuestPath,
+}
+
+/// A protected volume whose file system the container reads and writes, and which outlives the machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Volume {
+    /// Where the container finds the file system.
+    pub to: GuestPath,
+    /// The disk: a file or block device of the machine that runs the guest, which nobody trusts.
+    pub disk: PathBuf,
+    /// The volume's attach policy, with an anchor that is out of that machine's reach.
+    pub policy: PathBuf,
+    /// A key file that opens the volume.
+    pub key_file: PathBuf,
 }
 
 /// What the container may take.

@@ -9,6 +9,7 @@ mod evidence;
 mod log;
 mod place;
 mod session;
+mod volume;
 mod words;
 mod work;
 

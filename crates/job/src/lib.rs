@@ -7,6 +7,7 @@
 //! * [`image`]: the guest's image: kernel, initramfs, and a root file system under dm-verity whose root hash is on the measured command line.
 //! * [`challenge`]: the first exchange: evidence that vouches for the guest's keys. [`manifest`]: the signed result.
 //! * [`owner`]: the owner's side of a job, from launch to result. [`guest`]: the guest's side, which the image boots into.
+//! * [`mod@volume`]: what outlives the machine.
 //! * [`tree`]: files on their way between the two, with their digests. [`archive`]: what an OCI archive holds.
 //!
 //! `docs/jobs.md` says, step by step, who could lie and what notices.
@@ -24,5 +25,6 @@ pub mod manifest;
 pub mod owner;
 mod program;
 pub mod tree;
+pub mod volume;
 
 pub use error::{Error, Result};

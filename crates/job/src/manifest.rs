@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::challenge::Exchange;
 use crate::error::{Error, Result};
 use crate::file::Digest;
+use crate::volume::Used;
 
 pub use envelope::{Envelope, SigningKey};
 
@@ -72,6 +73,9 @@ pub struct Predicate {
     pub image: Resource,
     /// Each file that the container could read.
     pub inputs: Vec<Resource>,
+    /// Volumes that outlive the machine, with what their anchors held before and after.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<Used>,
     /// What the container wrote to its standard output and error.
     pub log: Resource,
     /// How it ended.
@@ -168,6 +172,7 @@ pub(crate) mod tests {
             job_file: Resource::new("job.toml", digest),
             image: Resource::new("image", digest),
             inputs: vec![Resource::new("/in/a", digest)],
+            volumes: Vec::new(),
             log: Resource::new("log", digest),
             end: End { exit_code: 0, stopped_by: None },
             begun: 1,

@@ -11,6 +11,7 @@ mod prepare;
 mod ssh;
 pub mod state;
 mod verify;
+mod volumes;
 
 pub use flow::{Done, Flow, Options, put_away};
 pub use launch::Machine;

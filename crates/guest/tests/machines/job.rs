@@ -1,5 +1,7 @@
 //! Jobs from launch to result, in guests that `cvmio run` boots from an image that it has built. No chip vouches for them here.
 
+mod volume;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -64,21 +66,36 @@ impl<'a> Owner<'a> {
         let program = bed.job();
         let image = image(&program);
         let owner = Self { bed, program, image, directory: tempfile::tempdir().unwrap() };
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/machines/oci-archive.sh");
-        let busybox = succeed(Command::new("sh").args(["-c", "command -v busybox"]));
-        succeed(Command::new("sh").arg(script).arg(busybox.trim()).arg(owner.path("tools.tar")));
-        let digest = succeed(Command::new("sha256sum").arg(owner.path("tools.tar")));
         fs::create_dir_all(owner.path("tree/below")).unwrap();
         fs::write(owner.path("tree/below/file"), "the owner's data").unwrap();
         fs::write(owner.path("secret"), SECRET).unwrap();
         let job = format!(
-            "name = \"work\"\n[image]\narchive = \"tools.tar\"\ndigest = \"sha256:{}\"\n[run]\nuser = \"1000\"\ncommand = [\"sh\", \"-c\", {command:?}]\n\
+            "name = \"work\"\n[image]\narchive = \"tools.tar\"\ndigest = \"DIGEST\"\n[run]\nuser = \"1000\"\ncommand = [\"sh\", \"-c\", {command:?}]\n\
              [[inputs]]\nfrom = \"tree\"\nto = \"/in\"\nwritable = true\n[[secrets]]\nfrom = \"secret\"\nto = \"/run/secret\"\n\
-             [[outputs]]\nfrom = \"/tmp/out\"\nto = \"results\"\n[[outputs]]\nfrom = \"/in\"\nto = \"changed\"\n[limits]\ntime = \"2m\"\n[guest]\nmemory = \"1200M\"\n",
-            &digest[..64]
+             [[outputs]]\nfrom = \"/tmp/out\"\nto = \"results\"\n[[outputs]]\nfrom = \"/in\"\nto = \"changed\"\n[limits]\ntime = \"2m\"\n[guest]\nmemory = \"1200M\"\n"
         );
         fs::write(owner.path("work.toml"), job).unwrap();
+        owner.pack(None);
         owner
+    }
+
+    /// Makes the image's archive, with more files in it or without, and pins it.
+    fn pack(&self, more: Option<&Path>) {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/machines/oci-archive.sh");
+        let busybox = succeed(Command::new("sh").args(["-c", "command -v busybox"]));
+        succeed(Command::new("sh").arg(script).arg(busybox.trim()).arg(self.path("tools.tar")).args(more));
+        let digest = succeed(Command::new("sha256sum").arg(self.path("tools.tar")));
+        let job = fs::read_to_string(self.path("work.toml")).unwrap();
+        let (before, after) = job.split_once("digest = \"").unwrap();
+        let (_, after) = after.split_once('"').unwrap();
+        let job = format!("{before}digest = \"sha256:{}\"{after}", &digest[..64]);
+        fs::write(self.path("work.toml"), job).unwrap();
+    }
+
+    /// Adds a section to the job file.
+    fn add(&self, section: &str) {
+        let job = fs::read_to_string(self.path("work.toml")).unwrap();
+        fs::write(self.path("work.toml"), job + section).unwrap();
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -89,10 +106,14 @@ impl<'a> Owner<'a> {
         self.path("state/cvmio/jobs/work")
     }
 
-    fn cvmio(&self, words: &[&str]) -> Output {
+    fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.args(words).current_dir(self.directory.path()).env("XDG_STATE_HOME", self.path("state"));
-        command.output().unwrap()
+        command
+    }
+
+    fn cvmio(&self, words: &[&str]) -> Output {
+        self.command(words).output().unwrap()
     }
 
     /// QEMU, which goes on when the program that started it is gone: the bed's ends with it.
@@ -145,107 +166,12 @@ fn holds_secret(directory: &Path) -> Option<PathBuf> {
 }
 
 #[test]
-fn a_job_runs_in_an_attested_guest_and_brings_a_signed_result() {
-    let Some(bed) = guest::bed() else { return };
-    if missing() {
-        return;
-    }
-    let command = "mkdir /tmp/out && cat /in/below/file >/tmp/out/copy && sha256sum </run/secret >/tmp/out/sum && touch /in/new; \
-                   ls /sys/class/net; echo to the owner; echo beside it >&2; exit 7";
-    let owner = Owner::new(&bed, command);
-    let begun = owner.run(&["--detach"]);
-    assert!(begun.status.success(), "{}", said(&begun));
-    assert!(said(&begun).contains("its evidence has passed: platform simulated"), "{}", said(&begun));
-    assert_eq!(String::from_utf8(owner.cvmio(&["job", "list"]).stdout).unwrap(), "work\tbegun\n");
-
-    // Somebody in the middle has another host key.
-    let hosts = owner.state().join("known_hosts");
-    let pinned = fs::read_to_string(&hosts).unwrap();
-    let key = fs::read_to_string(owner.state().join("key.pub")).unwrap();
-    fs::write(&hosts, format!("cvmio-guest {key}")).unwrap();
-    let refused = owner.cvmio(&["job", "resume", "work"]);
-    assert_eq!(refused.status.code(), Some(POLICY), "{}", said(&refused));
-    assert!(
-        said(&refused).contains("does not have the host key") && said(&refused).contains("job resume work"),
-        "{}",
-        said(&refused)
-    );
-    fs::write(&hosts, pinned).unwrap();
-
-    let done = owner.cvmio(&["job", "resume", "work"]);
-    assert_eq!(done.status.code(), Some(7), "the container's own: {}", said(&done));
-    let printed = String::from_utf8(done.stdout.clone()).unwrap();
-    assert!(printed.ends_with("to the owner\n") && !printed.contains("eth"), "{printed}");
-    assert!(said(&done).contains("beside it\n"), "{}", said(&done));
-    assert_eq!(fs::read_to_string(owner.path("results/out/copy")).unwrap(), "the owner's data");
-    assert_eq!(
-        fs::read_to_string(owner.path("results/out/sum")).unwrap().len(),
-        68,
-        "an ordinary user reads its secret"
-    );
-    // What it made of its input comes back, and the owner's own stays as it is.
-    assert!(owner.path("changed/in/new").exists() && owner.path("changed/in/below/file").exists());
-    assert!(!owner.path("tree/new").exists());
-    // Its machine and its state are gone. Nothing of the host's holds the secret.
-    assert!(!owner.state().exists());
-    assert_eq!(holds_secret(owner.bed.qemu().parent().unwrap()), None);
-    assert_eq!(holds_secret(&owner.image), None);
-    assert_eq!(holds_secret(&owner.path("results")), None);
-
-    owner.policy();
-    let verified = owner.verify(&["--allow-simulated"]);
-    assert!(verified.status.success(), "{}", said(&verified));
-    let verified = String::from_utf8(verified.stdout).unwrap();
-    assert!(
-        verified.contains("exit code 7")
-            && verified.contains("platform simulated")
-            && verified.contains("4 files"),
-        "{verified}"
-    );
-    let refused = owner.verify(&[]);
-    assert!(
-        refused.status.code() == Some(POLICY) && said(&refused).contains("simulated"),
-        "{}",
-        said(&refused)
-    );
-    // A result that was changed, and a manifest that was.
-    fs::write(owner.path("results/out/copy"), "not the owner's data").unwrap();
-    let refused = owner.verify(&["--allow-simulated"]);
-    assert!(
-        refused.status.code() == Some(POLICY) && said(&refused).contains("copy is not the file"),
-        "{}",
-        said(&refused)
-    );
-    let manifest = fs::read_to_string(owner.path("work.manifest.json")).unwrap();
-    fs::write(owner.path("work.manifest.json"), manifest.replacen("\"sig\":\"", "\"sig\":\"AAAA", 1))
-        .unwrap();
-    assert!(!owner.verify(&["--allow-simulated"]).status.success());
-    // What is there is not replaced unasked.
-    let refused = owner.run(&[]);
-    assert!(refused.status.code() == Some(2) && said(&refused).contains("--replace"), "{}", said(&refused));
-}
-
-#[test]
 fn a_guest_that_is_not_the_owner_s_gets_nothing() {
     let Some(bed) = guest::bed() else { return };
     if missing() {
         return;
     }
-    let owner = Owner::new(&bed, "true");
-    // Another kernel, initramfs or command line has another measurement.
-    let policy = owner.policy();
-    let (before, after) = policy.split_once("[\"").unwrap();
-    let other = format!("{before}[\"{}{}", if after.starts_with('0') { '1' } else { '0' }, &after[1..]);
-    fs::write(owner.path("owner.toml"), other).unwrap();
-    let refused = owner.run(&["--policy", "owner.toml"]);
-    assert_eq!(refused.status.code(), Some(POLICY), "{}", said(&refused));
-    assert!(
-        said(&refused).contains("measurement") && !said(&refused).contains("sending"),
-        "{}",
-        said(&refused)
-    );
-    assert!(!owner.state().exists());
-
+    let mut owner = Owner::new(&bed, "true");
     // One byte of the root disk.
     let copy = owner.path("image");
     succeed(Command::new("cp").arg("-r").arg(&owner.image).arg(&copy));
@@ -253,7 +179,6 @@ fn a_guest_that_is_not_the_owner_s_gets_nothing() {
     let mut bytes = fs::read(&disk).unwrap();
     bytes[100] ^= 1;
     fs::write(&disk, bytes).unwrap();
-    let mut owner = owner;
     owner.image = copy;
     let refused = owner.run(&[]);
     assert_eq!(refused.status.code(), Some(IO), "{}", said(&refused));

@@ -4,6 +4,7 @@ mod boot;
 mod conformance;
 mod host;
 mod job;
+mod launch;
 mod measure;
 mod nbd;
 mod pmem;

@@ -1,7 +1,8 @@
 #!/bin/sh
-# oci-archive.sh BUSYBOX OUT: an OCI archive of one image with busybox in it, and a few of its names.
+# oci-archive.sh BUSYBOX OUT [MORE]: an OCI archive of one image with busybox in it, and a few of its names; and what lies in MORE.
 set -eu
 busybox=$1 out=$(realpath -m "$2")
+more=${3:+$(realpath "$3")}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
@@ -9,6 +10,7 @@ mkdir -p layer/bin layer/tmp layout/blobs/sha256
 chmod 1777 layer/tmp
 cp "$busybox" layer/bin/busybox
 for name in sh cat cp echo gzip head ln mkdir seq sha256sum sleep tar touch yes; do ln -s busybox "layer/bin/$name"; done
+[ -z "$more" ] || cp -r "$more/." layer/
 tar --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -C layer -cf layer.tar .
 
 # blob FILE: puts it into the layout; its digest and size as JSON.

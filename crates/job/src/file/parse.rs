@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 
 use super::{Image, Job, published};
+use crate::volume::MAX_VOLUMES;
 
 /// Most bytes of a job file.
 pub const MAX_JOB: usize = 1 << 20;
@@ -57,7 +58,8 @@ impl Job {
         self.image.check()?;
         let places = || {
             let inputs = self.inputs.iter().map(|input| ("input", &input.to));
-            inputs.chain(self.secrets.iter().map(|secret| ("secret", &secret.to)))
+            let volumes = self.volumes.iter().map(|volume| ("volume", &volume.to));
+            inputs.chain(self.secrets.iter().map(|secret| ("secret", &secret.to))).chain(volumes)
         };
         for (number, (kind, place)) in places().enumerate() {
             for (other_kind, other) in places().skip(number + 1) {
@@ -68,6 +70,29 @@ impl Job {
                 }
             }
         }
+        self.check_outputs()?;
+        if self.volumes.len() > MAX_VOLUMES {
+            return Err(error(format!("the job has more than {MAX_VOLUMES} volumes")));
+        }
+        let user = self.run.user.as_deref().unwrap_or("0");
+        if user.split(':').count() > 2 || user.split(':').any(|part| part.parse::<u32>().is_err()) {
+            return Err(error(format!("run.user {user:?} is refused: it is UID or UID:GID, in numbers")));
+        }
+        let is_bad = |name: &str| name.is_empty() || name.contains(['=', '\0']);
+        if let Some(name) = self.run.environment.keys().find(|name| is_bad(name)) {
+            return Err(error(format!("run.environment has the name {name:?}, which no variable can have")));
+        }
+        if self.run.command.as_ref().is_some_and(Vec::is_empty) {
+            return Err(error("run.command is empty; leave it out for the image's own command"));
+        }
+        if self.guest.processors == 0 {
+            return Err(error("guest.processors is 0; a machine has one at least"));
+        }
+        Ok(())
+    }
+
+    /// Whether each output has a place of its own, and is there to be read when the container has ended.
+    fn check_outputs(&self) -> Result<(), ParseError> {
         for (number, output) in self.outputs.iter().enumerate() {
             let place = |output: &super::Output| output.to.join(output.from.file_name());
             let meets = |other: &&super::Output| {
@@ -89,6 +114,15 @@ impl Job {
                     output.from, input.to
                 )));
             }
+            let meets = |to: &super::GuestPath| {
+                to.is_at_or_below(output.from.as_str()) || output.from.is_at_or_below(to.as_str())
+            };
+            if let Some(volume) = self.volumes.iter().find(|volume| meets(&volume.to)) {
+                return Err(error(format!(
+                    "the output {} meets the volume {}, which is put away when the container has ended; have it copied elsewhere",
+                    output.from, volume.to
+                )));
+            }
             if let Some(secret) =
                 self.secrets.iter().find(|secret| secret.to.is_at_or_below(output.from.as_str()))
             {
@@ -97,20 +131,6 @@ impl Job {
                     output.from, secret.to
                 )));
             }
-        }
-        let user = self.run.user.as_deref().unwrap_or("0");
-        if user.split(':').count() > 2 || user.split(':').any(|part| part.parse::<u32>().is_err()) {
-            return Err(error(format!("run.user {user:?} is refused: it is UID or UID:GID, in numbers")));
-        }
-        let is_bad = |name: &str| name.is_empty() || name.contains(['=', '\0']);
-        if let Some(name) = self.run.environment.keys().find(|name| is_bad(name)) {
-            return Err(error(format!("run.environment has the name {name:?}, which no variable can have")));
-        }
-        if self.run.command.as_ref().is_some_and(Vec::is_empty) {
-            return Err(error("run.command is empty; leave it out for the image's own command"));
-        }
-        if self.guest.processors == 0 {
-            return Err(error("guest.processors is 0; a machine has one at least"));
         }
         Ok(())
     }
@@ -257,6 +277,14 @@ mod tests {
             with("[[inputs]]\nfrom = \"a\"\nto = \"/d/in\"\n[[outputs]]\nfrom = \"/d\"\nto = \"o\"\n")
                 .contains("holds the input /d/in")
         );
+        let volume = "[[volumes]]\nto = \"/data\"\ndisk = \"d\"\npolicy = \"p\"\nkey-file = \"k\"\n";
+        assert!(with(&format!("{volume}{volume}")).contains("the volume at /data and the volume at /data"));
+        for output in ["/data", "/data/x"] {
+            let output = format!("[[outputs]]\nfrom = {output:?}\nto = \"o\"\n");
+            assert!(with(&format!("{volume}{output}")).contains("meets the volume /data"), "{output}");
+        }
+        let many: String = (0..9).map(|number| volume.replace("/data", &format!("/d{number}"))).collect();
+        assert!(with(&many).contains("more than 8 volumes"));
         assert!(with("[run]\nuser = \"root\"\n").contains("in numbers"));
         assert!(with("[run]\ncommand = []\n").contains("image's own command"));
         assert!(with("[run]\nenvironment = { \"A=B\" = \"c\" }\n").contains("no variable"));
@@ -288,7 +316,8 @@ mod tests {
     #[test]
     fn the_schema_has_each_section() {
         let schema = schema();
-        for section in ["name", "image", "run", "inputs", "outputs", "secrets", "limits", "guest"] {
+        for section in ["name", "image", "run", "inputs", "outputs", "secrets", "volumes", "limits", "guest"]
+        {
             assert!(schema["properties"].get(section).is_some(), "{section}");
         }
         assert_eq!(schema["additionalProperties"], serde_json::json!(false));

@@ -56,6 +56,7 @@ pub fn read(text: &str, name: &str) -> Result<Job, Wrong> {
         inputs,
         outputs,
         secrets: Vec::new(),
+        volumes: Vec::new(),
         limits: Limits::default(),
         guest: Guest::default(),
     })

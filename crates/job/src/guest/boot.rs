@@ -1,6 +1,6 @@
 //! From the end of the kernel's boot to the owner's first login.
 
-use std::fs::{DirBuilder, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -21,8 +21,12 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Where the SSH server looks for the keys that may log in.
 const KEYS: &str = "/root/.ssh";
-/// The program that an SSH session runs, whatever it asks for; and nothing of SSH but that.
-const RESTRICTED: &str = "command=\"/usr/bin/cvmio-job guest session\",no-port-forwarding,no-agent-forwarding,no-X11-forwarding,no-pty";
+/// Names of addresses.
+const HOSTS: &str = "/etc/hosts";
+/// The program that an SSH session runs, whatever it asks for. The owner may have the guest listen on its own loopback, for the anchors of
+/// volumes; the server itself refuses to connect anywhere (`-j`).
+const RESTRICTED: &str =
+    "command=\"/usr/bin/cvmio-job guest session\",no-agent-forwarding,no-X11-forwarding,no-pty";
 
 /// Makes the guest's keys, answers one challenge, and serves the owner until the machine is powered off.
 ///
@@ -32,6 +36,7 @@ pub fn boot() -> Result<()> {
     for directory in place::directories().iter().map(AsRef::as_ref).chain([Path::new(KEYS)]) {
         DirBuilder::new().recursive(true).mode(0o700).create(directory).of(directory)?;
     }
+    fs::copy(HOSTS, place::hosts()).of(HOSTS)?;
     let host_key = make_host_key()?;
     let signing_key = SigningKey::generate()?;
     private(&place::signing_key(), signing_key.document())?;
@@ -93,9 +98,9 @@ fn read_question(caller: &TcpStream) -> Result<Question> {
 
 /// Starts the SSH server, and waits until it listens.
 fn serve() -> Result<Child> {
-    // No passwords, no forwarding of ports in either direction.
+    // No passwords, and no connections from the guest to anywhere.
     let mut command = Command::new("dropbear");
-    command.args(["-F", "-E", "-s", "-j", "-k", "-p", &SSH_PORT.to_string(), "-r"]).arg(place::host_key());
+    command.args(["-F", "-E", "-s", "-j", "-p", &SSH_PORT.to_string(), "-r"]).arg(place::host_key());
     let mut server = command.spawn().map_err(|error| unstarted(&command, error))?;
     while TcpStream::connect((Ipv4Addr::LOCALHOST, SSH_PORT)).is_err() {
         if let Some(status) = server.try_wait().of("dropbear")? {

@@ -139,6 +139,7 @@ pub fn configure(job: &Job, image: &ImageConfig, memory: u64) -> Result<()> {
     let root = root()?;
     let user = User::of(job, image, &root)?;
     hand_over(job, &user)?;
+    super::volume::hand_over(job, user.uid, user.gid)?;
     let config = config(job, image, &root, &user, memory)?;
     let path = place::bundle().join("config.json");
     File::create(&path).and_then(|mut file| file.write_all(config.to_string().as_bytes())).of(path)
@@ -234,9 +235,12 @@ fn mounts(job: &Job) -> Vec<Value> {
         of("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
     ];
     // The guest's own: `localhost` has a meaning there, too.
-    all.push(bind(Path::new(HOSTS), HOSTS, false));
+    all.push(bind(&place::hosts(), HOSTS, false));
     for (number, input) in job.inputs.iter().enumerate() {
         all.push(bind(&place::input(number).join(CONTENT), input.to.as_str(), input.writable));
+    }
+    for (number, volume) in job.volumes.iter().enumerate() {
+        all.push(bind(&place::mounted(number), volume.to.as_str(), true));
     }
     for (number, secret) in job.secrets.iter().enumerate() {
         all.push(bind(&place::secret(number), secret.to.as_str(), false));
@@ -348,6 +352,25 @@ mod tests {
             let mounts = made["mounts"].as_array().unwrap();
             let mount = mounts.iter().find(|mount| mount["destination"] == place).unwrap();
             assert!(mount["options"].as_array().unwrap().contains(&json!("ro")), "{mount}");
+        }
+    }
+
+    /// V4 of the module `volume`.
+    #[test]
+    fn a_container_has_a_volume_s_file_system_and_nothing_that_opens_it() {
+        let made =
+            made(&job("[[volumes]]\nto = \"/data\"\ndisk = \"d\"\npolicy = \"p\"\nkey-file = \"k\"\n"));
+        let mounts = made["mounts"].as_array().unwrap();
+        let of = |to: &str| mounts.iter().find(|mount| mount["destination"] == to).unwrap();
+        assert_eq!(of("/data")["source"], json!(place::mounted(0)));
+        assert_eq!(of("/data")["options"], json!(["bind", "rw", "nosuid", "nodev"]));
+        assert_eq!(of(HOSTS)["source"], json!(place::hosts()), "the guest's own names its ways to anchors");
+        for (what, path) in [("what opens it", place::volume(0)), ("its daemon", place::daemons())] {
+            let is_shown = |mount: &Value| {
+                let source = mount["source"].as_str().unwrap_or_default();
+                source.starts_with('/') && (path.starts_with(source) || Path::new(source).starts_with(&path))
+            };
+            assert!(!mounts.iter().any(is_shown), "{what}: {mounts:?}");
         }
     }
 

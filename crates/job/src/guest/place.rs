@@ -16,8 +16,8 @@ fn job(name: &str) -> PathBuf {
 }
 
 /// Directories that are made at boot.
-pub fn directories() -> [PathBuf; 5] {
-    [run(""), job("inputs"), job("secrets"), job("bundle"), job("outputs")]
+pub fn directories() -> [PathBuf; 6] {
+    [run(""), job("inputs"), job("volumes"), job("secrets"), job("bundle"), job("outputs")]
 }
 
 /// The SSH host key, in the server's own form.
@@ -73,6 +73,26 @@ pub fn input(number: usize) -> PathBuf {
 /// A secret.
 pub fn secret(number: usize) -> PathBuf {
     job("secrets").join(number.to_string())
+}
+
+/// What opens a volume.
+pub fn volume(number: usize) -> PathBuf {
+    run(&format!("volume-{number}"))
+}
+
+/// Where a volume's file system is.
+pub fn mounted(number: usize) -> PathBuf {
+    job("volumes").join(number.to_string())
+}
+
+/// Where daemons of volumes are found.
+pub fn daemons() -> PathBuf {
+    PathBuf::from("/run/volumes")
+}
+
+/// The container's table of hosts: the guest's own, without the ways to anchors.
+pub fn hosts() -> PathBuf {
+    run("hosts")
 }
 
 /// The container's bundle.

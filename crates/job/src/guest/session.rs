@@ -32,6 +32,7 @@ pub fn session(command: &str) -> Result<()> {
         Word::Image => image(),
         Word::Input(number) => input(number),
         Word::Secret(number) => secret(number),
+        Word::Volume(number) => volume(number),
         Word::Start => start(),
         Word::Follow(from) => follow(from),
         Word::Output(number) => output(number),
@@ -151,6 +152,12 @@ fn secret(number: usize) -> Result<()> {
     io::copy(&mut io::stdin().lock(), &mut file).of(&path).map(drop)
 }
 
+fn volume(number: usize) -> Result<()> {
+    check_waiting()?;
+    let (_, job) = job()?;
+    super::volume::receive(&job, number, io::stdin().lock())
+}
+
 /// Begins the work, which goes on when the owner is gone.
 fn start() -> Result<()> {
     check_waiting()?;
@@ -164,6 +171,9 @@ fn start() -> Result<()> {
             .of(place::secret(number))?
             .then_some(())
             .ok_or_else(|| Error::usage(format!("secret {number} has not arrived")))?;
+    }
+    if let Some(number) = (0..job.volumes.len()).find(|number| !super::volume::has_arrived(*number)) {
+        return Err(Error::usage(format!("what opens volume {number} has not arrived")));
     }
     tell(&State::new(Phase::Preparing))?;
     let program = std::env::current_exe().of("this program")?;

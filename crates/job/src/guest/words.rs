@@ -1,5 +1,6 @@
 //! What the owner may say to the guest, and what it hears.
 
+use cli::failure::Failure;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -16,6 +17,8 @@ pub enum Word {
     Input(usize),
     /// A secret comes.
     Secret(usize),
+    /// What opens a volume comes.
+    Volume(usize),
     /// Begin.
     Start,
     /// Send the log from this byte on until the job has ended, then its [`State`].
@@ -44,6 +47,7 @@ impl Word {
             ("image", None, _) => Ok(Self::Image),
             ("input", _, Some(place)) => Ok(Self::Input(place)),
             ("secret", _, Some(place)) => Ok(Self::Secret(place)),
+            ("volume", _, Some(place)) => Ok(Self::Volume(place)),
             ("start", None, _) => Ok(Self::Start),
             ("follow", Some(from), _) => Ok(Self::Follow(from)),
             ("output", _, Some(place)) => Ok(Self::Output(place)),
@@ -62,6 +66,7 @@ impl std::fmt::Display for Word {
             Self::Image => f.write_str("image"),
             Self::Input(place) => write!(f, "input {place}"),
             Self::Secret(place) => write!(f, "secret {place}"),
+            Self::Volume(place) => write!(f, "volume {place}"),
             Self::Start => f.write_str("start"),
             Self::Follow(from) => write!(f, "follow {from}"),
             Self::Output(place) => write!(f, "output {place}"),
@@ -90,9 +95,9 @@ pub struct Setup {
 pub struct State {
     /// Where it stands.
     pub phase: Phase,
-    /// Why it failed, in words.
+    /// Why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
+    pub failure: Option<Failure>,
     /// How the container ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<End>,
@@ -118,7 +123,7 @@ impl State {
     /// In this phase, with nothing more to say.
     #[must_use]
     pub fn new(phase: Phase) -> Self {
-        Self { phase, reason: None, end: None }
+        Self { phase, failure: None, end: None }
     }
 
     /// Whether nothing more will happen.
@@ -139,6 +144,7 @@ mod tests {
             Word::Image,
             Word::Input(3),
             Word::Secret(0),
+            Word::Volume(2),
             Word::Start,
             Word::Follow(9),
             Word::Output(1),

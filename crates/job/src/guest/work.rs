@@ -12,6 +12,7 @@ use serde_json::json;
 use super::container;
 use super::log::{Log, Stream};
 use super::session::{job, received, tell};
+use super::volume::Volumes;
 use super::words::{Phase, Setup, State};
 use super::{CONTENT, place};
 use crate::challenge::Exchange;
@@ -35,22 +36,66 @@ const EVENTS: &str = "/sys/fs/cgroup/jobs/memory.events";
 pub fn work() -> Result<()> {
     match run() {
         Ok(end) => tell(&State { end: Some(end), ..State::new(Phase::Ended) }),
-        Err(error) => tell(&State { reason: Some(error.to_string()), ..State::new(Phase::Failed) }),
+        Err(error) => tell(&State { failure: Some(error.into()), ..State::new(Phase::Failed) }),
     }
 }
 
 fn run() -> Result<End> {
     let (setup, job) = job()?;
-    let image = image_resource(&job)?;
-    let config = container::prepare(&job)?;
-    container::configure(&job, &config, setup.container)?;
-    tell(&State::new(Phase::Running))?;
-    let begun = now();
-    let end = contain(&job)?;
-    let subject = outputs(&job, &end)?;
+    let volumes = Volumes::bring_up(&job)?;
+    let ran = Ran::of(&setup, &job);
+    // Whatever became of the container, its volumes are put away; and nothing is signed before they are.
+    let volumes = volumes.put_away();
+    let (ran, volumes) = (ran?, volumes?);
+    let end = ran.end.clone();
     let exchange = fs::read(place::exchange()).of(place::exchange())?;
     let exchange: Exchange =
         serde_json::from_slice(&exchange).map_err(|error| Error::io(error.to_string()))?;
+    let predicate = Predicate {
+        job: job.name.to_string(),
+        job_file: Resource::new(setup.name.clone(), digest_of(setup.file.as_bytes()).of("the job file")?),
+        image: ran.image,
+        inputs: inputs(&job)?,
+        volumes,
+        log: Resource::new(
+            "log",
+            digest_of(fs::File::open(place::log()).of(place::log())?).of(place::log())?,
+        ),
+        end: ran.end,
+        begun: ran.begun,
+        ended: now(),
+        limits: limits(&setup, &job),
+        exchange,
+    };
+    let key = SigningKey::read(&fs::read(place::signing_key()).of(place::signing_key())?)?;
+    let envelope = Statement::new(ran.outputs, predicate).sign(&key);
+    let text = serde_json::to_vec(&envelope).map_err(|error| Error::io(error.to_string()))?;
+    super::boot::private(&place::manifest(), &text)?;
+    Ok(end)
+}
+
+/// A container that has ended.
+struct Ran {
+    image: Resource,
+    outputs: Vec<Resource>,
+    end: End,
+    begun: u64,
+}
+
+impl Ran {
+    fn of(setup: &Setup, job: &Job) -> Result<Self> {
+        let image = image_resource(job)?;
+        let config = container::prepare(job)?;
+        container::configure(job, &config, setup.container)?;
+        tell(&State::new(Phase::Running))?;
+        let begun = now();
+        let end = contain(job)?;
+        Ok(Self { image, outputs: outputs(job, &end)?, end, begun })
+    }
+}
+
+/// Each file of the inputs, as it arrived.
+fn inputs(job: &Job) -> Result<Vec<Resource>> {
     let mut inputs = Vec::new();
     for (number, input) in job.inputs.iter().enumerate() {
         let in_container = |file: Resource| {
@@ -59,26 +104,7 @@ fn run() -> Result<End> {
         };
         inputs.extend(received(number)?.into_iter().map(in_container));
     }
-    let predicate = Predicate {
-        job: job.name.to_string(),
-        job_file: Resource::new(setup.name.clone(), digest_of(setup.file.as_bytes()).of("the job file")?),
-        image,
-        inputs,
-        log: Resource::new(
-            "log",
-            digest_of(fs::File::open(place::log()).of(place::log())?).of(place::log())?,
-        ),
-        end: end.clone(),
-        begun,
-        ended: now(),
-        limits: limits(&setup, &job),
-        exchange,
-    };
-    let key = SigningKey::read(&fs::read(place::signing_key()).of(place::signing_key())?)?;
-    let envelope = Statement::new(subject, predicate).sign(&key);
-    let text = serde_json::to_vec(&envelope).map_err(|error| Error::io(error.to_string()))?;
-    super::boot::private(&place::manifest(), &text)?;
-    Ok(end)
+    Ok(inputs)
 }
 
 /// What is run: an archive by the digest that was checked when it arrived, a context by that of its stream.

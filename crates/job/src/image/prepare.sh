@@ -20,7 +20,8 @@ cp unpacked/boot/vmlinuz-* /cvmio-boot/vmlinuz
 base=unpacked; [ -d unpacked/lib/modules ] || base=unpacked/usr
 version=$(ls $base/lib/modules)
 depmod -b $base "$version"
-for module in virtio_blk virtio_net squashfs dm_verity overlay qemu_fw_cfg tsm sev-guest tdx-guest; do
+# The last three are for volumes.
+for module in virtio_blk virtio_net squashfs dm_verity overlay qemu_fw_cfg tsm sev-guest tdx-guest fuse loop ext4; do
     modprobe -C /dev/null -d $base -S "$version" --show-depends "$module" 2>/dev/null | sed -n 's/^insmod \([^ ]*\).*/\1/p' |
     while read -r path; do
         name=$(basename "$path" | sed 's/\.ko.*//')

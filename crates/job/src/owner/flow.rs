@@ -8,6 +8,7 @@ use std::time::Duration;
 use attest::simulated;
 use attest::{Claims, Hex, Policy};
 use cli::interrupt::Interrupt;
+use error_kind::Kind;
 use evidence_files::Beside;
 
 use super::collect::{collect, keep_manifest};
@@ -16,12 +17,16 @@ use super::prepare::Prepared;
 use super::ssh::{Channel, complaint, make_key, pin};
 use super::state::{Place, Record, Stage, began};
 use super::verify::{Judge, now, simulated_root};
+use super::volumes;
 use crate::error::{Context, Error, Result};
 use crate::file::Job;
 use crate::guest::{CONTENT, Frame, Phase, Setup, State, Stream, Word};
 use crate::image::Image;
 use crate::manifest::{End, Statement};
 use crate::tree::{Digesting, Source, pack};
+
+/// How long a guest may take to power itself off. Its end by force takes its memory, too.
+const WIPING: Duration = Duration::from_secs(5);
 
 /// How a job is run.
 #[derive(Debug, Clone)]
@@ -57,6 +62,7 @@ pub struct Flow {
     place: Place,
     record: Record,
     job: Job,
+    interrupt: Interrupt,
 }
 
 impl Flow {
@@ -72,17 +78,21 @@ impl Flow {
     ) -> Result<Self> {
         let place = Place::create(prepared.job.name.as_str())?;
         let begun = begin(prepared, options, &place, tell, interrupt);
-        if begun.is_err() {
+        begun.map_err(|error| {
             put_away(&place);
-        }
-        begun
+            // Ctrl-C reaches the programs that this one waits for, too: that they failed is no news then.
+            match interrupt.check() {
+                Ok(()) => error,
+                Err(interrupted) => Error::usage(interrupted.to_string()).because(error),
+            }
+        })
     }
 
     /// Takes up a job that was begun.
     ///
     /// # Errors
     /// If there is none of this name, or its machine is gone.
-    pub fn resume(name: &str) -> Result<Self> {
+    pub fn resume(name: &str, interrupt: &Interrupt) -> Result<Self> {
         let place = Place::find(name)?;
         let record = place.record()?;
         let gone = |what: &str| {
@@ -96,39 +106,24 @@ impl Flow {
         }
         let job = Job::parse(record.setup.file.as_bytes(), &record.setup.name)
             .map_err(|error| Error::usage(error.to_string()).because(error))?;
-        Ok(Self { place, record, job })
+        Ok(Self { place, record, job, interrupt: interrupt.clone() })
     }
 
     /// Copies what the container writes to `out` and `err` until it has ended.
     ///
     /// # Errors
     /// If the guest is gone, or its log has another form.
-    pub fn follow(&self, out: &mut dyn Write, err: &mut dyn Write, interrupt: &Interrupt) -> Result<State> {
+    pub fn follow(&self, out: &mut dyn Write, err: &mut dyn Write) -> Result<State> {
         let channel = self.channel();
         let mut child = channel.say(Word::Follow(0))?;
         drop(child.stdin.take());
         let from = child.stdout.take().ok_or_else(|| Error::io("ssh has no output"))?;
-        let mut digest = Digesting::new(std::io::sink());
-        for line in BufReader::new(from).split(b'\n') {
-            interrupt.check().map_err(|error| Error::usage(error.to_string()))?;
-            let line = line.of("the log")?;
-            if let Ok(frame) = serde_json::from_slice::<Frame>(&line) {
-                digest.write_all(&line).and_then(|()| digest.write_all(b"\n")).of("the log")?;
-                let bytes = frame.bytes()?;
-                // Nobody may read it any more; the job goes on.
-                let _ = match frame.stream {
-                    Stream::Out => out.write_all(&bytes).and_then(|()| out.flush()),
-                    Stream::Err => err.write_all(&bytes).and_then(|()| err.flush()),
-                };
-                continue;
-            }
-            let state: State = serde_json::from_slice(&line)
-                .map_err(|error| Error::protocol(format!("the log has a line of another form: {error}")))?;
+        let told = channel.interruptible(child.id(), || self.copy_log(from, out, err))?;
+        if let Some(state) = told? {
             let _ = child.wait();
-            self.keep_log_digest(&digest.finish().1.digits())?;
             return Ok(state);
         }
-        interrupt.check().map_err(|error| Error::usage(error.to_string()))?;
+        self.interrupt.check().map_err(|error| Error::usage(error.to_string()))?;
         let mut said = String::new();
         if let Some(mut errors) = child.stderr.take() {
             let _ = errors.read_to_string(&mut said);
@@ -142,13 +137,37 @@ impl Flow {
         }
     }
 
+    /// Copies the log from the guest to its end. The state behind it; `None` when it was cut off.
+    fn copy_log(&self, from: impl Read, out: &mut dyn Write, err: &mut dyn Write) -> Result<Option<State>> {
+        let mut digest = Digesting::new(std::io::sink());
+        for line in BufReader::new(from).split(b'\n') {
+            self.interrupt.check().map_err(|error| Error::usage(error.to_string()))?;
+            let line = line.of("the log")?;
+            if let Ok(frame) = serde_json::from_slice::<Frame>(&line) {
+                digest.write_all(&line).and_then(|()| digest.write_all(b"\n")).of("the log")?;
+                let bytes = frame.bytes()?;
+                // Nobody may read it any more; the job goes on.
+                let _ = match frame.stream {
+                    Stream::Out => out.write_all(&bytes).and_then(|()| out.flush()),
+                    Stream::Err => err.write_all(&bytes).and_then(|()| err.flush()),
+                };
+                continue;
+            }
+            let state: State = serde_json::from_slice(&line)
+                .map_err(|error| Error::protocol(format!("the log has a line of another form: {error}")))?;
+            self.keep_log_digest(&digest.finish().1.digits())?;
+            return Ok(Some(state));
+        }
+        Ok(None)
+    }
+
     fn keep_log_digest(&self, digits: &str) -> Result<()> {
         let path = self.place.file("log-digest");
         std::fs::write(&path, digits).of(path)
     }
 
     fn channel(&self) -> Channel {
-        Channel::new(&self.place, self.record.port)
+        Channel::new(&self.place, self.record.port, &self.record.routes, &self.interrupt)
     }
 
     /// Fetches the manifest and what came back, checks both, and puts them into place. The log must have been followed to its end.
@@ -157,9 +176,9 @@ impl Flow {
     /// If the job has failed, the manifest is not this guest's, or something differs from it.
     pub fn fetch(&self, state: &State) -> Result<Done> {
         let Some(end) = state.end.clone().filter(|_| state.phase == Phase::Ended) else {
-            let reason = state.reason.as_deref().unwrap_or("it does not say why");
-            std::fs::write(self.place.file("failed"), reason).of(self.place.file("failed"))?;
-            return Err(Error::io(format!("the guest could not run the job: {reason}")));
+            let failure = failure_of(state);
+            std::fs::write(self.place.file("failed"), failure.to_string()).of(self.place.file("failed"))?;
+            return Err(failure);
         };
         let channel = self.channel();
         let bytes = channel.ask(Word::Manifest, |_| Ok(()))?;
@@ -203,6 +222,9 @@ impl Flow {
         let sent = std::fs::read(self.place.file("sent")).of(self.place.file("sent"))?;
         let sent: Vec<crate::manifest::Resource> =
             serde_json::from_slice(&sent).map_err(|error| Error::io(error.to_string()))?;
+        if !volumes::are_those_opened(&predicate.volumes, &self.job, &self.record.volumes) {
+            return differs("list of volumes");
+        }
         if predicate.inputs != sent {
             return differs("list of inputs");
         }
@@ -223,7 +245,10 @@ impl Flow {
 
     /// Lets go of the guest, which goes on by itself.
     pub fn leave(self) {
-        self.channel().close();
+        // What the guest says to the anchors of volumes goes on over this connection.
+        if self.record.routes.is_empty() {
+            self.channel().close();
+        }
     }
 
     /// Powers the machine off and forgets the job.
@@ -239,11 +264,15 @@ impl Flow {
 /// Ends a job's machine, if it has one, and forgets it.
 pub fn put_away(place: &Place) {
     if let Ok(record) = place.record() {
-        let channel = Channel::new(place, record.port);
+        let channel = Channel::new(place, record.port, &[], &Interrupt::default());
         if record.stage != Stage::Launched && record.is_alive() {
-            // Its answer may be cut off by its own end.
-            let _ = channel.ask(Word::Wipe, |_| Ok(()));
-            let _ = record.wait_for_end();
+            // Its answer may be cut off by its own end; and one that does not answer has no claim to be waited for.
+            if let Ok(mut asking) = channel.say(Word::Wipe) {
+                drop(asking.stdin.take());
+                let _ = record.wait_for_end(WIPING);
+                let _ = asking.kill();
+                let _ = asking.wait();
+            }
         }
         channel.close();
     }
@@ -259,6 +288,9 @@ fn begin(
 ) -> Result<Flow> {
     let image = Image::open(&options.machine.image)?;
     let (judge, machine) = trust(prepared, options, &image, place)?;
+    if !prepared.volumes.is_empty() {
+        Channel::check_lasting(place)?;
+    }
     let owner_key = make_key(place)?;
     tell("starting the machine");
     let mut booting = launch(&machine, &image, prepared, place)?;
@@ -274,6 +306,8 @@ fn begin(
         process,
         process_began: began(process).ok_or_else(|| Error::io("QEMU has ended at once"))?,
         port: booting.port,
+        routes: prepared.volumes.iter().flat_map(|volume| volume.routes.clone()).collect(),
+        volumes: prepared.volumes.iter().map(|volume| volume.id.clone()).collect(),
         stage: Stage::Launched,
         replace: options.replace,
     };
@@ -288,13 +322,25 @@ fn begin(
     std::fs::write(place.file("exchange"), text).of(place.file("exchange"))?;
     record.stage = Stage::Attested;
     place.keep(&record)?;
-    let flow = Flow { place: place.clone(), record, job: prepared.job.clone() };
-    flow.hand_over(prepared, tell, interrupt)?;
+    let flow = Flow { place: place.clone(), record, job: prepared.job.clone(), interrupt: interrupt.clone() };
+    flow.hand_over(prepared, tell)?;
     // From here on the machine outlives this program.
     booting.running.leave();
     let flow = Flow { record: Record { stage: Stage::Begun, ..flow.record }, ..flow };
     place.keep(&flow.record)?;
     Ok(flow)
+}
+
+/// Why a job has failed, as its guest says it. The kinds of what it did itself mean nothing here; those of a volume do.
+fn failure_of(state: &State) -> Error {
+    let Some(failure) = &state.failure else {
+        return Error::io("the guest could not run the job, and does not say why");
+    };
+    let kind = match failure.kind() {
+        Kind::Usage | Kind::Defect => Kind::Io,
+        kind => kind,
+    };
+    Error::new(kind, format!("the guest could not run the job: {failure}"))
 }
 
 fn told(claims: &Claims) -> String {
@@ -351,9 +397,9 @@ fn trust(prepared: &Prepared, options: &Options, image: &Image, place: &Place) -
 
 impl Flow {
     /// Sends everything, and begins the work.
-    fn hand_over(&self, prepared: &Prepared, tell: Tell<'_>, interrupt: &Interrupt) -> Result<()> {
+    fn hand_over(&self, prepared: &Prepared, tell: Tell<'_>) -> Result<()> {
         let channel = self.channel();
-        let check = || interrupt.check().map_err(|error| Error::usage(error.to_string()));
+        let check = || self.interrupt.check().map_err(|error| Error::usage(error.to_string()));
         let setup = serde_json::to_vec(&self.record.setup).map_err(|error| Error::io(error.to_string()))?;
         tell("sending the job");
         channel.ask(Word::Setup, |to| to.write_all(&setup).of("the job"))?;
@@ -382,6 +428,11 @@ impl Flow {
             channel.ask(Word::Secret(number), |to| {
                 std::io::copy(&mut File::open(&path).of(&path)?, to).of(&path).map(drop)
             })?;
+        }
+        check()?;
+        if !prepared.volumes.is_empty() {
+            tell("opening the volumes");
+            volumes::open(&channel, &self.job, &prepared.volumes, &prepared.base)?;
         }
         check()?;
         channel.ask(Word::Start, |_| Ok(())).map(drop)

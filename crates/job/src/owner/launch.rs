@@ -67,7 +67,7 @@ pub fn launch(machine: &Machine, image: &Image, prepared: &Prepared, place: &Pla
         kernel: image.kernel.path(&machine.image),
         initramfs: image.initramfs.path(&machine.image),
         words: image.words(prepared.plan.storage),
-        disks: vec![Disk { path: image.root.path(&machine.image), read_only: true }],
+        disks: disks(machine, image, prepared),
         memory: prepared.job.guest.memory.0 >> 20 << 20,
         processors: prepared.job.guest.processors,
         forwards: vec![
@@ -79,6 +79,14 @@ pub fn launch(machine: &Machine, image: &Image, prepared: &Prepared, place: &Pla
     };
     let running = launch.start(&log)?;
     Ok(Booting { running, port, challenge, console, log })
+}
+
+/// The root file system's, then those of volumes in their order.
+fn disks(machine: &Machine, image: &Image, prepared: &Prepared) -> Vec<Disk> {
+    let root = Disk { path: image.root.path(&machine.image), read_only: true };
+    let volumes = prepared.job.volumes.iter();
+    let volumes = volumes.map(|volume| Disk { path: prepared.path(&volume.disk), read_only: false });
+    std::iter::once(root).chain(volumes).collect()
 }
 
 impl Booting {

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use super::volumes;
 use crate::archive;
 use crate::budget::{Demand, OUTPUT, Plan, SCRATCH};
 use crate::error::{Context, Error, Result};
@@ -23,6 +24,8 @@ pub struct Prepared {
     pub name: String,
     /// The directory from which relative paths begin.
     pub base: PathBuf,
+    /// Its volumes.
+    pub volumes: Vec<crate::volume::Plan>,
     /// How the guest's memory is shared out.
     pub plan: Plan,
 }
@@ -44,7 +47,8 @@ impl Prepared {
         let base = base.canonicalize().of(base)?;
         let demand = demand(&job, &base)?;
         let plan = demand.plan(job.guest.memory.0)?;
-        let prepared = Self { job, text, name, base, plan };
+        let volumes = volumes::plan(&job, &base)?;
+        let prepared = Self { job, text, name, base, volumes, plan };
         if !replace {
             prepared.check_results()?;
         }
@@ -82,6 +86,7 @@ impl Prepared {
 fn demand(job: &Job, base: &Path) -> Result<Demand> {
     let mut demand = Demand {
         scratch: job.limits.scratch.map_or(SCRATCH, |Size(bytes)| bytes),
+        volumes: job.volumes.len() as u64,
         memory: job.limits.memory.map(|Size(bytes)| bytes),
         outputs: job
             .outputs

@@ -3,10 +3,13 @@
 use std::fs;
 use std::process::{Child, Command, Stdio};
 
+use cli::interrupt::Interrupt;
+
 use super::state::Place;
 use crate::error::{Context, Error, Result};
 use crate::guest::Word;
-use crate::program::{output, unstarted};
+use crate::program::{interruptible, output, unstarted};
+use crate::volume::Route;
 
 /// The name under which the host key is pinned: ports and addresses do not matter.
 const ALIAS: &str = "cvmio-guest";
@@ -45,13 +48,31 @@ pub fn pin(place: &Place, host_key: &str) -> Result<()> {
 pub struct Channel {
     place: Place,
     port: u16,
+    routes: Vec<Route>,
+    interrupt: Interrupt,
 }
 
 impl Channel {
-    /// To the guest behind this port.
+    /// To the guest behind this port, which reaches anchors by these routes as long as the connection lasts. An interrupt ends
+    /// what is waited for.
     #[must_use]
-    pub fn new(place: &Place, port: u16) -> Self {
-        Self { place: place.clone(), port }
+    pub fn new(place: &Place, port: u16, routes: &[Route], interrupt: &Interrupt) -> Self {
+        Self { place: place.clone(), port, routes: routes.to_vec(), interrupt: interrupt.clone() }
+    }
+
+    /// Whether sessions can share a connection that lasts.
+    ///
+    /// # Errors
+    /// If the place is too deep for a socket.
+    pub fn check_lasting(place: &Place) -> Result<()> {
+        let socket = place.file(SOCKET);
+        match socket.as_os_str().len() <= MAX_SOCKET {
+            true => Ok(()),
+            false => Err(Error::usage(format!(
+                "{} is too long for a socket, which a job with volumes needs; set XDG_STATE_HOME to a shorter path",
+                socket.display()
+            ))),
+        }
     }
 
     fn command(&self) -> Command {
@@ -84,6 +105,12 @@ impl Channel {
                 format!("ControlPath=\"{}\"", socket.display()),
             ]);
         }
+        if !self.routes.is_empty() {
+            options.push("ExitOnForwardFailure=yes".into());
+        }
+        let forward =
+            |Route { port, host, to }: &Route| ["-R".into(), format!("127.0.0.1:{port}:{host}:{to}")];
+        command.args(self.routes.iter().flat_map(forward));
         command.args(options.iter().flat_map(|option| ["-o", option]));
         command
     }
@@ -109,8 +136,11 @@ impl Channel {
         send: impl FnOnce(&mut dyn std::io::Write) -> Result<()>,
     ) -> Result<Vec<u8>> {
         let mut child = self.say(word)?;
-        let sent = child.stdin.take().map_or(Ok(()), |mut to| send(&mut to));
-        let answer = child.wait_with_output().of("ssh")?;
+        let (sent, answer) = self.interruptible(child.id(), || {
+            let sent = child.stdin.take().map_or(Ok(()), |mut to| send(&mut to));
+            (sent, child.wait_with_output())
+        })?;
+        let answer = answer.of("ssh")?;
         if !answer.status.success() {
             // It explains why the guest took no more.
             return Err(complaint(word, &String::from_utf8_lossy(&answer.stderr)));
@@ -118,10 +148,18 @@ impl Channel {
         sent.map(|()| answer.stdout)
     }
 
+    /// Does something that waits for a session, which is ended when the owner asks for the end.
+    ///
+    /// # Errors
+    /// If there is no such session.
+    pub fn interruptible<T>(&self, session: u32, work: impl FnOnce() -> T) -> Result<T> {
+        interruptible(session, &self.interrupt, work)
+    }
+
     /// Ends the connection that sessions share.
     pub fn close(&self) {
         if self.place.file(SOCKET).exists() {
-            let mut command = self.command();
+            let mut command = Self { routes: Vec::new(), ..self.clone() }.command();
             let _ = output(command.args(["-O", "exit", "root@127.0.0.1"]));
         }
     }
@@ -137,6 +175,7 @@ pub fn complaint(word: Word, said: &str) -> Error {
     }
     let said = said.trim();
     let said = said.strip_prefix("cvmio: error: ").unwrap_or(said);
+    let said = if said.is_empty() { "the connection has ended" } else { said };
     Error::io(format!("the guest did not do `{word}`: {said}"))
 }
 
@@ -150,6 +189,8 @@ mod tests {
     fn another_host_key_is_no_ordinary_failure() {
         let said = "@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.";
         assert_eq!(complaint(Word::Start, said).kind(), Kind::Policy);
+        let cut = complaint(Word::Follow(0), "").to_string();
+        assert_eq!(cut, "the guest did not do `follow 0`: the connection has ended");
         let other = complaint(Word::Start, "cvmio: error: the job has begun\n");
         assert_eq!(
             (other.kind(), other.to_string().as_str()),

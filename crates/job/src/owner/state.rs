@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Context, Error, Result};
 use crate::guest::Setup;
+use crate::volume::Route;
 
 /// How long a machine may take to be gone.
 const GRACE: Duration = Duration::from_secs(10);
@@ -32,6 +33,10 @@ pub struct Record {
     pub process_began: u64,
     /// The port here that leads to the guest's SSH.
     pub port: u16,
+    /// How the guest reaches the anchors of its volumes.
+    pub routes: Vec<Route>,
+    /// The volumes' ids.
+    pub volumes: Vec<String>,
     /// How far the job is.
     pub stage: Stage,
     /// Whether results may replace what is there.
@@ -177,12 +182,12 @@ impl Record {
             && began(self.process) == Some(self.process_began)
     }
 
-    /// Waits until its machine has powered off by itself. Whether it has.
+    /// Waits until its machine has powered off by itself. Whether it has within `limit`.
     #[must_use]
-    pub fn wait_for_end(&self) -> bool {
+    pub fn wait_for_end(&self, limit: Duration) -> bool {
         let begun = Instant::now();
         while self.is_alive() {
-            if begun.elapsed() > GRACE {
+            if begun.elapsed() > limit {
                 return false;
             }
             std::thread::sleep(PAUSE);
@@ -194,7 +199,7 @@ impl Record {
         let process = Pid::from_raw(self.process).filter(|_| self.is_alive());
         if let Some(process) = process {
             let _ = kill_process(process, Signal::KILL);
-            if !self.wait_for_end() {
+            if !self.wait_for_end(GRACE) {
                 return Err(Error::io(format!("the machine (process {}) does not end", self.process)));
             }
         }
@@ -233,6 +238,8 @@ mod tests {
             process: me,
             process_began: began,
             port: 1,
+            routes: Vec::new(),
+            volumes: Vec::new(),
             stage: Stage::Launched,
             replace: false,
         };
