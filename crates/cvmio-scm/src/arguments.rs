@@ -78,7 +78,7 @@ pub struct Serve {
     /// How a VMM gets at it
     #[arg(long, value_enum)]
     pub mode: Mode,
-    /// With `--mode fuse`: the directory to mount on; the region is the file `pmem` in it
+    /// With `--mode fuse`: the directory to mount on; the region is the file `region/pmem` in it
     #[arg(long, required_if_eq("mode", "fuse"))]
     pub mountpoint: Option<PathBuf>,
     /// A unix socket for `status`; with `--mode userfaultfd` VMMs register there

@@ -333,11 +333,11 @@ pub fn qemu_args(args: &QemuArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The file of a server, and its length. Where it is not there QEMU would make one, and the guest's data would lie in it in the clear.
+/// The file of a server, and its length.
 fn served_file(mountpoint: &Path) -> Result<(std::path::PathBuf, u64), Failure> {
     const FUSE: i64 = 0x6573_5546;
-    let path = mountpoint.join(crate::fuse::FILE);
-    let start = "start `cvmio scm serve --mode fuse` with this `--mountpoint` first; QEMU would make a file there, in the clear";
+    let path = mountpoint.join(crate::fuse::DIRECTORY).join(crate::fuse::FILE);
+    let start = "start `cvmio scm serve --mode fuse` with this `--mountpoint` first";
     let is_served = rustix::fs::statfs(&path).is_ok_and(|found| found.f_type == FUSE);
     if !is_served {
         return Err(Failure::usage(format!("{}: no region is served there: {start}", path.display())));

@@ -63,7 +63,7 @@ pub fn library() -> &'static Path {
     })
 }
 
-struct Vmm {
+pub struct Vmm {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
@@ -87,7 +87,7 @@ fn python(place: &Place, user: &[&str]) -> Command {
 }
 
 impl Vmm {
-    fn start(place: &Place) -> Vmm {
+    pub fn start(place: &Place) -> Vmm {
         let mut child = python(place, &[]).stderr(Stdio::inherit()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let mut vmm = Vmm { child, input: Some(input), output: BufReader::new(output) };
@@ -115,17 +115,17 @@ impl Vmm {
         let _ = writeln!(self.input.as_mut().unwrap(), "{line}");
     }
 
-    fn put(&mut self, page: u32, text: &str) {
+    pub fn put(&mut self, page: u32, text: &str) {
         self.say(&format!("put {page} {text}"));
         assert_eq!(self.line(), "done");
     }
 
-    fn get(&mut self, page: u32, len: usize) -> String {
+    pub fn get(&mut self, page: u32, len: usize) -> String {
         self.say(&format!("get {page} {len}"));
         self.line()
     }
 
-    fn end(mut self) -> ExitStatus {
+    pub fn end(mut self) -> ExitStatus {
         drop(self.input.take());
         self.child.wait().unwrap()
     }
@@ -138,7 +138,7 @@ impl Drop for Vmm {
     }
 }
 
-fn wait_until(place: &Place, about: &str) {
+pub fn wait_until(place: &Place, about: &str) {
     let begun = Instant::now();
     while !place.succeed("status --socket socket").contains(about) {
         assert!(begun.elapsed() < Duration::from_secs(20), "{}", place.succeed("status --socket socket"));

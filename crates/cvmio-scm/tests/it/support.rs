@@ -90,6 +90,10 @@ impl Server {
         self.child.wait().expect("a child can be waited for");
     }
 
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Asks it to stop.
     pub fn ask_to_stop(&self) {
         let id = libc::pid_t::try_from(self.child.id()).expect("a process id");

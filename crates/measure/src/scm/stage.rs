@@ -173,7 +173,7 @@ impl<'a> Stage<'a> {
         }
         let _ = fs::remove_file(&socket);
         let mut server = Server::start(&mut serve)?;
-        let file = self.at("mnt/pmem")?;
+        let file = self.at("mnt/region/pmem")?;
         let is_file = is_file(&self.name);
         server.wait_until(self.setup.interrupt, || {
             socket.exists() && (!is_file || file.exists()) && UnixStream::connect(&socket).is_ok()
@@ -192,7 +192,7 @@ impl<'a> Stage<'a> {
     /// What a program opens. That of a mapping that is served exists where the library is preloaded only.
     fn file(&mut self) -> Result<PathBuf> {
         let name = match &self.name {
-            name if is_file(name) => "mnt/pmem",
+            name if is_file(name) => "mnt/region/pmem",
             name if is_mapped(name) => "socket/pmem",
             _ => "region",
         };
