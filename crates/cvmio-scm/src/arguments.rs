@@ -46,7 +46,7 @@ pub struct Create {
     /// Bytes of data, with k, m, g or t for powers of 1024
     #[arg(long, value_parser = parse_size)]
     pub size: u64,
-    /// A file of 32 or more random bytes that opens the region (make one: head -c 64 /dev/urandom > KEY)
+    /// A file of 32 or more random bytes that opens the region (make one: head -c 64 /dev/urandom > KEY); - is standard input
     #[arg(long)]
     pub key_file: PathBuf,
     /// Bytes of a page: 4k, or 2m for huge pages

@@ -3,7 +3,6 @@
 mod salvage;
 mod serve;
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use error_kind::Kind;
 use scm::geometry::PAGE_SIZES;
 use scm::{Access, Engine, Geometry, Mapping, Medium, Report, claimed_header};
 use seal::slot::Credential;
-use seal::{Random, SecretBytes, SystemRandom};
+use seal::{Random, SystemRandom};
 
 use crate::arguments::{Accept, Arguments, Check, Create, QemuArgs, Recover, Status};
 use crate::control;
@@ -22,16 +21,11 @@ use cli::failure::Failure;
 
 pub use serve::serve;
 
-/// More than any key file has.
-const KEY_FILE_LIMIT: usize = 64 << 10;
-
 /// How long a VMM may take to notice that its server is gone, beside the time for which that had it wait for requests under way (`--io-ms`).
 const VMM_PATIENCE: Duration = Duration::from_secs(10);
 
 fn credential(path: &Path) -> Result<Credential, Failure> {
-    let unread = |error| Failure::usage(format!("the key file {}: {error}", path.display()));
-    let mut file = File::open(path).map_err(unread)?;
-    Ok(Credential::KeyFile(SecretBytes::read_from(&mut file, KEY_FILE_LIMIT).map_err(unread)?))
+    secrets::key_file(path).map(Credential::KeyFile)
 }
 
 /// Keeps keys out of core dumps, and says so where they may be swapped out.

@@ -310,3 +310,28 @@ fn a_reader_that_has_gone_away_is_no_failure() {
     let ended = place.command("status region").stdout(writer).status().unwrap();
     assert!(ended.success(), "{ended}");
 }
+
+/// As for a volume: from a file or from standard input, with a warning of a file that everybody can read, and with words for one that is none.
+#[test]
+fn a_key_is_read_as_that_of_a_volume_is() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    fs::set_permissions(place.at("key"), fs::Permissions::from_mode(0o644)).unwrap();
+    let said = place.run(CREATE);
+    assert!(
+        said.code == Some(0) && said.errors.contains("every user of this machine can read the key file key")
+    );
+    fs::set_permissions(place.at("key"), fs::Permissions::from_mode(0o600)).unwrap();
+    let said = place.run("check region --key-file key");
+    assert_eq!((said.code, said.errors.as_str()), (Some(0), ""));
+    let piped = |name: &str| {
+        let key = fs::File::open(place.at(name)).unwrap();
+        place.command("check region --key-file -").stdin(key).output().unwrap()
+    };
+    assert!(piped("key").status.success());
+    fs::write(place.at("other"), [1; 64]).unwrap();
+    assert_eq!(piped("other").status.code(), Some(10));
+    place.fail("check region --key-file none", 2, "the key file none cannot be read: No such file");
+    fs::write(place.at("huge"), vec![1; 65_537]).unwrap();
+    place.fail("check region --key-file huge", 2, "longer than 65536 bytes; name the right one");
+}
