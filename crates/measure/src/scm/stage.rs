@@ -232,7 +232,7 @@ impl<'a> Stage<'a> {
         let words: Vec<String> = words.split(' ').map(String::from).collect();
         let figures = self.probe(&words)?;
         let of = |name: &str| figures.get(name).copied().unwrap_or(0.0);
-        Ok(Measured { value: of("bytes") / of("seconds"), figures })
+        Ok(Measured { value: of("bytes") / of("seconds"), figures, course: Vec::new() })
     }
 
     fn faults(&mut self, in_order: bool, bare: Option<&str>) -> Result<Measured> {
@@ -251,7 +251,7 @@ impl<'a> Stage<'a> {
         if bare.is_none() {
             figures.extend(self.steps()?);
         }
-        Ok(Measured { value, figures })
+        Ok(Measured { value, figures, course: Vec::new() })
     }
 
     /// What the server says of the steps.
