@@ -5,9 +5,10 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
 use super::cluster::Cluster;
-use super::common::machine::{quietly, tell_skipped};
+use super::common::machine::{has, quietly, tell_skipped};
 use super::common::pages::{commands, page, shell};
 use super::common::{Desk, programs};
+use super::tpm::{self, bed::Swtpm};
 
 /// Types a command with what stands there replaced; what it says.
 fn type_in(desk: &Desk, command: &str, places: &[(&str, String)]) -> String {
@@ -83,6 +84,55 @@ fn a_volume_moves_to_a_cluster_and_loses_it_as_the_page_on_freshness_says() {
     assert!(create.contains("volume create"), "{create}");
     type_in(&desk, &format!("{create} --size 16M --force"), &places);
     type_in(&desk, &moving[2], &places);
+}
+
+/// A volume on a mount of the test, put away however the test ends.
+struct Ledger<'a>(&'a Desk);
+
+impl Drop for Ledger<'_> {
+    fn drop(&mut self) {
+        quietly(&format!("umount {}", self.0.path("srv").display()));
+        let _ = self.0.run("volume detach ledger");
+    }
+}
+
+/// `init` names the key, and a volume by the TPM is made, mounted, committed and detached.
+#[test]
+fn a_volume_lives_by_a_tpm_as_its_page_says() {
+    crate::skip_without_devices!();
+    if !has("swtpm") {
+        return tell_skipped("there is no swtpm");
+    }
+    let desk = Desk::new();
+    for directory in ["etc", "host", "srv"] {
+        fs::create_dir(desk.path(directory)).unwrap();
+    }
+    let swtpm = Swtpm::start(&desk.path("tpm"));
+    let at = |name: &str| desk.path(name).display().to_string();
+    let mut places = vec![
+        ("/dev/tpmrm0", swtpm.socket().display().to_string()),
+        ("/etc/cvmio", at("etc")),
+        ("/mnt/host", at("host")),
+        ("/srv/ledger", at("srv")),
+        ("ledger.key", at("key")),
+        ("100G", "64M".into()),
+    ];
+    let page = page("docs/tpm.md");
+    let all: Vec<String> =
+        shell(&page, "# An anchor in a TPM").into_iter().filter(|line| !line.starts_with('#')).collect();
+    let [init, create, attach, mount, rest @ ..] = &all[..7] else { panic!("{all:#?}") };
+    let key = tpm::endorsement_key(&swtpm);
+    assert!(init.contains("anchor init"), "{all:#?}");
+    type_in(&desk, &format!("! {init} 2> said && grep -q {key} said"), &places);
+    places.push(("HEX", key));
+    type_in(&desk, create, &places);
+    let _ledger = Ledger(&desk);
+    let said = type_in(&desk, attach, &places);
+    let device = said.lines().find_map(|line| line.trim().strip_prefix("block device")).unwrap();
+    places.push(("/dev/loop0", device.trim().to_owned()));
+    type_in(&desk, mount, &places);
+    assert!(rest[0].contains("volume commit") && rest[2].contains("volume detach"), "{rest:#?}");
+    rest.iter().for_each(|command| drop(type_in(&desk, command, &places)));
 }
 
 /// The service, which ends with the test.
