@@ -105,7 +105,10 @@ fn with_programs(command: &measure::commands::Measure) -> std::result::Result<()
     // A run file has the words, so that the same can be run again.
     let words = std::env::args().skip_while(|word| word != "bench").skip(1).collect();
     let cvmio = cli::find::find("cvmio").unwrap_or_else(|| "cvmio".into());
-    Ok(measure::commands::run(command, words, cvmio)?)
+    measure::commands::run(command, words, cvmio).map_err(|error| match error.kind() {
+        measure::error::Kind::Interrupted => Failure::interrupted(error),
+        _ => error.into(),
+    })
 }
 
 /// A volume against the bare store under it

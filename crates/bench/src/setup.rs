@@ -85,7 +85,7 @@ pub struct Contestants {
     /// How many of them, from the first on, are to hold data.
     pub filled: u64,
     /// Holds the anchor's file, which is removed also if a signal ends this process.
-    _directory: Option<Guarded>,
+    _directory: Guarded,
 }
 
 impl Contestants {
@@ -104,11 +104,12 @@ impl Contestants {
             Medium::File => {
                 let made = Place::new_in(&scale.dir, "cvmio-bench-");
                 let failed = |error| Error::new(Kind::Io, format!("{}: {error}", scale.dir.display()));
-                Some(Guarded::new(made.map_err(failed)?)?)
+                Some(made.map_err(failed)?)
             }
             Medium::Memory => None,
         };
-        let place = directory.as_ref().map(|directory| directory.path.as_path());
+        let directory = Guarded::new(directory)?;
+        let place = directory.path.as_deref();
         let raw = allocated(place, "raw", if given.is_some() { physical } else { blocks })?;
         let store = allocated(place, "protected", physical)?;
         let off = match &given {
@@ -186,10 +187,10 @@ impl Contestants {
     }
 }
 
-/// A directory that is removed when this is dropped, and when a signal asks for the end: nothing else of this process outlives it, so it may
-/// end at once.
+/// A directory, if there is one, that is removed when this is dropped, and when a signal asks for the end: nothing else of this process outlives
+/// it, so it may end at once.
 struct Guarded {
-    path: PathBuf,
+    path: Option<PathBuf>,
     place: Arc<Mutex<Option<Place>>>,
 }
 
@@ -197,11 +198,11 @@ struct Guarded {
 const GLANCE: Duration = Duration::from_millis(50);
 
 impl Guarded {
-    fn new(place: Place) -> Result<Self> {
+    fn new(place: Option<Place>) -> Result<Self> {
         let interrupt =
             Interrupt::on_signals().map_err(|failure| Error::new(Kind::Io, failure.to_string()))?;
-        let path = place.path().to_path_buf();
-        let place = Arc::new(Mutex::new(Some(place)));
+        let path = place.as_ref().map(|place| place.path().to_path_buf());
+        let place = Arc::new(Mutex::new(place));
         let weak = Arc::downgrade(&place);
         thread::spawn(move || {
             while let Some(place) = weak.upgrade() {

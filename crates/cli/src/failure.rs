@@ -37,6 +37,9 @@ const KINDS: [(Kind, u8, &str); 11] = [
     (Kind::Policy, 11, "policy"),
 ];
 
+/// An end that was asked for: 128 and the number of SIGINT, as shells say it. No library has that kind.
+const INTERRUPTED: (Kind, u8, &str) = (Kind::Io, 130, "interrupted");
+
 impl Failure {
     /// A failure of this kind.
     pub fn new(kind: Kind, message: impl fmt::Display) -> Self {
@@ -57,6 +60,11 @@ impl Failure {
     /// Something that this needs does not work.
     pub fn io(message: impl fmt::Display) -> Self {
         Self::new(Kind::Io, message)
+    }
+
+    /// The end was asked for by a signal, perhaps half-way.
+    pub fn interrupted(message: impl fmt::Display) -> Self {
+        Self { code: INTERRUPTED.1, ..Self::io(message) }
     }
 
     /// A daemon is there and does not answer.
@@ -100,7 +108,7 @@ impl Failure {
     }
 
     fn row(&self) -> (Kind, u8, &'static str) {
-        KINDS.into_iter().find(|(_, code, _)| *code == self.code).unwrap_or(KINDS[0])
+        KINDS.into_iter().chain([INTERRUPTED]).find(|(_, code, _)| *code == self.code).unwrap_or(KINDS[0])
     }
 
     /// The same, which a program has been told already.
@@ -228,7 +236,7 @@ mod tests {
                 Some((code, kind))
             })
             .collect();
-        let kinds = KINDS.map(|(_, code, name)| (code, name.to_string()));
+        let kinds = KINDS.into_iter().chain([INTERRUPTED]).map(|(_, code, name)| (code, name.to_string()));
         let kinds: Vec<_> = std::iter::once((0, "done".to_string())).chain(kinds).collect();
         assert_eq!(rows, kinds);
         let stale = Failure::from(Said(Kind::Stale, None));

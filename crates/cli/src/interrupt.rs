@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use error_kind::{HasKind, Kind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::Failure;
@@ -58,9 +57,9 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-impl HasKind for Interrupted {
-    fn kind(&self) -> Kind {
-        Kind::Usage
+impl From<Interrupted> for Failure {
+    fn from(interrupted: Interrupted) -> Self {
+        Self::interrupted(interrupted)
     }
 }
 
@@ -74,6 +73,7 @@ mod tests {
         let elsewhere = interrupt.clone();
         assert_eq!(interrupt.check(), Ok(()));
         elsewhere.set();
-        assert!(Failure::from(interrupt.check().unwrap_err()).is_usage());
+        let failure = Failure::from(interrupt.check().unwrap_err());
+        assert_eq!((failure.code(), failure.as_json()["kind"].as_str()), (130, Some("interrupted")));
     }
 }

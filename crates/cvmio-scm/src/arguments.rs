@@ -46,7 +46,7 @@ pub struct Create {
     /// Bytes of data, with k, m, g or t for powers of 1024
     #[arg(long, value_parser = parse_size)]
     pub size: u64,
-    /// A file of 32 or more random bytes that opens the region (make one: head -c 64 /dev/urandom > KEY)
+    /// A file of 32 or more random bytes that opens the region (make one: head -c 64 /dev/urandom > KEY); - is standard input
     #[arg(long)]
     pub key_file: PathBuf,
     /// Bytes of a page: 4k, or 2m for huge pages
@@ -78,7 +78,7 @@ pub struct Serve {
     /// How a VMM gets at it
     #[arg(long, value_enum)]
     pub mode: Mode,
-    /// With `--mode fuse`: the directory to mount on; the region is the file `pmem` in it
+    /// With `--mode fuse`: the directory to mount on; the region is the file `region/pmem` in it
     #[arg(long, required_if_eq("mode", "fuse"))]
     pub mountpoint: Option<PathBuf>,
     /// A unix socket for `status`; with `--mode userfaultfd` VMMs register there

@@ -3,7 +3,6 @@
 mod salvage;
 mod serve;
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use error_kind::Kind;
 use scm::geometry::PAGE_SIZES;
 use scm::{Access, Engine, Geometry, Mapping, Medium, Report, claimed_header};
 use seal::slot::Credential;
-use seal::{Random, SecretBytes, SystemRandom};
+use seal::{Random, SystemRandom};
 
 use crate::arguments::{Accept, Arguments, Check, Create, QemuArgs, Recover, Status};
 use crate::control;
@@ -22,16 +21,11 @@ use cli::failure::Failure;
 
 pub use serve::serve;
 
-/// More than any key file has.
-const KEY_FILE_LIMIT: usize = 64 << 10;
-
 /// How long a VMM may take to notice that its server is gone, beside the time for which that had it wait for requests under way (`--io-ms`).
 const VMM_PATIENCE: Duration = Duration::from_secs(10);
 
 fn credential(path: &Path) -> Result<Credential, Failure> {
-    let unread = |error| Failure::usage(format!("the key file {}: {error}", path.display()));
-    let mut file = File::open(path).map_err(unread)?;
-    Ok(Credential::KeyFile(SecretBytes::read_from(&mut file, KEY_FILE_LIMIT).map_err(unread)?))
+    secrets::key_file(path).map(Credential::KeyFile)
 }
 
 /// Keeps keys out of core dumps, and says so where they may be swapped out.
@@ -333,11 +327,11 @@ pub fn qemu_args(args: &QemuArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The file of a server, and its length. Where it is not there QEMU would make one, and the guest's data would lie in it in the clear.
+/// The file of a server, and its length.
 fn served_file(mountpoint: &Path) -> Result<(std::path::PathBuf, u64), Failure> {
     const FUSE: i64 = 0x6573_5546;
-    let path = mountpoint.join(crate::fuse::FILE);
-    let start = "start `cvmio scm serve --mode fuse` with this `--mountpoint` first; QEMU would make a file there, in the clear";
+    let path = mountpoint.join(crate::fuse::DIRECTORY).join(crate::fuse::FILE);
+    let start = "start `cvmio scm serve --mode fuse` with this `--mountpoint` first";
     let is_served = rustix::fs::statfs(&path).is_ok_and(|found| found.f_type == FUSE);
     if !is_served {
         return Err(Failure::usage(format!("{}: no region is served there: {start}", path.display())));

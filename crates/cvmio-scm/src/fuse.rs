@@ -7,13 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use cli::failure::Failure;
-use export::{Device, Done, Request};
+use export::{Device, Done, Memory, Request};
 use rustix::io::Errno;
 use scm::{Engine, Error};
 use zeroize::Zeroizing;
 
-/// The file's name under the mount.
+/// The file's name, in the directory [`DIRECTORY`] under the mount.
 pub const FILE: &str = "pmem";
+
+/// The directory that the file is in. QEMU makes a file that it does not find, but no directory: without the mount it fails.
+pub const DIRECTORY: &str = "region";
 
 /// The pages of a region, as a device.
 pub struct Pages {
@@ -86,6 +89,11 @@ impl Pages {
 impl Device for Pages {
     fn size(&self) -> u64 {
         self.engine.geometry().data_len()
+    }
+
+    /// It is plaintext, and wiped when it was written.
+    fn memory(&self, bytes: usize) -> Memory {
+        Memory::new(Zeroizing::new(vec![0; bytes]))
     }
 
     fn submit(&self, request: Request, done: Done) {

@@ -43,6 +43,7 @@ Exit codes:
    9  no-space: none is left on the volume
   10  locked: the passphrase or key file opens no key slot
   11  policy: it is missing or unreadable, or the store contradicts it
+ 130  interrupted: by a signal; what was made for the work alone was put away
 
 With --json, a failure is also printed on standard output:
   {\"error\":{\"code\":5,\"kind\":\"stale\",\"message\":\"...\"}}";

@@ -4,6 +4,8 @@
 #[allow(dead_code, reason = "the anchor's own tests use the rest")]
 mod cluster;
 mod common;
+#[path = "anchors/documents.rs"]
+mod documents;
 #[path = "anchors/lost.rs"]
 mod lost;
 #[path = "anchors/owner.rs"]

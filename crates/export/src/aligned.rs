@@ -180,10 +180,11 @@ impl Chain {
                 let read = Request::Read { offset: block, length: 4096 };
                 let patch = move |result: Result<Bytes, Errno>| match result {
                     Ok(data) if data.len() == BLOCK => {
-                        let mut data = Vec::from(data);
-                        data[from..from + bytes.len()].copy_from_slice(&bytes);
-                        let write = Request::Write { offset: block, data: data.into(), fua };
                         let device = Arc::clone(&self.device);
+                        let mut memory = device.memory(BLOCK);
+                        memory.as_mut().copy_from_slice(&data);
+                        memory.as_mut()[from..from + bytes.len()].copy_from_slice(&bytes);
+                        let write = Request::Write { offset: block, data: memory.freeze(), fua };
                         device.submit(write, Box::new(move |result| self.go_on(result)));
                     }
                     Ok(_) => self.end(Err(Errno::IO)),

@@ -39,6 +39,9 @@ pub struct Options {
     /// Let programs map the file and share the mapping, through the page cache. Without it the file is for direct I/O only, and cannot be
     /// mapped so.
     pub mapped: bool,
+    /// Shows the file in a directory of this name, not in the mount itself. A program that makes the files that it does not find makes no
+    /// directories: without the mount it fails, whoever has made the directory below the mount, and when.
+    pub directory: Option<&'static str>,
     /// Asynchronous requests that the kernel may have in flight; beyond that it makes callers wait. At least 1.
     pub max_background: u16,
 }
@@ -51,6 +54,7 @@ impl Default for Options {
             allow_other: false,
             threads: processors.min(4),
             mapped: false,
+            directory: None,
             max_background: 256,
         }
     }
@@ -100,8 +104,10 @@ impl Mount {
         options: &Options,
     ) -> Result<Mount, Error> {
         check_name(name)?;
+        options.directory.map_or(Ok(()), check_name)?;
         check_size(device.size())?;
-        let Mounted { point, covered, channel } = MountPoint::mount(mountpoint, name, options)?;
+        let Mounted { point, covered, channel } =
+            MountPoint::mount(mountpoint, options.directory.unwrap_or(name), options)?;
         let disk = Disk::new(device, OsString::from(name), options);
         let mut config = fuser::Config::default();
         config.n_threads = Some(options.threads.max(1));
@@ -118,7 +124,7 @@ impl Mount {
             Ok((session, notifier)) => {
                 let watch = Watch::start(point.path(), covered.as_fd());
                 covered.close();
-                let file = point.path().join(name);
+                let file = point.path().join(options.directory.unwrap_or_default()).join(name);
                 Ok(Mount {
                     point,
                     file,

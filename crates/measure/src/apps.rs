@@ -396,12 +396,16 @@ fn each_file(path: &Path, visit: &mut dyn FnMut(&Path) -> Result<()>) -> Result<
 }
 
 fn duration(took: Duration) -> Measured {
-    Measured { value: took.as_secs_f64(), figures: BTreeMap::new() }
+    Measured { value: took.as_secs_f64(), figures: BTreeMap::new(), course: Vec::new() }
 }
 
 fn rate(operations: f64, took: Duration) -> Measured {
     let seconds = took.as_secs_f64();
-    Measured { value: operations / seconds, figures: BTreeMap::from([("seconds".to_string(), seconds)]) }
+    Measured {
+        value: operations / seconds,
+        figures: BTreeMap::from([("seconds".to_string(), seconds)]),
+        course: Vec::new(),
+    }
 }
 
 impl Work for Apps {

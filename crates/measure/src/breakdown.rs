@@ -126,7 +126,7 @@ impl Work for Breakdown {
         }
         let figures = parts(&answer.said, seen.get(before..).unwrap_or_default())?;
         let value = figures.get(*part).copied().ok_or_else(|| Error::io("there is no such part"))?;
-        Ok(Measured { value, figures })
+        Ok(Measured { value, figures, course: Vec::new() })
     }
 }
 

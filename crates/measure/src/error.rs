@@ -87,7 +87,11 @@ impl From<Interrupted> for Error {
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
-        let kind = if failure.is_usage() { Kind::Usage } else { Kind::Io };
+        let kind = match failure.code() {
+            _ if failure.is_usage() => Kind::Usage,
+            code if code == Failure::from(Interrupted).code() => Kind::Interrupted,
+            _ => Kind::Io,
+        };
         Self { kind, message: failure.to_string(), source: None }
     }
 }

@@ -25,6 +25,9 @@ const OLDEST: (u32, u32) = (3, 16);
 
 /// How long a target may take beyond the time of a turn before it is said to hang.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Most points of a turn's course, and the shortest time between two, in seconds.
+const POINTS: f64 = 120.0;
+const CLOSEST: f64 = 0.5;
 /// A target that is slower than this, in bytes a second, when it is written once is said to hang.
 const SLOWEST: u64 = 1 << 20;
 
@@ -37,6 +40,14 @@ pub struct Scale {
     pub warm_up: f64,
     /// Bytes of the target that are used.
     pub size: u64,
+}
+
+impl Scale {
+    /// Seconds between two points of a turn's course; none if the turn is too short for one.
+    fn every(&self) -> Option<f64> {
+        let every = (self.seconds / POINTS).max(CLOSEST);
+        (self.seconds >= 2.0 * every).then_some(every)
+    }
 }
 
 enum Load {
@@ -112,7 +123,7 @@ impl Fio {
     /// Lets fio read the options of a job, without running it.
     fn check(&self, case: &Case, load: &Load, interrupt: &Interrupt) -> Result<()> {
         let address = Address::File { path: "/nonexistent".into(), direct: true };
-        let site = Site { address, engine: self.engine, polls: false };
+        let site = Site { address, engine: self.engine, polls: false, every: None };
         let (mut command, _file) = self.command(load, &site)?;
         command.arg("--parse-only");
         let ended = run(&mut command, interrupt)?;
@@ -145,8 +156,9 @@ impl Fio {
         let address = ready.for_fio()?;
         Ok(match &ready.guest {
             // Its kernel is ours to choose, and has io_uring.
-            Some(guest) => Site { address, engine: "io_uring", polls: guest.polls },
-            None => Site { address, engine: self.engine, polls: false },
+            // What it says goes through a slow device, so it says it once.
+            Some(guest) => Site { address, engine: "io_uring", polls: guest.polls, every: None },
+            None => Site { address, engine: self.engine, polls: false, every: self.scale.every() },
         })
     }
 
@@ -162,6 +174,11 @@ impl Fio {
         };
         options.extend(site.polls.then(|| "hipri=1".into()));
         options
+    }
+
+    /// What has fio say how it stands now and then; a job file cannot have it.
+    fn status(site: &Site) -> Option<String> {
+        site.every.map(|every| format!("status-interval={}ms", milliseconds(every)))
     }
 
     /// The options that all jobs have.
@@ -199,16 +216,20 @@ impl Fio {
 
     /// The command for one turn, with the file that it reads, if it does.
     fn command(&self, load: &Load, site: &Site) -> Result<(Command, Option<JobFile>)> {
-        let place = Self::place(site);
+        let mut place = Self::place(site);
         match load {
-            Load::Job(job) => Ok((self.job(job, &place), None)),
+            Load::Job(job) => {
+                place.extend(Self::status(site));
+                Ok((self.job(job, &place), None))
+            }
             Load::Step(step) => {
                 let options: Vec<String> = place.into_iter().chain(self.options()).collect();
                 let place = Place::temporary("cvmio-bench-job-")?;
                 let file = JobFile { path: place.path().join("job"), _place: place };
                 fs::write(&file.path, step.file(&options)).doing(file.path.display())?;
                 let mut command = Command::new("fio");
-                command.arg("--output-format=json").arg(&file.path);
+                command.arg("--output-format=json");
+                command.args(Self::status(site).map(|option| format!("--{option}"))).arg(&file.path);
                 Ok((command, Some(file)))
             }
         }
@@ -219,7 +240,7 @@ impl Fio {
         let mut command = Command::new("fio");
         command.args(["--output-format=json", "--name=fill"]);
         // By interrupts: polling is for what is measured.
-        let site = Site { polls: false, ..self.site(target.ready)? };
+        let site = Site { polls: false, every: None, ..self.site(target.ready)? };
         let options = Self::place(&site).into_iter().chain(self.common());
         command.args(options.map(|option| format!("--{option}")));
         command.args(how);
@@ -237,6 +258,8 @@ struct Site {
     engine: &'static str,
     /// Whether fio is to look for the end of requests by itself.
     polls: bool,
+    /// Seconds between two points of a turn's course.
+    every: Option<f64>,
 }
 
 /// A job file, removed when this is dropped.
@@ -289,7 +312,8 @@ impl Work for Fio {
         self.overwrite(target, &how, 1)?;
         // What the cases' commands have as TARGET.
         let site = self.site(target.ready)?;
-        let options: Vec<String> = Self::place(&site).iter().map(|option| format!("--{option}")).collect();
+        let options = Self::place(&site).into_iter().chain(Self::status(&site));
+        let options: Vec<String> = options.map(|option| format!("--{option}")).collect();
         let address = match &target.ready.address {
             Address::File { path, .. } => format!(", the open file {}", path.display()),
             Address::Nbd(_) => String::new(),
@@ -316,7 +340,10 @@ impl Work for Fio {
         let interrupt = target.environment.interrupt;
         let ended = target.ready.run_within(&mut command, file, Some(time + PATIENCE), interrupt)?;
         let ended = ended.must_succeed(&command)?;
-        let measured = output::figures(&ended.said, case.metric)?;
+        let mut measured = output::figures(&ended.said, case.metric)?;
+        if let Some(every) = site.every {
+            measured.course = output::course(&ended.said, case.metric, every, self.scale.warm_up)?;
+        }
         check_rate(load, &measured, self.scale.seconds)?;
         Ok(measured)
     }
@@ -361,7 +388,7 @@ mod tests {
         let scale = Scale { seconds: 0.5, warm_up: 0.25, size: 1 << 20 };
         let fio = Fio::new(Set::CvmIo.jobs(), Some(("x", "[own]\nrw=read\nbs=4k\n")), scale, false).unwrap();
         let address = Address::File { path: "/proc/1/fd/9".into(), direct: true };
-        let site = Site { address, engine: "io_uring", polls: false };
+        let site = Site { address, engine: "io_uring", polls: false, every: None };
         let target = "--ioengine=io_uring --filename=/proc/1/fd/9 --direct=1";
         for (case, load) in &fio.loads {
             let (command, file) = fio.command(load, &site).unwrap();

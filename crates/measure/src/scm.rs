@@ -148,6 +148,7 @@ impl Session<'_> {
                                 at,
                                 value: measured.value,
                                 figures,
+                                course: measured.course,
                                 meanwhile,
                             });
                         }

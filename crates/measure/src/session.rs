@@ -19,6 +19,8 @@ pub struct Measured {
     pub value: f64,
     /// Everything else.
     pub figures: BTreeMap<String, f64>,
+    /// Seconds into the turn, and the value over the time since the point before, if the program says that.
+    pub course: Vec<(f64, f64)>,
 }
 
 /// A target that is ready, and what it was made with.
@@ -302,13 +304,14 @@ impl<'a> Session<'a> {
         let measured = self.work.turn(index, &mut Prepared { ready, environment: self.environment });
         let Seen { meanwhile, processors } = watch.end();
         match measured {
-            Ok(Measured { value, figures }) if value.is_finite() && value > 0.0 => {
+            Ok(Measured { value, figures, course }) if value.is_finite() && value > 0.0 => {
                 let mut figures: BTreeMap<String, f64> =
                     figures.into_iter().filter(|(_, value)| value.is_finite()).collect();
                 figures.insert("processors".into(), processors);
                 let at = self.began.elapsed().as_secs_f64();
                 let (target, case) = (name.to_string(), case.name.clone());
-                self.run.samples.push(Sample { target, case, turn, at, value, figures, meanwhile });
+                let course = course.into_iter().filter(|point| point.1.is_finite()).collect();
+                self.run.samples.push(Sample { target, case, turn, at, value, figures, course, meanwhile });
                 self.save()?;
                 Ok(true)
             }

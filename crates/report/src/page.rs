@@ -1,5 +1,6 @@
 //! One HTML page about one run or more, with everything in it: no script, no font and no picture from elsewhere.
 
+mod inside;
 mod lines;
 mod parts;
 mod style;
@@ -125,7 +126,14 @@ impl Picture {
 /// All plots of a run.
 pub fn pictures(run: &Run, options: &Options) -> Vec<Picture> {
     let bars = plots(run, options).into_iter().map(Picture::Bars);
-    bars.chain(lines::sweeps(run).into_iter().chain(lines::course(run)).map(Picture::Lines)).collect()
+    bars.chain(
+        lines::sweeps(run)
+            .into_iter()
+            .chain(lines::course(run))
+            .chain(inside::inside(run))
+            .map(Picture::Lines),
+    )
+    .collect()
 }
 
 /// The plots that have several runs in them.

@@ -163,6 +163,10 @@ pub struct Sample {
     pub value: f64,
     /// Everything else that the program said in figures.
     pub figures: BTreeMap<String, f64>,
+    /// The value inside the turn: seconds since its time began, rising, and the value over the time since the point before. Empty where the
+    /// program does not say it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub course: Vec<(f64, f64)>,
     /// What else went on.
     pub meanwhile: Disturbance,
 }

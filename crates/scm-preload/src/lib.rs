@@ -9,10 +9,10 @@
 //! of the same length and kind that can be neither read, written nor mapped, also by other processes that get it. A shared mapping of the stand-in
 //! becomes one of the region, and is handed to the server; if that does not take it, the mmap fails, and standard error has the reason.
 //!
-//! It takes the place of open(2), stat(2), access(2), mmap(2), munmap(2), mremap(2), madvise(2) and ioctl(2) in the VMM's process. For the mapping
-//! that is served, what would have the server encrypt under the VMM, or show it what is not open, is refused: a private mapping, one over it or a
-//! part of it, a part that is unmapped, a move, MADV_REMOVE and MADV_DOFORK, and a device that pins it for good (VFIO). Advice to use huge pages is
-//! left out. All other calls go to the kernel as they are.
+//! It takes the place of open(2), stat(2), access(2), mmap(2), munmap(2), mremap(2), madvise(2), ioctl(2) and sendmsg(2) in the VMM's process. For
+//! the mapping that is served, what would have the server encrypt under the VMM, or show it what is not open, is refused: a private mapping, one over
+//! it or a part of it, a part that is unmapped, a move, MADV_REMOVE and MADV_DOFORK, a device that pins it for good (VFIO), and to hand it to another
+//! process (vhost-user). Advice to use huge pages is left out. All other calls go to the kernel as they are.
 
 mod region;
 mod served;
@@ -330,4 +330,51 @@ pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *m
     }
     // SAFETY: the caller's.
     done(unsafe { libc::syscall(libc::SYS_ioctl, descriptor, request, argument) })
+}
+
+/// Whether a message hands a region to another process.
+///
+/// # Safety
+/// `message` is null or that of a call of sendmsg(2).
+unsafe fn hands_over_a_region(message: *const libc::msghdr) -> bool {
+    // SAFETY: the caller's: the control part is as long as it says. CMSG_NXTHDR ends where the next header would not be whole; the descriptors
+    // of one are as many as its length says, cut to what is in the control part, and need not be aligned.
+    unsafe {
+        let Some(all) = message.as_ref().filter(|it| !it.msg_control.is_null()) else { return false };
+        let end = all.msg_control.addr() + all.msg_controllen;
+        let mut next = libc::CMSG_FIRSTHDR(message);
+        while let Some(header) = next.as_ref() {
+            if (header.cmsg_level, header.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let first = libc::CMSG_DATA(next).cast::<[u8; size_of::<c_int>()]>();
+                let bytes = end.min(next.addr() + header.cmsg_len).saturating_sub(first.addr());
+                let count = bytes / size_of::<c_int>();
+                let mut descriptors = (0..count).map(|at| c_int::from_ne_bytes(first.add(at).read()));
+                if descriptors.any(|descriptor| region::of(descriptor).is_some()) {
+                    return true;
+                }
+            }
+            next = libc::CMSG_NXTHDR(message, next);
+        }
+        false
+    }
+}
+
+/// sendmsg(2).
+///
+/// # Safety
+/// As sendmsg(2).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmsg(socket: c_int, message: *const libc::msghdr, flags: c_int) -> isize {
+    // SAFETY: the caller's.
+    if region::is_any() && unsafe { hands_over_a_region(message) } {
+        refuse(
+            libc::EPERM,
+            "another process cannot have the region (vhost-user): it would see ciphertext, and write into it; have the region served by FUSE, or \
+             use a device that is in the VMM",
+        );
+        return -1;
+    }
+    // SAFETY: the caller's.
+    let sent = unsafe { libc::syscall(libc::SYS_sendmsg, socket, message, flags) };
+    isize::try_from(sent).unwrap_or(-1)
 }

@@ -105,9 +105,14 @@ fn stand_in(region: &Region) -> io::Result<File> {
     Ok(file)
 }
 
+/// Whether a region was opened.
+pub fn is_any() -> bool {
+    IS_ANY.load(Ordering::Acquire)
+}
+
 /// The region that a descriptor stands for.
 pub fn of(descriptor: c_int) -> Option<Arc<Opened>> {
-    if descriptor < 0 || !IS_ANY.load(Ordering::Acquire) {
+    if descriptor < 0 || !is_any() {
         return None;
     }
     // SAFETY: fstat writes a stat into memory for one, which is read only if it did.

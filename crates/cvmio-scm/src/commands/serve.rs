@@ -41,7 +41,12 @@ fn serve_fuse(args: &Serve, mut signals: Signals) -> Result<(), Failure> {
         .map(|path| control::Server::start(path, permissions(args), Arc::clone(&engine)))
         .transpose()?;
     let pages = Arc::new(Pages::new(Arc::clone(&engine)));
-    let options = Options { threads: args.threads as usize, mapped: true, ..Options::default() };
+    let options = Options {
+        threads: args.threads as usize,
+        mapped: true,
+        directory: Some(fuse::DIRECTORY),
+        ..Options::default()
+    };
     let mount = Arc::new(Mount::new(mountpoint, fuse::FILE, pages, &options)?);
     cli::say!("ready: {}", mount.file().display());
     let handle = signals.handle();

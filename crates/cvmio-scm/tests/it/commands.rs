@@ -30,19 +30,20 @@ fn arguments_for_qemu_are_of_a_region_that_is_served() {
             "-object memory-backend-file,id=scm0,share=on,mem-path={path},size=262144 -device virtio-pmem-pci,memdev=scm0,id=pmem0\n"
         )
     };
-    // Without a server QEMU would make a plain file; one may have been left behind by it.
+    // A plain file is none that is served, whoever has made it.
     let nobody = "no region is served there: start `cvmio scm serve --mode fuse`";
     place.fail("qemu-args --mountpoint mnt", 2, nobody);
     place.fail("qemu-args --mountpoint none", 2, nobody);
     place.fail("qemu-args --mountpoint key", 2, nobody);
-    fs::write(place.at("mnt/pmem"), vec![0; 64 * PAGE]).unwrap();
+    fs::create_dir(place.at("mnt/region")).unwrap();
+    fs::write(place.at("mnt/region/pmem"), vec![0; 64 * PAGE]).unwrap();
     place.fail("qemu-args --mountpoint mnt", 2, nobody);
-    fs::remove_file(place.at("mnt/pmem")).unwrap();
+    fs::remove_dir_all(place.at("mnt/region")).unwrap();
     for name in ["a,b", "white\tspace"] {
         fs::create_dir(place.at(name)).unwrap();
     }
     let server = place.serve("serve region --key-file key --mode fuse --mountpoint a,b --socket socket");
-    assert_eq!(place.succeed("qemu-args --mountpoint a,b"), expected("a,,b/pmem"));
+    assert_eq!(place.succeed("qemu-args --mountpoint a,b"), expected("a,,b/region/pmem"));
     place.fail("qemu-args --socket socket", 2, "gives its region by FUSE");
     server.stop();
     // The path is one under the socket: there is no such file.
@@ -93,7 +94,12 @@ fn what_still_opens_of_a_damaged_region_is_salvaged() {
     place.succeed(CREATE);
     let server = place.serve("serve region --key-file key --mode fuse --mountpoint mnt");
     let content: Vec<u8> = (0..=250).cycle().take(64 * PAGE).collect();
-    fs::OpenOptions::new().write(true).open(place.at("mnt/pmem")).unwrap().write_all(&content).unwrap();
+    fs::OpenOptions::new()
+        .write(true)
+        .open(place.at("mnt/region/pmem"))
+        .unwrap()
+        .write_all(&content)
+        .unwrap();
     server.stop();
     let whole = fs::read(place.at("region")).unwrap();
     // Behind 64 data pages: bitmap, table, roots.
@@ -251,7 +257,7 @@ fn a_changed_page_is_named_and_the_others_are_served() {
     fs::write(place.at("region"), &bytes).unwrap();
     place.fail("check region --key-file key", 4, "corrupt pages: 5:");
     let server = place.serve("serve region --key-file key --mode fuse --mountpoint mnt --socket socket");
-    let file = fs::File::open(place.at("mnt/pmem")).unwrap();
+    let file = fs::File::open(place.at("mnt/region/pmem")).unwrap();
     let read = |page: usize| {
         let mut content = vec![1; PAGE];
         std::os::unix::fs::FileExt::read_exact_at(&file, &mut content, (page * PAGE) as u64).map(|()| content)
@@ -303,4 +309,29 @@ fn a_reader_that_has_gone_away_is_no_failure() {
     drop(reader);
     let ended = place.command("status region").stdout(writer).status().unwrap();
     assert!(ended.success(), "{ended}");
+}
+
+/// As for a volume: from a file or from standard input, with a warning of a file that everybody can read, and with words for one that is none.
+#[test]
+fn a_key_is_read_as_that_of_a_volume_is() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    fs::set_permissions(place.at("key"), fs::Permissions::from_mode(0o644)).unwrap();
+    let said = place.run(CREATE);
+    assert!(
+        said.code == Some(0) && said.errors.contains("every user of this machine can read the key file key")
+    );
+    fs::set_permissions(place.at("key"), fs::Permissions::from_mode(0o600)).unwrap();
+    let said = place.run("check region --key-file key");
+    assert_eq!((said.code, said.errors.as_str()), (Some(0), ""));
+    let piped = |name: &str| {
+        let key = fs::File::open(place.at(name)).unwrap();
+        place.command("check region --key-file -").stdin(key).output().unwrap()
+    };
+    assert!(piped("key").status.success());
+    fs::write(place.at("other"), [1; 64]).unwrap();
+    assert_eq!(piped("other").status.code(), Some(10));
+    place.fail("check region --key-file none", 2, "the key file none cannot be read: No such file");
+    fs::write(place.at("huge"), vec![1; 65_537]).unwrap();
+    place.fail("check region --key-file huge", 2, "longer than 65536 bytes; name the right one");
 }

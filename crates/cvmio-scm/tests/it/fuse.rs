@@ -1,7 +1,9 @@
 //! A region as a file under a FUSE mount.
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::FileExt;
+use std::process::Command;
 
 use crate::support::{PAGE, Place, holds};
 
@@ -9,7 +11,7 @@ const SERVE: &str = "serve region --key-file key --mode fuse --mountpoint mnt --
 const PLANTED: &[u8; 32] = b"planted plaintext, to be hidden!";
 
 fn open(place: &Place) -> File {
-    File::options().read(true).write(true).open(place.at("mnt/pmem")).unwrap()
+    File::options().read(true).write(true).open(place.at("mnt/region/pmem")).unwrap()
 }
 
 /// Writes, maps, syncs and reads, on tmpfs and on the file system of the temporary directory.
@@ -107,5 +109,66 @@ fn a_file_cut_short_under_the_server_is_an_error_and_what_is_left_stays() {
     assert_eq!(fs::read(place.at("region")).unwrap(), before[..8 * PAGE]);
     place.fail("recover region --key-file key", 2, "cut short");
     fs::write(place.at("region"), &before).unwrap();
+    place.succeed("check region --key-file key");
+}
+
+/// A VMM that makes what it does not find, as QEMU does: with its own words, and QEMU itself where there is one.
+fn start_a_vmm(place: &Place) -> bool {
+    let path = place.at("mnt/region/pmem");
+    let made = File::options().read(true).write(true).create(true).truncate(false).open(&path);
+    let backend = format!("memory-backend-file,id=m,share=on,mem-path={},size=64k", path.display());
+    let words =
+        ["-M", "none", "-display", "none", "-monitor", "stdio", "-serial", "none", "-object", &backend];
+    let mut qemu = match Command::new("qemu-system-x86_64")
+        .args(words)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+    {
+        Ok(child) => child,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "\nSKIPPED QEMU as a VMM without a server: {error}");
+            return made.is_ok();
+        }
+    };
+    // One that has ended takes no words.
+    let _ = qemu.stdin.take().unwrap().write_all(b"quit\n");
+    let started = qemu.wait().unwrap().success();
+    assert_eq!(started, made.is_ok(), "QEMU and a plain open differ");
+    started
+}
+
+/// Before the first server, behind one that has stopped, behind one that was killed, and behind `umount -l`: no file is made, nothing is in the
+/// clear.
+#[test]
+fn a_vmm_that_starts_without_the_mount_makes_no_file() {
+    let place = Place::new();
+    place.succeed("create region --size 64k --key-file key");
+    assert!(!start_a_vmm(&place), "before there was a server");
+    let server = place.serve(SERVE);
+    assert!(start_a_vmm(&place));
+    server.stop();
+    assert!(!start_a_vmm(&place), "the server has stopped");
+    assert_eq!(fs::read_dir(place.at("mnt")).unwrap().count(), 0);
+    place.serve(SERVE).kill();
+    assert!(!start_a_vmm(&place), "the server was killed");
+    // The dead mount goes by itself.
+    let begun = std::time::Instant::now();
+    while fs::read_link(place.at("mnt/region")).is_err() {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(20), "the dead mount is still there");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(!start_a_vmm(&place), "and its mount is gone");
+    // Not even by somebody who makes the directory.
+    assert!(fs::create_dir_all(place.at("mnt/region")).is_err());
+    let server = place.serve(SERVE);
+    let file = open(&place);
+    assert!(Command::new("umount").arg("-l").arg(place.at("mnt")).status().unwrap().success());
+    assert!(!start_a_vmm(&place), "taken away under a VMM");
+    drop(file);
+    server.ended();
+    assert!(!start_a_vmm(&place));
+    assert_eq!(fs::read_dir(place.at("mnt")).unwrap().count(), 0);
     place.succeed("check region --key-file key");
 }

@@ -72,7 +72,7 @@ fn kills_under_load_lose_nothing_that_was_synced() {
         let said = place.succeed("recover region --key-file key");
         under_way += u32::from(said.contains("recovered"));
         let server = place.serve(SERVE);
-        let file = File::options().read(true).write(true).open(place.at("mnt/pmem")).unwrap();
+        let file = File::options().read(true).write(true).open(place.at("mnt/region/pmem")).unwrap();
         verify(&file, &versions, round);
         let ended = AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -281,7 +281,7 @@ fn a_medium_that_fails_a_page_ends_serving_by_fuse_and_loses_no_page() {
     place.succeed("create failing/region --size 256k --key-file key");
     let serve = "serve failing/region --key-file key --mode fuse --mountpoint mnt --socket socket";
     let server = place.serve(serve);
-    let pmem = File::options().read(true).write(true).open(place.at("mnt/pmem")).unwrap();
+    let pmem = File::options().read(true).write(true).open(place.at("mnt/region/pmem")).unwrap();
     for page in [3, 40] {
         pmem.write_all_at(&[9; PAGE], page * PAGE as u64).unwrap();
     }
@@ -293,7 +293,7 @@ fn a_medium_that_fails_a_page_ends_serving_by_fuse_and_loses_no_page() {
     file.bad.store(40, Ordering::Relaxed);
     let mounted = Mounted::new(&directory, &file);
     let server = place.serve(serve);
-    let pmem = File::options().read(true).write(true).open(place.at("mnt/pmem")).unwrap();
+    let pmem = File::options().read(true).write(true).open(place.at("mnt/region/pmem")).unwrap();
     let mut page = [0; PAGE];
     pmem.read_exact_at(&mut page, 3 * PAGE as u64).unwrap();
     assert_eq!(page, [9; PAGE]);
@@ -311,7 +311,7 @@ fn a_medium_that_fails_a_page_ends_serving_by_fuse_and_loses_no_page() {
     let _mounted = Mounted::new(&directory, &file);
     place.succeed("recover failing/region --key-file key");
     let server = place.serve(serve);
-    let pmem = File::open(place.at("mnt/pmem")).unwrap();
+    let pmem = File::open(place.at("mnt/region/pmem")).unwrap();
     for number in [3, 40] {
         pmem.read_exact_at(&mut page, number * PAGE as u64).unwrap();
         assert_eq!(page, [9; PAGE], "page {number}");

@@ -63,7 +63,7 @@ pub fn library() -> &'static Path {
     })
 }
 
-struct Vmm {
+pub struct Vmm {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
@@ -87,7 +87,7 @@ fn python(place: &Place, user: &[&str]) -> Command {
 }
 
 impl Vmm {
-    fn start(place: &Place) -> Vmm {
+    pub fn start(place: &Place) -> Vmm {
         let mut child = python(place, &[]).stderr(Stdio::inherit()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let mut vmm = Vmm { child, input: Some(input), output: BufReader::new(output) };
@@ -115,17 +115,17 @@ impl Vmm {
         let _ = writeln!(self.input.as_mut().unwrap(), "{line}");
     }
 
-    fn put(&mut self, page: u32, text: &str) {
+    pub fn put(&mut self, page: u32, text: &str) {
         self.say(&format!("put {page} {text}"));
         assert_eq!(self.line(), "done");
     }
 
-    fn get(&mut self, page: u32, len: usize) -> String {
+    pub fn get(&mut self, page: u32, len: usize) -> String {
         self.say(&format!("get {page} {len}"));
         self.line()
     }
 
-    fn end(mut self) -> ExitStatus {
+    pub fn end(mut self) -> ExitStatus {
         drop(self.input.take());
         self.child.wait().unwrap()
     }
@@ -138,7 +138,7 @@ impl Drop for Vmm {
     }
 }
 
-fn wait_until(place: &Place, about: &str) {
+pub fn wait_until(place: &Place, about: &str) {
     let begun = Instant::now();
     while !place.succeed("status --socket socket").contains(about) {
         assert!(begun.elapsed() < Duration::from_secs(20), "{}", place.succeed("status --socket socket"));
@@ -416,6 +416,10 @@ region = os.open(sys.argv[1], os.O_RDWR)
         ("os.posix_fallocate(region, 1 << 20, 1)", "not permitted"),
         ("os.ftruncate(region, 0)", "not permitted"),
         (
+            "import socket; one, two = socket.socketpair(); socket.send_fds(one, [b'x'], [0, 1]); socket.send_fds(one, [b'x'], [0, region, 1])",
+            "another process cannot have the region (vhost-user)",
+        ),
+        (
             "os.fork() or os.execvpe(sys.executable, ['python', '-c', f'import mmap; mmap.mmap({region}, 4096)'], {}); \
           sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))",
             "Permission denied",
@@ -542,6 +546,86 @@ fn a_vmm_that_cannot_be_served_does_not_get_the_mapping() {
     vmm.put(1, PLANTED);
     assert_eq!(vmm.get(1, PLANTED.len()), PLANTED);
     vmm.end();
+    server.stop();
+    place.succeed("check region --key-file key");
+}
+
+/// Whatever a test has started.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// QEMU hands all of the guest's memory to a vhost-user back end when the firmware looks at the disk: that is refused, with the reason, and neither
+/// the region nor the back end sees anything of it.
+#[test]
+fn a_vhost_user_disk_beside_a_region_is_refused_when_it_is_to_start() {
+    let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
+    if !has("qemu-system-x86_64") || !has("qemu-storage-daemon") {
+        let _ = writeln!(
+            std::io::stderr(),
+            "\nSKIPPED a vhost-user disk: there is no QEMU with its storage daemon"
+        );
+        return;
+    }
+    let (place, server) = served();
+    fs::File::create(place.at("disk")).unwrap().set_len(1 << 20).unwrap();
+    let start = |program: &str, words: &str| {
+        let mut command = Command::new(program);
+        command
+            .args(words.split_whitespace())
+            .current_dir(place.at(""))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        command.stderr(Stdio::piped());
+        command
+    };
+    let mut back_end = Ended(
+        start(
+            "qemu-storage-daemon",
+            "--blockdev driver=file,node-name=f,filename=disk --export type=vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=back",
+        )
+        .spawn()
+        .unwrap(),
+    );
+    let begun = Instant::now();
+    while !place.at("back").exists() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "the back end has no socket");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let arguments = place.succeed("qemu-args --socket socket");
+    let words = format!(
+        "-M q35,memory-backend=ram -accel tcg -m 64M,maxmem=1G -object memory-backend-memfd,id=ram,size=64M,share=on {arguments} \
+         -chardev socket,id=c,path=back -device vhost-user-blk-pci,chardev=c,num-queues=1,bootindex=1 -display none -serial none -nic none"
+    );
+    let mut vmm = Ended(start("qemu-system-x86_64", &words).env("LD_PRELOAD", library()).spawn().unwrap());
+    // It goes on without the disk, so its output has no end: a helper reads it, and the end is the wait's.
+    let (sender, said) = std::sync::mpsc::channel();
+    let errors = BufReader::new(vmm.0.stderr.take().unwrap());
+    std::thread::spawn(move || errors.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    let mut all = Vec::new();
+    while !all
+        .iter()
+        .any(|line: &String| line.contains("another process cannot have the region (vhost-user)"))
+    {
+        all.push(
+            said.recv_timeout(Duration::from_secs(120)).unwrap_or_else(|error| panic!("{error}: {all:?}")),
+        );
+    }
+    assert!(vmm.0.try_wait().unwrap().is_none(), "the VMM has ended");
+    assert!(back_end.0.try_wait().unwrap().is_none(), "the back end has ended");
+    assert!(
+        place.succeed("status --socket socket").contains("64 encrypted, 0 open, 0 unverified, 0 corrupt")
+    );
+    drop(vmm);
+    back_end.0.kill().unwrap();
+    let mut told = String::new();
+    std::io::Read::read_to_string(&mut back_end.0.stderr.take().unwrap(), &mut told).unwrap();
+    assert!(!told.contains("mmap"), "it got the region: {told}");
     server.stop();
     place.succeed("check region --key-file key");
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -30,7 +31,9 @@ impl Place {
 
     pub fn on(parent: &Path) -> Place {
         let directory = tempfile::tempdir_in(parent).expect("a temporary directory can be made");
-        fs::write(directory.path().join("key"), [0x5a; 64]).expect("a key can be written");
+        let key = directory.path().join("key");
+        fs::write(&key, [0x5a; 64]).expect("a key can be written");
+        fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("it is ours");
         fs::create_dir(directory.path().join("mnt")).expect("a directory can be made");
         Place { directory }
     }
@@ -88,6 +91,10 @@ impl Server {
     pub fn kill(mut self) {
         self.child.kill().expect("a child can be killed");
         self.child.wait().expect("a child can be waited for");
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// Asks it to stop.

@@ -140,7 +140,7 @@ fn an_interrupt_puts_everything_away_at_once() {
     wait_for("its end", || child.try_wait().unwrap().is_some());
     let output = bench.0.take().unwrap().wait_with_output().unwrap();
     // What was measured is there: it is no mistake of the command.
-    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(output.status.code(), Some(130));
     let mut rest = String::new();
     progress.read_to_string(&mut rest).unwrap();
     assert!(rest.contains("interrupted"), "{rest}");
@@ -267,6 +267,36 @@ fn a_volume_beside_its_store_gives_a_row_for_each_case() {
         !sh(&format!("ls -a {}", desk.path("").display())).contains("cvmio-bench-"),
         "its files are gone"
     );
+}
+
+/// While it makes its files, while it fills them, and while it measures.
+#[test]
+fn an_interrupt_ends_a_measurement_of_a_volume_and_leaves_nothing() {
+    for (signal, medium, wait) in [("INT", "file", 100), ("TERM", "file", 1500), ("INT", "memory", 700)] {
+        let desk = Desk::new();
+        let words =
+            format!("bench volume --medium {medium} --dir . --size 64 --seconds 600 --cases randread-4k-q1");
+        let log = fs::File::create(desk.path("log")).unwrap();
+        let mut command = desk.command(&words);
+        let mut bench = Killed(Some(command.stdout(Stdio::null()).stderr(log).spawn().unwrap()));
+        let child = bench.0.as_mut().unwrap();
+        let made = || sh(&format!("ls -a {}", desk.path("").display())).contains("cvmio-bench-");
+        // Only then has it something to put away, and takes signals: the second bit is SIGINT's.
+        let takes_signals = || {
+            let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0").trim();
+            u64::from_str_radix(caught, 16).unwrap_or(0) & 2 != 0
+        };
+        wait_for("its directory", || takes_signals() && (medium == "memory" || made()));
+        std::thread::sleep(std::time::Duration::from_millis(wait));
+        sh(&format!("kill -{signal} {}", child.id()));
+        wait_for("its end", || child.try_wait().unwrap().is_some());
+        let said = String::from_utf8_lossy(&desk.read("log")).into_owned();
+        assert_eq!(child.try_wait().unwrap().unwrap().code(), Some(130), "{medium}: {said}");
+        assert!(said.contains("interrupted; everything was put away"), "{medium}: {said}");
+        assert!(!made(), "{medium}: its files are gone");
+        bench.0.take();
+    }
 }
 
 #[test]

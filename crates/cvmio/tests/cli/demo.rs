@@ -90,7 +90,7 @@ fn an_interrupted_demonstration_leaves_nothing() {
         crate::common::machine::sh(&format!("kill -{signal} {}", child.id()));
         wait_for("the demonstration's end", || has_ended(child.id()));
         let code = child.wait().unwrap().code();
-        assert_eq!(code, Some(2), "{}", said());
+        assert_eq!(code, Some(130), "{}", said());
         assert!(said().contains("interrupted; everything was put away"), "{}", said());
         assert_nothing_is_left(&desk.path("d"));
     }

@@ -72,7 +72,12 @@ fn other_volume(desk: &Desk) {
 const CASES: &[Case] = &[
     case("wrong key", nothing, "volume attach disk.img --key-file other", 10),
     case("missing key file", nothing, "volume attach disk.img --key-file none", 2),
-    case("huge key file", |desk| desk.write("huge", &[1; 9000]), "volume attach disk.img --key-file huge", 2),
+    case(
+        "huge key file",
+        |desk| desk.write("huge", &[1; 70_000]),
+        "volume attach disk.img --key-file huge",
+        2,
+    ),
     case("ublk with a loop device", nothing, "volume attach disk.img --key-file key --as ublk --loop", 2),
     case("more cache than memory", nothing, "volume attach disk.img --key-file key --block-cache 8P", 2),
     case("no store", nothing, "volume attach none.img --key-file key", 2),

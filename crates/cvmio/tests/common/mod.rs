@@ -6,6 +6,7 @@ pub mod derived;
 pub mod fio;
 pub mod machine;
 pub mod memory;
+pub mod pages;
 pub mod programs;
 pub mod records;
 pub mod session;

@@ -4,33 +4,12 @@
 //! changed.
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 
 use crate::common::machine::{quietly, sh};
+use crate::common::pages::{commands, page};
 use crate::common::{Desk, programs};
 use crate::skip_without_devices;
-
-/// A page of the documents.
-fn page(name: &str) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    fs::read_to_string(root.join(name)).unwrap()
-}
-
-/// The commands of the console blocks of a section, in order; one that goes on in the next line is one.
-fn commands(page: &str, section: &str) -> Vec<String> {
-    let from = page.find(&format!("{section}\n")).unwrap_or_else(|| panic!("there is no section {section}"));
-    let rest = &page[from + section.len()..];
-    let level = format!("\n{} ", section.split(' ').next().unwrap_or_default());
-    // A prompt looks as the first heading does, behind which there is no other one.
-    let text = if level == "\n# " { rest } else { rest.split(level.as_str()).next().unwrap_or_default() };
-    let blocks = text.split("```console\n").skip(1).filter_map(|block| block.split("```").next());
-    let lines =
-        blocks.flat_map(|block| block.replace("\\\n", " ").lines().map(String::from).collect::<Vec<_>>());
-    let ours =
-        lines.filter_map(|line| Some(line.strip_prefix("# ").or(line.strip_prefix("$ "))?.to_string()));
-    ours.collect()
-}
 
 /// A machine of its own: directories, a disk, and a shell in which the documents' commands are typed.
 struct Machine {

@@ -1,21 +1,12 @@
-//! Passphrases and key files: read into locked memory, never taken from the command line.
+//! What opens a volume: where it comes from, and how the daemon gets it.
 
-use rustix::termios::{LocalModes, OptionalActions, SpecialCodeIndex, tcgetattr, tcsetattr};
 use seal::SecretBytes;
 use seal::slot::Credential;
-use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use zeroize::Zeroize;
+use std::path::PathBuf;
 
 use cli::failure::Failure;
-use cli::input::{take, without_mark};
-
-/// Most bytes of a key file.
-const MAX_KEY_FILE: usize = 8192;
-/// Most bytes of a passphrase.
-const MAX_PASSPHRASE: usize = 1024;
+use secrets::MAX_KEY_FILE;
 
 /// Where the secret comes from that opens a key slot. Without either, a passphrase is asked for on the terminal.
 #[derive(Debug, Clone, Default)]
@@ -67,95 +58,17 @@ pub fn copy(credential: &Credential) -> Credential {
 pub fn load(source: impl Into<Source>, origin: Origin) -> Result<Credential, Failure> {
     let source = source.into();
     if let Some(path) = &source.key_file {
-        return Ok(Credential::KeyFile(read_file(path, MAX_KEY_FILE, "key file")?));
+        return Ok(Credential::KeyFile(secrets::key_file(path)?));
     }
     if let Some(path) = &source.passphrase_file {
-        return Ok(Credential::Passphrase(first_line(read_file(path, MAX_PASSPHRASE, "passphrase file")?)));
+        return Ok(Credential::Passphrase(secrets::passphrase_file(path)?));
     }
     let (prompt, again) = origin.prompt();
-    let passphrase = ask(prompt)?;
-    if again && ask("The same again: ")? != passphrase {
+    let passphrase = secrets::ask(prompt)?;
+    if again && secrets::ask("The same again: ")? != passphrase {
         return Err(Failure::usage("the two passphrases differ; nothing was changed"));
     }
     Ok(Credential::Passphrase(passphrase))
-}
-
-fn read_file(path: &Path, limit: usize, what: &'static str) -> Result<SecretBytes, Failure> {
-    let fail = |error: io::Error| {
-        Failure::usage(format!("the {what} {} cannot be read: {error}; name the right one", path.display()))
-    };
-    take(path, what)?;
-    if path == Path::new("-") {
-        return SecretBytes::read_from(&mut io::stdin().lock(), limit).map_err(fail);
-    }
-    let mut file = File::open(path).map_err(fail)?;
-    let found = file.metadata().map_err(fail)?;
-    // A terminal is everybody's, and holds nothing.
-    if found.is_file() && found.mode() & 0o004 != 0 {
-        cli::output::warning(&format!(
-            "every user of this machine can read the {what} {}; take that away: chmod go= {}",
-            path.display(),
-            path.display()
-        ));
-    }
-    SecretBytes::read_from(&mut file, limit).map_err(fail)
-}
-
-/// As it would be typed: what an editor adds to a line, nobody types.
-fn first_line(mut secret: SecretBytes) -> SecretBytes {
-    let text = without_mark(secret.expose());
-    if text.len() < secret.len() {
-        secret = SecretBytes::from_slice(text);
-    }
-    if let Some(end) = secret.expose().iter().position(|&byte| byte == b'\n') {
-        // Some end a line with two characters.
-        let returns = end > 0 && secret.expose()[end - 1] == b'\r';
-        secret.truncate(end - usize::from(returns));
-    }
-    secret
-}
-
-/// Asks on the terminal, without an echo. The terminal's own line editing is off, so that its buffers hold nothing, and so that Ctrl-C
-/// leaves the terminal as it was.
-fn ask(prompt: &str) -> Result<SecretBytes, Failure> {
-    let mut terminal = OpenOptions::new().read(true).write(true).open("/dev/tty").map_err(|_| {
-        Failure::usage("there is no terminal to ask for a passphrase on; use --key-file or --passphrase-file")
-    })?;
-    let fail = |error: io::Error| Failure::io(format!("the terminal cannot be used: {error}"));
-    let before = tcgetattr(&terminal).map_err(|errno| fail(errno.into()))?;
-    let mut silent = before.clone();
-    silent.local_modes -= LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG;
-    silent.special_codes[SpecialCodeIndex::VMIN] = 1;
-    silent.special_codes[SpecialCodeIndex::VTIME] = 0;
-    // Silent before it asks: an answer that comes at once must not be shown, nor lose its beginning.
-    tcsetattr(&terminal, OptionalActions::Flush, &silent).map_err(|errno| fail(errno.into()))?;
-    let answer = terminal.write_all(prompt.as_bytes()).map_err(fail).and_then(|()| type_in(&mut terminal));
-    tcsetattr(&terminal, OptionalActions::Flush, &before).map_err(|errno| fail(errno.into()))?;
-    terminal.write_all(b"\n").map_err(fail)?;
-    answer
-}
-
-fn type_in(terminal: &mut File) -> Result<SecretBytes, Failure> {
-    // Never grows, so no copy is left behind.
-    let mut typed = Vec::with_capacity(MAX_PASSPHRASE);
-    let mut byte = [0];
-    let ended = loop {
-        match terminal.read(&mut byte) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => break Err(Failure::io(format!("the terminal cannot be read: {error}"))),
-            Ok(0) => break Ok(()),
-            Ok(_) => match byte[0] {
-                b'\n' | b'\r' | 4 => break Ok(()),
-                3 => break Err(Failure::usage("interrupted; nothing was changed")),
-                8 | 127 => drop(typed.pop()),
-                other if typed.len() < MAX_PASSPHRASE => typed.push(other),
-                _ => break Err(Failure::usage(format!("a passphrase has at most {MAX_PASSPHRASE} bytes"))),
-            },
-        }
-    };
-    byte.zeroize();
-    let secret = SecretBytes::from_vec(typed);
-    ended.map(|()| secret)
 }
 
 /// Hands a credential to the daemon: its kind, its length in four bytes, and its bytes.
@@ -222,16 +135,5 @@ mod tests {
         assert!(from_pipe(&mut &b"x\x03\x00\x00\x00123"[..]).is_err(), "of no kind");
         assert!(from_pipe(&mut &b"p\x03\x00\x00\x0012"[..]).is_err(), "cut short");
         assert!(from_pipe(&mut &b"p\xff\xff\xff\xff123"[..]).is_err(), "as long as memory");
-    }
-
-    #[test]
-    fn a_passphrase_file_counts_up_to_the_line_feed() {
-        assert_eq!(first_line(SecretBytes::from_slice(b"a b\nc\n")).expose(), b"a b");
-        assert_eq!(first_line(SecretBytes::from_slice(b"a b")).expose(), b"a b");
-        assert_eq!(first_line(SecretBytes::from_slice(b"a b\r\nc\r\n")).expose(), b"a b");
-        assert_eq!(first_line(SecretBytes::from_slice(b"\r\n")).expose(), b"");
-        assert_eq!(first_line(SecretBytes::from_slice(b"\xef\xbb\xbfa b\r\nc")).expose(), b"a b");
-        assert_eq!(first_line(SecretBytes::from_slice(b"a\xef\xbb\xbfb\n")).expose(), b"a\xef\xbb\xbfb");
-        assert_eq!(first_line(SecretBytes::from_slice(b"\xef\xbb\n")).expose(), b"\xef\xbb");
     }
 }

@@ -1,4 +1,4 @@
-//! A file system with one directory and one file in it.
+//! A file system with one file in it, in its root or in a directory there.
 
 use super::Options;
 use crate::aligned::Aligned;
@@ -22,6 +22,8 @@ const MAX_REQUEST: u32 = 1 << 20;
 const _: () = assert!((MAX_REQUEST as u64).next_multiple_of(BLOCK_SIZE) + BLOCK_SIZE <= MAX_TRANSFER);
 
 pub(super) const FILE: INodeNo = INodeNo(2);
+/// The directory between the root and the file, where there is one.
+const DIRECTORY: INodeNo = INodeNo(3);
 
 /// The file's name never changes, and when its size does, the kernel is told (`Mount::resized`).
 const FOREVER: Duration = Duration::from_secs(86_400);
@@ -34,6 +36,8 @@ pub(super) struct Disk {
     device: Aligned,
     share: Arc<Share>,
     name: OsString,
+    /// The name of the directory that the file is in; `None` if that is the root.
+    directory: Option<OsString>,
     read_only: bool,
     mapped: bool,
     max_background: u16,
@@ -46,6 +50,7 @@ impl Disk {
             device: Aligned::new(device),
             share: Budget::of_one(IN_FLIGHT),
             name,
+            directory: options.directory.map(OsString::from),
             read_only: options.read_only,
             mapped: options.mapped,
             max_background: options.max_background.max(1),
@@ -56,6 +61,7 @@ impl Disk {
     fn attributes(&self, inode: INodeNo) -> Option<(Duration, FileAttr)> {
         let (ttl, kind, perm, nlink, size) = match inode {
             INodeNo::ROOT => (ASK_AGAIN, FileType::Directory, 0o700, 2, 0),
+            DIRECTORY if self.directory.is_some() => (ASK_AGAIN, FileType::Directory, 0o700, 2, 0),
             FILE => (
                 FOREVER,
                 FileType::RegularFile,
@@ -83,6 +89,15 @@ impl Disk {
             flags: 0,
         };
         Some((ttl, attributes))
+    }
+
+    /// What is in a directory: its only entry.
+    fn entry(&self, directory: INodeNo) -> Option<(INodeNo, FileType, &OsStr)> {
+        match (&self.directory, directory) {
+            (Some(name), INodeNo::ROOT) => Some((DIRECTORY, FileType::Directory, name)),
+            (None, INodeNo::ROOT) | (Some(_), DIRECTORY) => Some((FILE, FileType::RegularFile, &self.name)),
+            _ => None,
+        }
     }
 
     fn reply_attributes(&self, inode: INodeNo, reply: ReplyAttr) {
@@ -143,11 +158,10 @@ impl Filesystem for Disk {
     }
 
     fn lookup(&self, _request: &fuser::Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.attributes(FILE) {
-            Some((ttl, attributes)) if parent == INodeNo::ROOT && name == self.name => {
-                reply.entry(&ttl, &attributes, Generation(0));
-            }
-            _ => reply.error(Errno::ENOENT),
+        let entry = self.entry(parent).filter(|(_, _, entry)| *entry == name);
+        match entry.and_then(|(inode, ..)| self.attributes(inode)) {
+            Some((ttl, attributes)) => reply.entry(&ttl, &attributes, Generation(0)),
+            None => reply.error(Errno::ENOENT),
         }
     }
 
@@ -316,13 +330,11 @@ impl Filesystem for Disk {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        if inode != INodeNo::ROOT {
-            return reply.error(Errno::ENOTDIR);
-        }
+        let Some(entry) = self.entry(inode) else { return reply.error(Errno::ENOTDIR) };
         let entries = [
-            (INodeNo::ROOT, FileType::Directory, OsStr::new(".")),
+            (inode, FileType::Directory, OsStr::new(".")),
             (INodeNo::ROOT, FileType::Directory, OsStr::new("..")),
-            (FILE, FileType::RegularFile, self.name.as_os_str()),
+            entry,
         ];
         // An entry's offset is where to go on after it.
         for (next, (inode, kind, name)) in (1_u64..).zip(entries) {

@@ -35,7 +35,7 @@ pub(super) struct Mounted {
 }
 
 impl MountPoint {
-    /// Mounts on a directory, in which the file will be called `name`.
+    /// Mounts on a directory, in which the first thing on the way to the file will be called `name`.
     pub(super) fn mount(mountpoint: &Path, name: &str, options: &Options) -> Result<Mounted, Error> {
         let path = std::path::absolute(mountpoint)
             .map_err(|error| Error::io(format!("finding {}", mountpoint.display()), &error))?;

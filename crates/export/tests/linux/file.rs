@@ -38,6 +38,31 @@ fn one_file_of_the_devices_size_and_nothing_else() {
     rig.finish();
 }
 
+/// A program that makes what it does not find, as QEMU does, makes no directory: without the mount it has no place for a file.
+#[test]
+fn in_a_directory_the_file_is_nowhere_without_the_mount() {
+    let Some(_turn) = turn(false) else { return };
+    let options = Options { directory: Some("region"), ..Options::default() };
+    let rig = Rig::new(SIZE, &options);
+    let point = rig.directory.path().join("export");
+    let path = point.join("region/volume");
+    assert_eq!(rig.file(), path);
+    let names = |at: &Path| {
+        let entries = std::fs::read_dir(at).unwrap();
+        entries.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>()
+    };
+    assert_eq!((names(&point), names(&point.join("region"))), (vec!["region".into()], vec!["volume".into()]));
+    assert!(point.join("region").metadata().unwrap().is_dir() && path.metadata().unwrap().is_file());
+    for other in ["volume", "other", "region/region", "region/other"] {
+        assert_eq!(errno(File::open(point.join(other))), Errno::NOENT, "{other}");
+        assert!(File::create(point.join(other)).is_err(), "{other}");
+    }
+    open(&path, OFlags::empty()).unwrap().write_all_at(&[3; 4096], 4096).unwrap();
+    assert_eq!(rig.device.bytes(4095, 2), [0, 3]);
+    rig.finish();
+    assert_eq!(errno(File::create(&path)), Errno::NOENT);
+}
+
 #[test]
 fn bytes_of_any_alignment_are_stored_and_read_back() {
     let Some(_turn) = turn(false) else { return };

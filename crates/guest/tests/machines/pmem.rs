@@ -91,7 +91,7 @@ impl Place {
     }
 
     fn by_fuse<'a>(&self, guest: Guest<'a>) -> Guest<'a> {
-        guest.persistent_memory(&self.at("mnt/pmem"), SIZE)
+        guest.persistent_memory(&self.at("mnt/region/pmem"), SIZE)
     }
 
     fn by_userfaultfd<'a>(&self, guest: Guest<'a>) -> Guest<'a> {
@@ -254,7 +254,7 @@ fn a_page_changed_outside_is_reported_and_never_read() {
     let mut pages = [0; 4096];
     {
         let server = place.serve(FUSE);
-        let file = File::options().write(true).open(place.at("mnt/pmem")).unwrap();
+        let file = File::options().write(true).open(place.at("mnt/region/pmem")).unwrap();
         let write = |byte: u8| {
             file.write_all_at(&[byte; 4096], REPLAYED * PAGE).and_then(|()| file.sync_all()).unwrap();
         };

@@ -60,7 +60,7 @@ pub fn figures(said: &str) -> Result<Measured> {
     let value = said.trim().parse::<f64>();
     let value =
         value.map_err(|_| Error::io(format!("the probe of memory says no figure: {}", said.trim())))?;
-    Ok(Measured { value, figures: BTreeMap::new() })
+    Ok(Measured { value, figures: BTreeMap::new(), course: Vec::new() })
 }
 
 /// Measures for at least so long.
@@ -100,7 +100,11 @@ fn bandwidth(bytes: usize, mut once: impl FnMut()) -> Measured {
         passes += 1;
     }
     let size = u32::try_from(bytes >> 10).map_or(f64::INFINITY, f64::from) * 1024.0;
-    Measured { value: size * f64::from(passes) / started.elapsed().as_secs_f64(), figures: BTreeMap::new() }
+    Measured {
+        value: size * f64::from(passes) / started.elapsed().as_secs_f64(),
+        figures: BTreeMap::new(),
+        course: Vec::new(),
+    }
 }
 
 /// Follows a random cycle through the whole buffer: each place says where the next one is.
@@ -123,7 +127,7 @@ fn latency(bytes: usize) -> Result<Measured> {
     }
     black_box(at);
     let value = started.elapsed().as_secs_f64() * 1e9 / f64::from(steps);
-    Ok(Measured { value, figures: BTreeMap::new() })
+    Ok(Measured { value, figures: BTreeMap::new(), course: Vec::new() })
 }
 
 #[cfg(test)]

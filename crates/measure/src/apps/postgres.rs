@@ -127,7 +127,7 @@ pub(super) fn figures(said: &str) -> Result<Measured> {
     };
     let value = number("tps").ok_or_else(|| Error::io(format!("pgbench says no tps: {}", said.trim())))?;
     let latency = number("latency average").map(|latency| ("latency-average-ms".to_string(), latency));
-    Ok(Measured { value, figures: BTreeMap::from_iter(latency) })
+    Ok(Measured { value, figures: BTreeMap::from_iter(latency), course: Vec::new() })
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ pub fn figures(csv: &str) -> Result<Measured> {
         head.into_iter().zip(line).filter_map(|(name, value)| Some((name, value.parse::<f64>().ok()?)));
     let figures: BTreeMap<String, f64> = pairs.collect();
     let value = *figures.get("rps").ok_or_else(wrong)?;
-    Ok(Measured { value, figures })
+    Ok(Measured { value, figures, course: Vec::new() })
 }
 
 #[cfg(test)]

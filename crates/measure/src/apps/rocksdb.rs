@@ -88,7 +88,7 @@ pub fn figures(said: &str) -> Result<Measured> {
         .map(|(name, time)| ((*name).to_string(), *time))
         .chain([("seconds".to_string(), *seconds)])
         .collect();
-    Ok(Measured { value: operations / seconds, figures })
+    Ok(Measured { value: operations / seconds, figures, course: Vec::new() })
 }
 
 #[cfg(test)]

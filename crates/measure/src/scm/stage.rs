@@ -173,7 +173,7 @@ impl<'a> Stage<'a> {
         }
         let _ = fs::remove_file(&socket);
         let mut server = Server::start(&mut serve)?;
-        let file = self.at("mnt/pmem")?;
+        let file = self.at("mnt/region/pmem")?;
         let is_file = is_file(&self.name);
         server.wait_until(self.setup.interrupt, || {
             socket.exists() && (!is_file || file.exists()) && UnixStream::connect(&socket).is_ok()
@@ -192,7 +192,7 @@ impl<'a> Stage<'a> {
     /// What a program opens. That of a mapping that is served exists where the library is preloaded only.
     fn file(&mut self) -> Result<PathBuf> {
         let name = match &self.name {
-            name if is_file(name) => "mnt/pmem",
+            name if is_file(name) => "mnt/region/pmem",
             name if is_mapped(name) => "socket/pmem",
             _ => "region",
         };
@@ -232,7 +232,7 @@ impl<'a> Stage<'a> {
         let words: Vec<String> = words.split(' ').map(String::from).collect();
         let figures = self.probe(&words)?;
         let of = |name: &str| figures.get(name).copied().unwrap_or(0.0);
-        Ok(Measured { value: of("bytes") / of("seconds"), figures })
+        Ok(Measured { value: of("bytes") / of("seconds"), figures, course: Vec::new() })
     }
 
     fn faults(&mut self, in_order: bool, bare: Option<&str>) -> Result<Measured> {
@@ -251,7 +251,7 @@ impl<'a> Stage<'a> {
         if bare.is_none() {
             figures.extend(self.steps()?);
         }
-        Ok(Measured { value, figures })
+        Ok(Measured { value, figures, course: Vec::new() })
     }
 
     /// What the server says of the steps.

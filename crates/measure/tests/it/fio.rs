@@ -34,6 +34,30 @@ fn every_job_of_every_set_runs() {
 }
 
 #[test]
+fn the_course_of_a_turn_is_in_the_run_file_and_on_the_page() {
+    let runner = Runner::new();
+    let small =
+        "--dir DIR --size 16M --seconds 1.7 --warm-up 0.6 --turns 1 --no-control --only iops-randread";
+    runner.run(&format!("fio {small} --target DIR --out DIR/run.json")).unwrap();
+    let run = runner.result("run.json");
+    let sample = &run.samples[0];
+    // How many there are depends on when fio comes to say how it stands, which may be late on a busy machine.
+    assert!((2..=4).contains(&sample.course.len()), "{sample:?}");
+    assert!(sample.course.iter().all(|point| point.0 < 10.0), "the warm-up does not count: {sample:?}");
+    let most = sample.course.iter().map(|point| point.1).fold(0.0, f64::max);
+    assert!(most > sample.value * 0.5, "{sample:?}");
+    assert!(run.targets[0].commands.last().unwrap().contains("--status-interval=500ms"));
+    // One that is told by hand is on the page, however many points this machine came to.
+    let mut run = run;
+    run.samples[0].course = vec![(0.5, 1000.0), (1.0, 2000.0), (1.5, 1500.0)];
+    fs::write(runner.path("run.json"), run.to_json().unwrap()).unwrap();
+    runner.run("report DIR/run.json --out DIR/page.html").unwrap();
+    assert!(
+        fs::read_to_string(runner.path("page.html")).unwrap().contains("Inside the turns: iops-randread")
+    );
+}
+
+#[test]
 fn targets_take_turns_and_a_control_shows_the_noise() {
     let runner = Runner::new();
     let line = format!(

@@ -13,7 +13,8 @@ h1 { font-size: 1.5em; line-height: 1.25; margin: 24px 0 4px; }
 h2 { font-size: 1.1em; margin: 24px 0 4px; }
 .muted { color: var(--muted); }
 .warning { color: var(--warn); font-weight: bold; }
-ul, ol { padding-left: 20px; margin: 4px 0; overflow-wrap: anywhere; }
+h1, h2, p, ul, ol, summary, caption, th { overflow-wrap: anywhere; }
+ul, ol { padding-left: 20px; margin: 4px 0; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 16px; margin: 16px 0; align-items: start; }
 figure { margin: 0; background: var(--box); border: 1px solid var(--faint); border-radius: 6px; }
 svg { display: block; width: 100%; max-width: 620px; height: auto; margin: 0 auto; }

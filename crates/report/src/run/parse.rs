@@ -76,7 +76,7 @@ impl Run {
     ///
     /// # Errors
     /// See [`ParseError`]. What is returned has only samples and failures of targets and cases that are there, at most one sample for each
-    /// turn, and only finite values.
+    /// turn, and only finite values; the times of a course rise.
     pub fn parse(bytes: &[u8]) -> Result<Self, ParseError> {
         if bytes.len() > LARGEST {
             return Err(ParseError::TooLarge(bytes.len()));
@@ -132,6 +132,15 @@ impl Run {
             // JSON has no infinity, but numbers above the largest double become one.
             if !(sample.value.is_finite() && sample.value > 0.0 && sample.at.is_finite()) {
                 return Err(format!("{place} has the value {}", sample.value));
+            }
+            let before = std::iter::once(0.0).chain(sample.course.iter().map(|point| point.0));
+            let is_point = |(before, (at, value)): (f64, &(f64, f64))| {
+                *at > before && at.is_finite() && value.is_finite() && *value >= 0.0
+            };
+            if !before.zip(&sample.course).all(is_point) {
+                return Err(format!(
+                    "{place} has a course that does not rise in time, or values that are none"
+                ));
             }
         }
         for failure in &self.failures {

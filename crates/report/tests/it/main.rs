@@ -3,6 +3,7 @@
 mod browser;
 mod page;
 mod run_file;
+mod widths;
 
 use report::run::Run;
 

@@ -17,6 +17,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("attest", &["error-kind"]),
     ("anchor-etcd", &["anchor", "tls-files"]),
     ("seal", &["memory"]),
+    ("secrets", &["cli", "seal"]),
     ("anchor-tpm", &["anchor", "seal"]),
     ("anchor-owner", &["anchor", "tls-files"]),
     ("anchors", &["anchor", "anchor-etcd", "anchor-owner", "anchor-tpm"]),
@@ -29,7 +30,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("testkit", &["anchor", "memory", "seal", "store", "volume"]),
     ("export", &["error-kind", "memory", "tls-files", "uring", "seal", "store", "volume"]),
     ("simulator", &["anchor", "memory", "seal", "store", "testkit", "volume"]),
-    ("daemon", &["anchor", "cli", "export", "memory", "seal", "store", "volume"]),
+    ("daemon", &["anchor", "cli", "export", "memory", "seal", "secrets", "store", "volume"]),
     ("service", &["anchor", "cli", "daemon", "memory", "seal", "store", "volume"]),
     ("cvmio-owner", &["anchor", "anchor-etcd", "anchor-tpm", "cli", "owner"]),
     ("report", &[]),
@@ -44,7 +45,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("bench", &["anchor", "cli", "daemon", "export", "measure", "memory", "seal", "store", "volume"]),
     ("demo", &["anchor-tpm", "cli", "daemon", "seal", "store", "volume"]),
     ("cvmio-attest", &["attest", "cli", "error-kind", "evidence-files"]),
-    ("cvmio-scm", &["cli", "error-kind", "export", "memory", "scm", "seal"]),
+    ("cvmio-scm", &["cli", "error-kind", "export", "memory", "scm", "seal", "secrets"]),
     ("scm-preload", &["memory", "scm"]),
     (
         "cvmio",
@@ -70,6 +71,7 @@ const MAY_LINK: &[(&str, &[&str])] = &[
             "export",
             "memory",
             "seal",
+            "secrets",
             "service",
             "store",
             "tls-files",
@@ -99,6 +101,7 @@ const MAY_LINK: &[(&str, &[&str])] = &[
             "scm",
             "scm-probe",
             "seal",
+            "secrets",
             "store",
             "tls-files",
             "uring",
@@ -124,7 +127,7 @@ const MAY_LINK: &[(&str, &[&str])] = &[
         ],
     ),
     ("cvmio-attest", &["attest", "cli", "error-kind", "evidence-files"]),
-    ("cvmio-scm", &["cli", "error-kind", "export", "memory", "scm", "seal", "tls-files", "uring"]),
+    ("cvmio-scm", &["cli", "error-kind", "export", "memory", "scm", "seal", "secrets", "tls-files", "uring"]),
     ("scm-preload", &["error-kind", "memory", "scm", "seal"]),
 ];
 
@@ -133,7 +136,7 @@ const MAY_LINK: &[(&str, &[&str])] = &[
 const NEVER_LINKS: &[(&str, &[&str])] = &[
     ("cvmio-owner", &["daemon", "export", "service", "volume"]),
     ("cvmio-scm", &["daemon", "service", "store", "volume"]),
-    ("cvmio-host", &["anchors", "daemon", "export", "seal", "service", "volume"]),
+    ("cvmio-host", &["anchors", "daemon", "export", "seal", "secrets", "service", "volume"]),
 ];
 
 /// The workspace's crates that a crate names in its manifest under `[dependencies]`, for any target.
