@@ -5,6 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 
 use anchor::Needs;
+use store::Address;
 
 use super::tab::Line;
 use cli::failure::Failure;
@@ -46,7 +47,8 @@ fn drop_in_text(line: &Line, tab: &Path) -> String {
         format!("# Made of {} by cvmio-generator.\n[Unit]\nSourcePath={}\n", tab.display(), tab.display());
     let mut add = |setting: &str, value: &str| text += &format!("{setting}={value}\n");
     // Not everything below /dev is a device.
-    let store = without_parents(&target.store);
+    let address = Address::of(&target.store).unwrap_or_else(|_| Address::File(target.store.clone()));
+    let store = without_parents(address.path());
     let is_file = ["/dev/shm", "/dev/hugepages", "/dev/mqueue"].iter().any(|at| store.starts_with(at));
     if store.starts_with("/dev") && !is_file {
         let device = format!("{}.device", escape(&store));
