@@ -194,6 +194,9 @@ quick /dev/shm/q.img /etc/q.toml key-file:/k/q noauto
             assert!(text.contains(&format!("RequiresMountsFor=\"{wanted}\"\n")), "{wanted}: {text}");
         }
         assert!(text.contains("Before=mnt-v.mount\n"), "{text}");
+        // A server's socket is a file, also below /dev.
+        let text = line("vhost-user:/run/x/../s.sock", "store-timeout=1m");
+        assert!(text.contains("RequiresMountsFor=\"/run/s.sock\"\n") && !text.contains("BindsTo"), "{text}");
         let text = line("/dev/shm/../vdb", "-");
         assert!(text.contains("BindsTo=dev-vdb.device\n"), "{text}");
         let text = line("/srv/../dev/vdb", "-");

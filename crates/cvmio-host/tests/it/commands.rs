@@ -84,7 +84,7 @@ fn command_lines_of_vmms_name_every_disk_of_a_file() {
     let (said, code) = run(place.path(), "qemu-args --config host.toml --memory 1G --huge");
     assert_eq!(code, 0);
     for expected in
-        ["path=/run/a,", "path=/run/b,", "num-queues=2,", "num-queues=16,", "hugetlb=on", "size=1G"]
+        ["path=/run/a,", "path=/run/b,", "num-queues=2,", "num-queues=4,", "hugetlb=on", "size=1G"]
     {
         assert!(said.contains(expected), "{expected}: {said}");
     }
