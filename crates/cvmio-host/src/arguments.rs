@@ -50,7 +50,7 @@ pub struct What {
     /// Where the VMM connects
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// How many queues the guest may use [default: 4]
+    /// How many queues the guest may use [default: 16; a VMM is told 4]
     #[arg(long, value_name = "COUNT", requires = "socket")]
     pub queues: Option<u16>,
 }

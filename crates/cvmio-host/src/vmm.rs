@@ -28,7 +28,7 @@ pub fn qemu(disks: &[DiskSettings], args: &Vmm) -> String {
         lines.push(format!("-chardev socket,id=cvmio{number},path={path},reconnect-ms=500"));
         lines.push(format!(
             "-device vhost-user-blk-pci,chardev=cvmio{number},num-queues={},iommu_platform=on,disable-legacy=on",
-            disk.queues
+            disk.queues_of_a_guest()
         ));
     }
     lines.iter().map(|line| quoted(line)).collect::<Vec<_>>().join(" \\\n")
@@ -51,7 +51,8 @@ pub fn cloud_hypervisor(disks: &[DiskSettings], args: &Vmm) -> Result<String, Fa
                 format!("{path}: Cloud Hypervisor takes no socket with a comma in its path; choose another");
             return Err(Failure::usage(message));
         }
-        words += &format!(" vhost_user=true,socket={path},num_queues={},queue_size=128", disk.queues);
+        words +=
+            &format!(" vhost_user=true,socket={path},num_queues={},queue_size=128", disk.queues_of_a_guest());
     }
     lines.push(words);
     Ok(lines.iter().map(|line| quoted(line)).collect::<Vec<_>>().join(" \\\n"))

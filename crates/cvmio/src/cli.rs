@@ -262,7 +262,7 @@ Example: one image for many guests
       --key-file image.key --loop --read-only
   mount -o ro,noload /dev/loop0 /srv/image")]
 pub struct Attach {
-    /// File or block device with a volume on it
+    /// File or block device with a volume on it; or vhost-user:SOCKET, a disk that a server gives there
     #[arg(value_hint = ValueHint::AnyPath)]
     pub store: PathBuf,
     /// The volume's attach policy [default: STORE.policy.toml]
@@ -320,6 +320,9 @@ pub struct Attach {
     /// End the session when the anchor has been away for so long, instead of waiting until it is back
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub anchor_timeout: Option<Duration>,
+    /// End the session when STORE has left a request without an answer for so long [default: 5m; vhost-user: 30s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub store_timeout: Option<Duration>,
     /// Go through the page cache, where STORE cannot do direct I/O
     #[arg(long)]
     pub buffered: bool,

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use volume::{CheckProgress, CheckReport, Volume};
 
+use super::thread::Thread;
+
 use cli::failure::Failure;
 
 /// How often it is seen how far a check has come.
@@ -53,17 +55,17 @@ pub fn check(
     let start = |part| {
         let (volume, progress) = (volume.clone(), Arc::clone(progress));
         let job = move || -> volume::Result<CheckReport> { volume.check(part, parts, progress)?.block() };
-        std::thread::Builder::new().name(format!("check-{part}")).spawn(job)
+        Thread::start(format!("check-{part}"), job)
     };
     let threads = (0..parts).map(start).collect::<std::io::Result<Vec<_>>>();
     let threads = threads.map_err(|error| Failure::io(format!("no thread can be started: {error}")))?;
-    while !threads.iter().all(std::thread::JoinHandle::is_finished) {
+    while !threads.iter().all(Thread::has_ended) {
         show(progress.blocks.load(Ordering::Relaxed));
         std::thread::sleep(GLANCE);
     }
     let defect = |_| Failure::internal("a checking thread ended by a defect");
     // All of them, whatever one says: each has the store open.
-    let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().map_err(defect)).collect();
+    let ends: Vec<_> = threads.into_iter().map(|thread| thread.end().map_err(defect)).collect();
     let mut report = CheckReport::default();
     for end in ends {
         report.merge(end??);

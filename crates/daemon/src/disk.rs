@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use export::{Attend, Client, Device, Done, Found, Memory};
@@ -23,6 +22,7 @@ use volume::{Clock, Volume};
 use super::latency::Latency;
 use super::tamper::Tamper;
 use crate::system::SystemClock;
+use crate::thread::Thread;
 use cli::failure::Failure;
 
 /// Store operations that all queues together may have in flight, and how many each of them has at the least and at the most. Each has a
@@ -129,7 +129,7 @@ impl Ending {
 }
 
 /// The threads behind a [`Disk`].
-pub struct Threads(Vec<JoinHandle<()>>);
+pub struct Threads(Vec<Thread<()>>);
 
 impl Disk {
     /// Starts `count` queue threads for `volume`.
@@ -155,7 +155,7 @@ impl Disk {
                 LANE.set(Some(number.into()));
                 queue::serve(&volume, depth, &sender, clock, tamper, pool);
             };
-            let thread = std::thread::Builder::new().name(format!("queue-{number}")).spawn(serve);
+            let thread = Thread::start(format!("queue-{number}"), serve);
             let thread = thread.map_err(|error| Failure::io(format!("no thread can be started: {error}")))?;
             threads.0.push(thread);
             let lane =
@@ -286,7 +286,7 @@ impl Attend for Disk {
 impl Threads {
     /// Whether all of them have ended.
     pub fn have_ended(&self) -> bool {
-        self.0.iter().all(JoinHandle::is_finished)
+        self.0.iter().all(Thread::has_ended)
     }
 
     /// Waits for the threads of a disk that was closed.
@@ -294,7 +294,7 @@ impl Threads {
     /// # Errors
     /// When one ended by a defect.
     pub fn join(self) -> Result<(), Failure> {
-        let ends: Vec<_> = self.0.into_iter().map(JoinHandle::join).collect();
+        let ends: Vec<_> = self.0.into_iter().map(Thread::end).collect();
         match ends.into_iter().all(|end| end.is_ok()) {
             true => Ok(()),
             false => Err(Failure::internal("a queue thread ended by a defect; see the log, and report it")),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use seal::slot::Credential;
-use store::FileStore;
+use store::Access;
 use volume::policy::Policy;
 use volume::{AttachOptions, Enlarge, Environment, Grown, Growth, Left, RekeyOrder, Rekeyed, Volume, Window};
 
@@ -21,8 +21,6 @@ pub struct SessionEnvironment {
     policy_file: PathBuf,
     /// The volume has grown, and the file does not say so yet.
     unsaved: bool,
-    /// The store, as a file that may be made longer.
-    file: Option<FileStore>,
     options: AttachOptions,
     read_only: bool,
 }
@@ -53,13 +51,11 @@ impl SessionEnvironment {
         allowance::check(order.memory, order.block_cache)?;
         let policy = order.policy.clone();
         let read_only = order.reading.is_some();
-        let (store, anchor) = if read_only {
-            let store = system::open_store_read_only(&order.store, order.buffered)?;
-            (store, open_anchor(&policy, anchor::Access::ReadOnly, order.anchor_timeout)?)
-        } else {
-            let store = system::open_store(&order.store, order.buffered)?;
-            (store, open_anchor(&policy, anchor::Access::ReadWrite, order.anchor_timeout)?)
-        };
+        let access =
+            Access { buffered: order.buffered, read_only, create: None, deadline: order.store_timeout };
+        let store = system::open_store_with(&order.store, access)?;
+        let access = if read_only { anchor::Access::ReadOnly } else { anchor::Access::ReadWrite };
+        let anchor = open_anchor(&policy, access, order.anchor_timeout)?;
         let options = AttachOptions {
             memory: order.memory,
             block_cache: order.block_cache,
@@ -68,15 +64,15 @@ impl SessionEnvironment {
             reading: order.reading.unwrap_or_default(),
             ..AttachOptions::default()
         };
-        let (file, policy_file) = (Some(store.clone()), order.policy_file.clone());
         let environment = system::environment(store, anchor);
-        Ok(Self { environment, policy, policy_file, unsaved: false, file, options, read_only })
+        let policy_file = order.policy_file.clone();
+        Ok(Self { environment, policy, policy_file, unsaved: false, options, read_only })
     }
 
     #[cfg(test)]
     pub fn on(environment: Environment, policy: Policy, policy_file: PathBuf) -> Self {
         let options = AttachOptions::default();
-        Self { environment, policy, policy_file, unsaved: false, file: None, options, read_only: false }
+        Self { environment, policy, policy_file, unsaved: false, options, read_only: false }
     }
 
     /// Where the volume lies.
@@ -161,7 +157,7 @@ impl SessionEnvironment {
     }
 
     fn enlarge(&self) -> Enlarge {
-        self.file.clone().map_or_else(|| Box::new(|_, _| Ok(())) as Enlarge, system::enlarge)
+        system::enlarge(self.environment.store.clone())
     }
 }
 

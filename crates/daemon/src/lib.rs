@@ -28,6 +28,7 @@ pub mod system;
 pub mod tamper;
 #[cfg(test)]
 mod testing;
+mod thread;
 pub mod wear;
 
 use std::path::PathBuf;
@@ -63,7 +64,7 @@ pub struct Order {
     pub name: String,
     /// The directory of the running volumes.
     pub runtime: PathBuf,
-    /// File or block device.
+    /// The address of the store: a file, a block device, or what else [`store::Address`] knows.
     pub store: PathBuf,
     /// The attach policy.
     pub policy: Policy,
@@ -85,6 +86,8 @@ pub struct Order {
     pub interval: Duration,
     /// How long the session waits for an anchor that is away; `None` is for ever.
     pub anchor_timeout: Option<Duration>,
+    /// How long the store's host may leave a request without an answer; `None` is as long as is right for the kind of store.
+    pub store_timeout: Option<Duration>,
     /// Through the page cache, where the store cannot do direct I/O.
     pub buffered: bool,
     /// What to do when the host is caught.
@@ -373,7 +376,7 @@ fn stay(
     // Where users were cut off, or something waits for room, the transaction has not come to its end.
     let is_over = match grace {
         None => true,
-        Some(grace) => front.hide_within(grace) && wanted && service.waits_for_room().is_none(),
+        Some(grace) => front.hide_within(grace) && wanted && !service.is_stuck(),
     };
     let keep = is_over && asker.as_ref().is_none_or(|asker| !asker.discard);
     let last = service.end_transaction(keep);

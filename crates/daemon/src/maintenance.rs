@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use volume::Volume;
 
 use super::tamper::Tamper;
+use super::thread::Thread;
 use super::{Event, events};
 use cli::failure::Failure;
 
@@ -17,6 +17,10 @@ const TICK: Duration = Duration::from_millis(100);
 /// How often a certificate that is about to end is worth a line.
 const DAY: Duration = Duration::from_hours(24);
 
+/// How long a store's host may leave a request without an answer before that is worth a line, and before somebody who wants to end the session may
+/// do so without the host.
+pub const SILENCE: Duration = Duration::from_secs(5);
+
 /// Attempts that fail before an anchor counts as away.
 const ATTEMPTS: u64 = 3;
 
@@ -24,8 +28,8 @@ const ATTEMPTS: u64 = 3;
 pub struct Maintenance {
     volume: Volume,
     stopping: Arc<AtomicBool>,
-    maintenance: JoinHandle<Result<(), Failure>>,
-    ticker: Option<JoinHandle<()>>,
+    maintenance: Thread<Result<(), Failure>>,
+    ticker: Option<Thread<()>>,
 }
 
 impl Maintenance {
@@ -57,10 +61,10 @@ impl Maintenance {
     pub fn end(self) -> Result<(), Failure> {
         self.stopping.store(true, Ordering::SeqCst);
         self.volume.stop();
-        let maintained = self.maintenance.join().unwrap_or_else(|_| {
+        let maintained = self.maintenance.end().unwrap_or_else(|_| {
             Err(Failure::internal("the maintenance thread ended by a defect; see the log, and report it"))
         });
-        let _ = self.ticker.map(JoinHandle::join);
+        let _ = self.ticker.map(Thread::end);
         maintained
     }
 }
@@ -70,7 +74,7 @@ fn maintain(
     events: Sender<Event>,
     stopping: Arc<AtomicBool>,
     tamper: Arc<Tamper>,
-) -> Result<JoinHandle<Result<(), Failure>>, Failure> {
+) -> Result<Thread<Result<(), Failure>>, Failure> {
     let (sender, started) = channel();
     let job = move || {
         let driven = match volume.maintenance() {
@@ -96,9 +100,9 @@ fn maintain(
     Ok(thread)
 }
 
-fn tick(volume: Volume, stopping: Arc<AtomicBool>) -> Result<JoinHandle<()>, Failure> {
+fn tick(volume: Volume, stopping: Arc<AtomicBool>) -> Result<Thread<()>, Failure> {
     spawn("ticker", move || {
-        let (mut away, mut waits) = (false, false);
+        let (mut away, mut waits, mut silent) = (false, false, false);
         let mut told: Option<Instant> = None;
         while !stopping.load(Ordering::SeqCst) {
             std::thread::sleep(TICK);
@@ -111,6 +115,7 @@ fn tick(volume: Volume, stopping: Arc<AtomicBool>) -> Result<JoinHandle<()>, Fai
                 told = Some(Instant::now());
             }
             waits = tell_of_room(&volume, waits);
+            silent = tell_of_silence(&volume, silent);
         }
     })
 }
@@ -140,6 +145,20 @@ fn tell_of_room(volume: &Volume, waited: bool) -> bool {
     waits.is_some()
 }
 
+/// Tells the operator when the store's host is silent, and when it answers again.
+fn tell_of_silence(volume: &Volume, was_silent: bool) -> bool {
+    let silent = volume.store_silent_for().filter(|silent| *silent >= SILENCE);
+    match silent {
+        Some(now) if !was_silent => events::tell(&format!(
+            "the store's host has not answered for {} s, and requests wait for it",
+            now.as_secs()
+        )),
+        None if was_silent && volume.failure().is_none() => events::tell("the store's host answers again"),
+        _ => {}
+    }
+    silent.is_some()
+}
+
 /// Tells the operator when the anchor goes away, and when it is back.
 fn tell_of_anchor(volume: &Volume, was_away: bool) -> bool {
     let away = volume.anchor_away();
@@ -159,7 +178,6 @@ fn tell_of_anchor(volume: &Volume, was_away: bool) -> bool {
 fn spawn<T: Send + 'static>(
     name: &str,
     job: impl FnOnce() -> T + Send + 'static,
-) -> Result<JoinHandle<T>, Failure> {
-    let thread = std::thread::Builder::new().name(name.into()).spawn(job);
-    thread.map_err(|error| Failure::io(format!("no thread can be started: {error}")))
+) -> Result<Thread<T>, Failure> {
+    Thread::start(name, job).map_err(|error| Failure::io(format!("no thread can be started: {error}")))
 }

@@ -6,7 +6,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use seal::slot::SlotInfo;
@@ -17,6 +16,7 @@ use volume::{CheckReport, Kind, Rekeyed, ResealProgress, ResealReport, Volume};
 use super::background::BackgroundRate;
 use super::scrub::Stage;
 use super::tamper::Tamper;
+use super::thread::Thread;
 use crate::system::SystemClock;
 use cli::failure::Failure;
 
@@ -85,7 +85,7 @@ pub struct Standing {
 /// A re-sealing, under way or ended.
 pub struct Rekey {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread<()>>,
 }
 
 struct Shared {
@@ -114,8 +114,7 @@ impl Rekey {
             found: Mutex::new(Found { stage: Stage::Running, damage: CheckReport::default(), failure: None }),
         });
         let ours = Arc::clone(&shared);
-        let thread =
-            std::thread::Builder::new().name("rekey".into()).spawn(move || ours.run(&volume, &tamper));
+        let thread = Thread::start("rekey", move || ours.run(&volume, &tamper));
         let thread = thread.map_err(|error| Failure::io(format!("no thread can be started: {error}")))?;
         Ok(Self { shared, thread: Some(thread) })
     }
@@ -132,7 +131,7 @@ impl Rekey {
 
     /// Returns when it has ended, and has the volume no longer: all is sealed anew, or the volume has been stopped or has failed.
     pub fn join(&mut self) {
-        let _ = self.thread.take().map(JoinHandle::join);
+        let _ = self.thread.take().map(Thread::end);
     }
 }
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use seal::slot::Credential;
 use serde_json::Value;
+use store::Address;
 
 use crate::LastWrites;
 use crate::control::{Reply, Request};
@@ -132,7 +133,13 @@ impl Place {
         if answer.is_err() && self.is_taken() {
             return answer.map(|_| None);
         }
-        let ended = peer.wait(&self.name(), peer::PATIENCE);
+        // Where the store's host is silent, the kernel keeps the process until that answers.
+        let patience = if answer.is_err() { peer::SHORT } else { peer::PATIENCE };
+        let ended = peer.wait(&self.name(), patience);
+        let answer = answer.map_err(|failure| match &ended {
+            Err(late) => failure.with(late),
+            Ok(()) => failure,
+        });
         match answer? {
             // Asked at its very end, when it had answered the first client.
             None if !self.0.exists() => Err(being_put_away()),
@@ -328,11 +335,12 @@ pub fn names(runtime: &Path) -> Vec<String> {
 
 /// The volume that is attached from a store, if its daemon says so.
 pub fn attached_from(runtime: &Path, store: &Path) -> Option<Place> {
-    let store = fs::canonicalize(store).ok()?;
+    let canonical = |store: &Path| Address::of(store).ok()?.canonical().ok();
+    let store = canonical(store)?;
     running(runtime).into_iter().find_map(|(name, status)| {
         let held = status.ok()?;
         let held = held.get("report")?.get("volume")?.get("store")?.as_str()?;
-        (fs::canonicalize(held).ok()? == store).then(|| Place::new(runtime, &name))
+        (canonical(Path::new(held))? == store).then(|| Place::new(runtime, &name))
     })
 }
 

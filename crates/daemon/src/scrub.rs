@@ -8,7 +8,6 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -18,6 +17,7 @@ use volume::{CheckProgress, CheckReport, Kind, Volume};
 use super::background::BackgroundRate;
 use super::events;
 use super::tamper::Tamper;
+use super::thread::Thread;
 use crate::system::SystemClock;
 use cli::failure::Failure;
 
@@ -71,7 +71,7 @@ pub struct Standing {
 /// A scrub, under way or ended.
 pub struct Scrub {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Thread<()>>,
 }
 
 struct Shared {
@@ -103,7 +103,7 @@ impl Scrub {
         });
         let ours = Arc::clone(&shared);
         let run = move || ours.run(&volume, &tamper);
-        let thread = std::thread::Builder::new().name("scrub".into()).spawn(run);
+        let thread = Thread::start("scrub", run);
         let thread = thread.map_err(|error| Failure::io(format!("no thread can be started: {error}")))?;
         Ok(Self { shared, thread: Some(thread) })
     }
@@ -116,7 +116,7 @@ impl Scrub {
     /// Ends it, and returns when it has.
     pub fn stop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
+        if let Some(Err(_)) = self.thread.take().map(Thread::end) {
             let mut found = self.shared.found();
             (found.stage, found.failure) =
                 (Stage::Failed, Some("its thread ended by a defect; see the log, and report it".into()));

@@ -14,7 +14,7 @@ use volume::{BackedUp, CheckProgress, Clock, KeyChange, KeysChanged, Kind, Volum
 use super::disk::{Disk, Threads};
 use super::environment::SessionEnvironment;
 use super::latency::{Latency, Times};
-use super::maintenance::Maintenance;
+use super::maintenance::{Maintenance, SILENCE};
 use super::rekey::Rekey;
 use super::scrub::Scrub;
 use super::status::{Checking, Report};
@@ -338,6 +338,11 @@ impl Service {
         self.last_volume().ok()?.waits_for_room()
     }
 
+    /// Whether something waits for the store's host: for room, or for an answer.
+    pub fn is_stuck(&self) -> bool {
+        self.waits_for_room().is_some() || silence(self.last_volume().ok().as_ref()).is_some()
+    }
+
     /// Lets requests in flight end, makes the last checkpoint, releases the anchor.
     ///
     /// # Errors
@@ -346,7 +351,7 @@ impl Service {
         self.stop_unless(|| false)
     }
 
-    /// The same; what waits for room on the store is given up once `give_up` says so, which is asked again and again.
+    /// The same; what waits for room on the store, or for its host, is given up once `give_up` says so, which is asked again and again.
     ///
     /// # Errors
     /// As [`stop`](Self::stop), and when something was given up: it is lost.
@@ -356,6 +361,7 @@ impl Service {
         self.disk.close();
         while !queues.have_ended() {
             std::thread::sleep(GLANCE);
+            give_up_silent_host(self.last_volume().ok().as_ref(), &mut give_up);
             if let Some(waits) = self.waits_for_room()
                 && give_up()
                 && let Ok(volume) = self.last_volume()
@@ -369,16 +375,31 @@ impl Service {
         }
         let served = queues.join();
         let volume = self.volume.lock().unwrap_or_else(PoisonError::into_inner).take();
-        drop(self.scrub.lock().unwrap_or_else(PoisonError::into_inner).take());
-        volume.iter().for_each(Volume::stop);
-        // It ends by itself then, and the maintenance job may wait for what it has under way.
-        drop(self.rekey.lock().unwrap_or_else(PoisonError::into_inner).take());
-        let maintained = maintenance.map_or(Ok(()), Maintenance::end);
-        self.await_checks();
+        let maintained = std::thread::scope(|scope| {
+            let ending = scope.spawn(|| self.end_jobs(volume.as_ref(), maintenance));
+            while !ending.is_finished() {
+                std::thread::sleep(GLANCE);
+                give_up_silent_host(volume.as_ref(), &mut give_up);
+            }
+            ending
+                .join()
+                .unwrap_or_else(|_| Err(Failure::internal("putting the volume away ended by a defect")))
+        });
         // Of a session that failed when the key was to be changed, nobody else says it.
         let failed = self.failure().or(volume.as_ref().and_then(Volume::failure).map(Failure::from));
         drop((volume, environment));
         maintained.and(served).and(failed.map_or(Ok(()), Err))
+    }
+
+    /// Ends whatever uses the volume beside the queue threads.
+    fn end_jobs(&self, volume: Option<&Volume>, maintenance: Option<Maintenance>) -> Result<(), Failure> {
+        drop(self.scrub.lock().unwrap_or_else(PoisonError::into_inner).take());
+        volume.iter().for_each(|volume| volume.stop());
+        // It ends by itself then, and the maintenance job may wait for what it has under way.
+        drop(self.rekey.lock().unwrap_or_else(PoisonError::into_inner).take());
+        let maintained = maintenance.map_or(Ok(()), Maintenance::end);
+        self.await_checks();
+        maintained
     }
 
     /// A check ends by itself once the volume is stopped. Until then it has the store open, and the kernel would keep the ring of one that is cut
@@ -387,5 +408,22 @@ impl Service {
         while self.checking.lock().unwrap_or_else(PoisonError::into_inner).strong_count() > 0 {
             std::thread::sleep(GLANCE);
         }
+    }
+}
+
+/// For how long the store's host is silent, if that is long.
+fn silence(volume: Option<&Volume>) -> Option<Duration> {
+    volume?.store_silent_for().filter(|silent| *silent >= SILENCE)
+}
+
+fn give_up_silent_host(volume: Option<&Volume>, give_up: &mut impl FnMut() -> bool) {
+    if let (Some(volume), Some(silent)) = (volume, silence(volume))
+        && give_up()
+    {
+        events::tell(&format!(
+            "the store's host has not answered for {} s, and is waited for no longer: what was not flushed may be lost",
+            silent.as_secs()
+        ));
+        volume.give_up_store();
     }
 }

@@ -1,17 +1,19 @@
 //! A volume that this process works on itself, without a daemon.
 
 use std::sync::mpsc::{self, Sender};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use volume::{Error, Kind, Result, Volume};
+
+use super::thread::Thread;
 
 /// An attached volume with the threads that keep it going.
 pub struct Session {
     /// The volume itself.
     pub volume: Volume,
-    maintenance: Option<JoinHandle<Result<()>>>,
-    ticker: Option<(Sender<()>, JoinHandle<()>)>,
+    maintenance: Option<Thread<Result<()>>>,
+    ticker: Option<(Sender<()>, thread::JoinHandle<()>)>,
 }
 
 const TICK: Duration = Duration::from_millis(100);
@@ -24,17 +26,16 @@ impl Session {
     pub fn begin(volume: Volume) -> Result<Self> {
         let kept = volume.clone();
         let (sender, begun) = mpsc::channel();
-        let maintenance = thread::Builder::new()
-            .name("maintenance".into())
-            .spawn(move || {
-                let job = kept.maintenance();
-                let _ = sender.send(job.as_ref().err().cloned());
-                job?.block()
-            })
+        let work = move || {
+            let job = kept.maintenance();
+            let _ = sender.send(job.as_ref().err().cloned());
+            job?.block()
+        };
+        let maintenance = Thread::start("maintenance", work)
             .map_err(|error| Error::new(Kind::Io, format!("a thread cannot be started: {error}")))?;
         // Users of the volume would wait for ever for a maintenance that never began.
         if let Ok(Some(error)) = begun.recv() {
-            let _ = maintenance.join();
+            let _ = maintenance.end();
             return Err(error);
         }
         let ticked = volume.clone();
@@ -54,11 +55,11 @@ impl Session {
 
     fn stop(&mut self) -> Result<()> {
         self.volume.stop();
-        let defect = |_| Error::new(Kind::Defect, "a thread of the volume died; report this as a defect");
-        let result = self.maintenance.take().map_or(Ok(()), |thread| thread.join().map_err(defect)?);
+        let defect = || Error::new(Kind::Defect, "a thread of the volume died; report this as a defect");
+        let result = self.maintenance.take().map_or(Ok(()), |thread| thread.end().map_err(|_| defect())?);
         if let Some((stop, ticker)) = self.ticker.take() {
             drop(stop);
-            ticker.join().map_err(defect)?;
+            ticker.join().map_err(|_| defect())?;
         }
         result
     }

@@ -94,6 +94,10 @@ impl Report {
             let since = duration(Duration::from_secs(waits.seconds));
             row("NO ROOM", format!("flushes wait for room since {since}: {}", waits.error))?;
         }
+        if let Some(seconds) = status.store_silent_seconds {
+            let since = duration(Duration::from_secs(seconds));
+            row("SILENT", format!("the store's host has not answered for {since}; requests wait for it"))?;
+        }
         row("anchor", status.anchor.clone().unwrap_or_else(|| "none".into()))?;
         if let Some(away) = &status.anchor_away {
             let since = duration(Duration::from_secs(away.seconds));
@@ -108,7 +112,12 @@ impl Report {
             row("", facts.collect::<Vec<_>>().join(", "))?;
         }
         row("protection", protection(status))?;
-        row("sealing", format!("{}, in memory of this process", status.sealing))?;
+        let whose = if status.sealing == "staged" {
+            "copied to memory that the host shares"
+        } else {
+            "in memory of this process"
+        };
+        row("sealing", format!("{}, {whose}", status.sealing))?;
         row("size", size(status))?;
         row("freshness", freshness(status))?;
         row("i/o", io(status))?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anchor::Anchor;
-use store::{FileStore, Options};
+use store::{Access, Address, Store};
 use volume::format::protections::Provision;
 use volume::{Clock, Environment, Kind};
 
@@ -38,23 +38,23 @@ impl Clock for SystemClock {
 }
 
 /// What a volume stands on.
-pub fn environment(store: FileStore, anchor: Option<Arc<dyn Anchor>>) -> Environment {
-    Environment {
-        store: Arc::new(store),
-        anchor,
-        random: Arc::new(seal::SystemRandom),
-        clock: Arc::new(SystemClock::new()),
-    }
+pub fn environment(store: Arc<dyn Store>, anchor: Option<Arc<dyn Anchor>>) -> Environment {
+    Environment { store, anchor, random: Arc::new(seal::SystemRandom), clock: Arc::new(SystemClock::new()) }
 }
 
 /// Opens a store that exists.
-pub fn open_store(path: &Path, buffered: bool) -> Result<FileStore, store::Error> {
-    FileStore::open(path, Options { direct: !buffered, ..Options::default() })
+pub fn open_store(store: &Path, buffered: bool) -> Result<Arc<dyn Store>, store::Error> {
+    open_store_with(store, Access { buffered, ..Access::default() })
 }
 
 /// Opens a store for reading only.
-pub fn open_store_read_only(path: &Path, buffered: bool) -> Result<FileStore, store::Error> {
-    FileStore::open(path, Options { direct: !buffered, read_only: true, ..Options::default() })
+pub fn open_store_read_only(store: &Path, buffered: bool) -> Result<Arc<dyn Store>, store::Error> {
+    open_store_with(store, Access { buffered, read_only: true, ..Access::default() })
+}
+
+/// Opens what an address names, or makes it.
+pub fn open_store_with(store: &Path, access: Access) -> Result<Arc<dyn Store>, store::Error> {
+    store::open(&Address::of(store)?, access)
 }
 
 /// The anchor that a policy names.
@@ -83,7 +83,7 @@ pub fn open_anchor_read_only(policy: &volume::policy::Policy) -> Result<Option<A
 }
 
 /// Makes a file longer. For a volume with full provisioning its space is taken at once, as when it was created.
-pub fn enlarge(store: FileStore) -> volume::Enlarge {
+pub fn enlarge(store: Arc<dyn Store>) -> volume::Enlarge {
     Box::new(move |blocks, provision| {
         let refused = |error: store::Error| volume::Error::new(Kind::Usage, error.to_string());
         store.extend(blocks, provision == Provision::Full).map_err(refused)

@@ -48,7 +48,7 @@ impl Disk {
     /// When it is not there, no file or block device, in use, mounted, not allowed, or too small; each says what to do.
     pub fn open(settings: &DiskSettings) -> Result<Self, Error> {
         let options =
-            Options { direct: settings.direct, read_only: settings.read_only, create: None, exclusive: true };
+            Options { direct: settings.direct, read_only: settings.read_only, ..Options::default() };
         let begun = Instant::now();
         let store = loop {
             match FileStore::open(&settings.file, options) {

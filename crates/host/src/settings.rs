@@ -65,8 +65,14 @@ fn spin() -> u64 {
     50
 }
 
+/// Queues of a disk of which nothing else is said. What a guest does not use costs nothing. A volume that drives its own queues has one for each of
+/// its threads.
+const QUEUES: u16 = 16;
+/// What a VMM is told then: some refuse more queues than their guest has processors.
+const QUEUES_OF_A_GUEST: u16 = 4;
+
 fn queues() -> u16 {
-    4
+    QUEUES
 }
 
 fn yes() -> bool {
@@ -89,6 +95,12 @@ impl DiskSettings {
             requests_per_second: None,
             bytes_per_second: None,
         }
+    }
+
+    /// Queues that a VMM should ask for.
+    #[must_use]
+    pub fn queues_of_a_guest(&self) -> u16 {
+        if self.queues == QUEUES { QUEUES_OF_A_GUEST } else { self.queues }
     }
 
     /// For how long a queue without requests is looked at; `None` for ever.

@@ -7,8 +7,9 @@ use anchor::Anchor;
 use seal::slot::{Argon2Params, Credential};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use store::Address;
 use volume::Reading;
-use volume::format::probe::Probe;
+use volume::format::probe::{PROBE_SIZE, Probe};
 use volume::policy::Policy;
 
 use super::record::{Record, Turn};
@@ -241,6 +242,7 @@ fn start(target: &Target, policy: &Policy, runtime: &Path, credential: &Credenti
         tamper,
         interval: daemon::wear::interval(target.interval, policy.anchor.as_deref()),
         anchor_timeout: target.anchor_timeout,
+        store_timeout: target.store_timeout,
         buffered: target.buffered,
         metrics: target.metrics.clone(),
         for_root: false,
@@ -265,7 +267,7 @@ fn first_use(target: &Target, policy: &Policy, credential: &Credential) -> Resul
         Some(anchor) => is_claimed(anchor.as_ref())?,
         None => true,
     };
-    match Probe::of(&filesystem::start_of(&target.store)?) {
+    match Probe::of(&start_of(target)?) {
         // Attaching finds out whether it is the right one.
         Probe::Volume if claimed || !policy.format_if_blank => return Ok(()),
         Probe::Foreign(kind) => {
@@ -288,6 +290,16 @@ fn first_use(target: &Target, policy: &Policy, credential: &Credential) -> Resul
     let credential = input::copy(credential);
     let job = volume::create_by_policy(environment, policy.clone(), target.provision, credential, argon2)?;
     Ok(job.block()?)
+}
+
+/// The first bytes of a store. Nobody else is asked whether they use it: a file or device may be read beside them.
+fn start_of(target: &Target) -> Result<Vec<u8>, Failure> {
+    let address = Address::of(&target.store)?;
+    if !address.is_served() {
+        return filesystem::start_of(address.path());
+    }
+    let store = system::open_store_read_only(&target.store, target.buffered)?;
+    Ok(store::read_start(store.as_ref(), PROBE_SIZE)?)
 }
 
 /// Refuses an anchor that a volume lives by, for one that is to be new.

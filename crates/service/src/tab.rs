@@ -11,6 +11,8 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use store::Address;
+
 use super::Target;
 use super::target::parse_front_end;
 use cli::failure::Failure;
@@ -23,7 +25,7 @@ const MAX_TAB: u64 = 1 << 20;
 const TYPING_ERRORS: usize = 2;
 
 /// All that may stand in the last field.
-const OPTIONS: [&str; 20] = [
+const OPTIONS: [&str; 21] = [
     "anchor-timeout",
     "as",
     "block-cache",
@@ -43,6 +45,7 @@ const OPTIONS: [&str; 20] = [
     "provision",
     "queues",
     "read-only",
+    "store-timeout",
     "tamper-hook",
 ];
 
@@ -197,6 +200,16 @@ impl Word<'_> {
         }
     }
 
+    /// That of a store.
+    fn address(self) -> Result<PathBuf, (usize, String)> {
+        match Address::of(Path::new(self.text)) {
+            Ok(Address::File(_)) => self.path(),
+            Ok(address) if address.path().is_absolute() => Ok(address.to_path()),
+            Ok(address) => self.wrong(format!("`{address}` names no absolute path, which a service needs")),
+            Err(error) => self.wrong(error.to_string()),
+        }
+    }
+
     fn path(self) -> Result<PathBuf, (usize, String)> {
         let text = self.text;
         if text.starts_with('/') {
@@ -232,7 +245,7 @@ fn parse_line(text: &str) -> Result<Option<Line>, (usize, String)> {
         }
     };
     let id = parse_name(name.text).or_else(|message| name.wrong(message))?;
-    let mut target = Target::new(&id, &store.path()?, &policy.path()?);
+    let mut target = Target::new(&id, &store.address()?, &policy.path()?);
     let asks = key.text == "ask";
     if !asks {
         parse_key(key, &mut target)?;
@@ -317,6 +330,7 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
         ("memory", Some(value)) => target.memory = typed(value, parse_size)?,
         ("block-cache", Some(value)) => target.block_cache = typed(value, parse_size)?,
         ("anchor-timeout", Some(value)) => target.anchor_timeout = Some(typed(value, parse_duration)?),
+        ("store-timeout", Some(value)) => target.store_timeout = Some(typed(value, parse_duration)?),
         ("interval", Some(value)) => target.interval = Some(typed(value, parse_duration)?),
         ("discard", Some(value)) => target.discard = Some(typed(value, parse_switch)?),
         ("queues", Some(value)) => {

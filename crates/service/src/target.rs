@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
+use store::Address;
 use volume::format::protections::Provision;
 use volume::policy::MAX_SIZE;
 
@@ -13,7 +14,7 @@ use cli::input::{parse_duration, parse_name, parse_size, parse_switch, without_m
 use daemon::front::nbd::Where;
 use daemon::front::{Show, Shown};
 use daemon::input::Source;
-use daemon::metrics::Address;
+use daemon::metrics;
 use daemon::tamper::{OnTamper, Orders};
 
 /// Which front end is wanted.
@@ -35,7 +36,7 @@ pub enum FrontEnd {
 pub struct Target {
     /// As in `cvmio volume list`.
     pub name: String,
-    /// File or block device.
+    /// The address of the store: a file, a block device, or `vhost-user:SOCKET`.
     pub store: PathBuf,
     /// The attach policy.
     pub policy: PathBuf,
@@ -76,11 +77,14 @@ pub struct Target {
     /// As `attach --anchor-timeout`.
     #[serde(default, deserialize_with = "some_time")]
     pub anchor_timeout: Option<Duration>,
+    /// As `attach --store-timeout`.
+    #[serde(default, deserialize_with = "some_time")]
+    pub store_timeout: Option<Duration>,
     /// As `attach --buffered`.
     #[serde(default)]
     pub buffered: bool,
     /// As `attach --metrics`.
-    pub metrics: Option<Address>,
+    pub metrics: Option<metrics::Address>,
     /// As `attach --read-only`; a file system is mounted so, too.
     #[serde(default)]
     pub read_only: bool,
@@ -161,6 +165,7 @@ impl Target {
             queues: queues(),
             interval: None,
             anchor_timeout: None,
+            store_timeout: None,
             buffered: false,
             metrics: None,
             read_only: false,
@@ -211,12 +216,13 @@ impl Target {
     pub fn check(&self) -> Result<(), String> {
         parse_name(&self.name)?;
         let socket = match &self.metrics {
-            Some(Address::Unix(path)) => Some(path),
+            Some(metrics::Address::Unix(path)) => Some(path),
             _ => None,
         };
-        let (store, policy) = (Some(&self.store), Some(&self.policy));
-        let paths = [store, policy, self.mountpoint.as_ref(), self.tamper_hook.as_ref(), socket];
-        if let Some(path) = paths.into_iter().flatten().find(|path| !path.is_absolute()) {
+        let address = Address::of(&self.store).map_err(|error| error.to_string())?;
+        let others = [self.mountpoint.as_deref(), self.tamper_hook.as_deref(), socket.map(PathBuf::as_path)];
+        let paths = [address.path(), &self.policy].into_iter().chain(others.into_iter().flatten());
+        if let Some(path) = paths.into_iter().find(|path| !path.is_absolute()) {
             return Err(format!("`{}` is no absolute path, which a service needs", path.display()));
         }
         match (&self.key_file, &self.passphrase_file) {

@@ -5,6 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Component, Path, PathBuf};
 
 use anchor::Needs;
+use store::Address;
 
 use super::tab::Line;
 use cli::failure::Failure;
@@ -46,7 +47,8 @@ fn drop_in_text(line: &Line, tab: &Path) -> String {
         format!("# Made of {} by cvmio-generator.\n[Unit]\nSourcePath={}\n", tab.display(), tab.display());
     let mut add = |setting: &str, value: &str| text += &format!("{setting}={value}\n");
     // Not everything below /dev is a device.
-    let store = without_parents(&target.store);
+    let address = Address::of(&target.store).unwrap_or_else(|_| Address::File(target.store.clone()));
+    let store = without_parents(address.path());
     let is_file = ["/dev/shm", "/dev/hugepages", "/dev/mqueue"].iter().any(|at| store.starts_with(at));
     if store.starts_with("/dev") && !is_file {
         let device = format!("{}.device", escape(&store));
@@ -192,6 +194,9 @@ quick /dev/shm/q.img /etc/q.toml key-file:/k/q noauto
             assert!(text.contains(&format!("RequiresMountsFor=\"{wanted}\"\n")), "{wanted}: {text}");
         }
         assert!(text.contains("Before=mnt-v.mount\n"), "{text}");
+        // A server's socket is a file, also below /dev.
+        let text = line("vhost-user:/run/x/../s.sock", "store-timeout=1m");
+        assert!(text.contains("RequiresMountsFor=\"/run/s.sock\"\n") && !text.contains("BindsTo"), "{text}");
         let text = line("/dev/shm/../vdb", "-");
         assert!(text.contains("BindsTo=dev-vdb.device\n"), "{text}");
         let text = line("/srv/../dev/vdb", "-");

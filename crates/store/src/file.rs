@@ -6,14 +6,15 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
+use crate::patience::{GIVEN_UP, Question, Silences};
 use crate::uring::FileQueue;
 use crate::{BLOCK_SIZE, Error, ErrorKind, Queue, Store, Usage};
 
@@ -23,6 +24,8 @@ const _: () = assert!(BLOCK_SIZE == 4096, "BLOCK is BLOCK_SIZE as the kernel cou
 /// How often and after what pause something in use is tried again.
 const RETRIES: u32 = 15;
 const RETRY_AFTER: Duration = Duration::from_millis(20);
+/// How long the host may take to say how much room is left, before what it said last counts.
+const USAGE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// How to open a file or device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,11 +40,17 @@ pub struct Options {
     /// also keeps mounted ones out. Those that only read a device are known to each other, and to who would
     /// write there, by a shared `flock`.
     pub exclusive: bool,
+    /// How long the host may leave a request without an answer. Then the store has [ended](Store::ended): the kernel itself would wait for ever
+    /// (virtio-blk has no time-out of its own, nor has FUSE).
+    pub deadline: Duration,
 }
+
+/// Longer than the kernel's own drivers take to give up where they do (SCSI: 30 s, six times; a path of NVMe over fabrics may be away for minutes).
+const DEADLINE: Duration = Duration::from_mins(5);
 
 impl Default for Options {
     fn default() -> Self {
-        Self { direct: true, read_only: false, create: None, exclusive: true }
+        Self { direct: true, read_only: false, create: None, exclusive: true, deadline: DEADLINE }
     }
 }
 
@@ -58,13 +67,28 @@ pub(crate) struct Inner {
     pub(crate) name: String,
     pub(crate) read_only: bool,
     pub(crate) is_device: bool,
+    pub(crate) deadline: Duration,
+    /// Why the host is believed no more.
+    end: OnceLock<String>,
+    pub(crate) silences: Silences,
     /// Size in blocks when somebody last asked. A queue goes no further, so a write never makes a file grow.
     blocks: AtomicU64,
+    /// Of a file, how much room it takes and is left.
+    usage: OnceLock<Option<Question<Usage>>>,
 }
 
 impl Inner {
     pub(crate) fn blocks(&self) -> u64 {
         self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// Ends the session with this host. The first reason counts.
+    pub(crate) fn end(&self, reason: String) {
+        let _ = self.end.set(reason);
+    }
+
+    pub(crate) fn ended(&self) -> Option<&String> {
+        self.end.get()
     }
 
     /// Asks the kernel for the size in bytes; works for files and devices.
@@ -112,36 +136,6 @@ impl FileStore {
         self.inner.is_device
     }
 
-    /// Makes a file so many blocks long, durably, if it is shorter: sparsely, or with the space of all its blocks where it is `whole`. A device has
-    /// the size that it has.
-    ///
-    /// # Errors
-    /// What the file system says; the file has the length that it had then.
-    pub fn extend(&self, blocks: u64, whole: bool) -> Result<(), Error> {
-        let file = &self.inner.file;
-        let failed = |error: Errno| Error::from_errno(error.raw_os_error(), "extend", self.name());
-        let stat = rustix::fs::fstat(file).map_err(failed)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Ok(());
-        }
-        let is_short = self.blocks() < blocks;
-        if is_short {
-            let size = blocks.checked_mul(BLOCK).ok_or(Errno::FBIG).map_err(failed)?;
-            rustix::fs::ftruncate(file, size).map_err(failed)?;
-        }
-        let ended = match whole {
-            true => self.allocate(),
-            false if is_short => rustix::fs::fsync(file).map_err(failed),
-            false => Ok(()),
-        };
-        if ended.is_err() && is_short {
-            // Nothing has been written there. If this fails as well, the rest of the file belongs to nothing.
-            let _ = rustix::fs::ftruncate(file, u64::try_from(stat.st_size).unwrap_or(0));
-            self.blocks();
-        }
-        ended
-    }
-
     fn attempt(path: &Path, options: Options, name: &str) -> Result<Self, Error> {
         // Looked at before it is opened: opening a pipe would block, and a tape would rewind.
         if options.create.is_none() {
@@ -179,7 +173,11 @@ impl FileStore {
             name: name.into(),
             read_only: options.read_only,
             is_device: file_type == FileType::BlockDevice,
+            deadline: options.deadline,
+            end: OnceLock::new(),
+            silences: Silences::default(),
             blocks: AtomicU64::new(0),
+            usage: OnceLock::new(),
         };
         let size = inner.size().map_err(|error| system(&error, &inner.name))?;
         inner.blocks.store(whole_blocks(size, &inner.name)?, Ordering::Relaxed);
@@ -196,6 +194,9 @@ impl AsFd for FileStore {
 
 impl Store for FileStore {
     fn blocks(&self) -> u64 {
+        if self.inner.ended().is_some() {
+            return self.inner.blocks();
+        }
         // A host that can't tell any more has taken the disk away.
         let blocks = self.inner.size().unwrap_or(0) / BLOCK;
         self.inner.blocks.store(blocks, Ordering::Relaxed);
@@ -268,11 +269,56 @@ impl Store for FileStore {
         if self.inner.is_device {
             return None;
         }
-        let taken =
-            u64::try_from(rustix::fs::fstat(&self.inner.file).ok()?.st_blocks).ok()?.saturating_mul(512);
-        let system = rustix::fs::fstatvfs(&self.inner.file).ok()?;
-        Some(Usage { taken, left: system.f_bavail.saturating_mul(system.f_frsize) })
+        let question = self.inner.usage.get_or_init(|| {
+            let file = self.inner.file.try_clone().ok()?;
+            Question::new(move || usage(&file)).ok()
+        });
+        question.as_ref()?.answer(USAGE_PATIENCE)
     }
+
+    fn extend(&self, blocks: u64, whole: bool) -> Result<(), Error> {
+        let file = &self.inner.file;
+        let failed = |error: Errno| Error::from_errno(error.raw_os_error(), "extend", self.name());
+        let stat = rustix::fs::fstat(file).map_err(failed)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Ok(());
+        }
+        let is_short = self.blocks() < blocks;
+        if is_short {
+            let size = blocks.checked_mul(BLOCK).ok_or(Errno::FBIG).map_err(failed)?;
+            rustix::fs::ftruncate(file, size).map_err(failed)?;
+        }
+        let ended = match whole {
+            true => self.allocate(),
+            false if is_short => rustix::fs::fsync(file).map_err(failed),
+            false => Ok(()),
+        };
+        if ended.is_err() && is_short {
+            // Nothing has been written there. If this fails as well, the rest of the file belongs to nothing.
+            let _ = rustix::fs::ftruncate(file, u64::try_from(stat.st_size).unwrap_or(0));
+            self.blocks();
+        }
+        ended
+    }
+
+    fn ended(&self) -> Option<String> {
+        self.inner.ended().cloned()
+    }
+
+    fn silent_for(&self) -> Option<Duration> {
+        self.inner.silences.longest()
+    }
+
+    fn give_up(&self) {
+        self.inner.end(GIVEN_UP.into());
+    }
+}
+
+/// What a file takes, and what its file system has left.
+fn usage(file: &OwnedFd) -> Option<Usage> {
+    let taken = u64::try_from(rustix::fs::fstat(file).ok()?.st_blocks).ok()?.saturating_mul(512);
+    let system = rustix::fs::fstatvfs(file).ok()?;
+    Some(Usage { taken, left: system.f_bavail.saturating_mul(system.f_frsize) })
 }
 
 impl FileStore {

@@ -4,19 +4,22 @@
 //! written may be lost. Each thread that does I/O opens a [`Queue`] of its own, submits operations that own their buffers, and polls for
 //! completions; no queue is ever shared.
 
+mod address;
 mod error;
 mod file;
 mod given;
 mod memory_store;
+mod patience;
 mod signal;
 mod uring;
 mod virtio;
 
+pub use address::{Access, Address, open, read_start};
 pub use error::{Error, ErrorKind};
 pub use file::{FileStore, Options};
 pub use memory::{BLOCK_SIZE, Buffer, Pool};
 pub use memory_store::MemoryStore;
-pub use virtio::{RingOptions, RingStore, socket_of};
+pub use virtio::{RingOptions, RingStore};
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -110,6 +113,25 @@ pub trait Store: Send + Sync {
     fn usage(&self) -> Option<Usage> {
         None
     }
+    /// Makes a file so many blocks long, durably, if it is shorter: sparsely, or with the space of all its blocks where it is `whole`. Any other
+    /// store has the size that it has.
+    ///
+    /// # Errors
+    /// What the file system says; the file has the length that it had then.
+    fn extend(&self, _blocks: u64, _whole: bool) -> Result<(), Error> {
+        Ok(())
+    }
+    /// Why the host is believed no more, once it has been silent for too long, is gone, or has said what can't be. All that is asked of the store
+    /// fails from then on, whatever the host does.
+    fn ended(&self) -> Option<String> {
+        None
+    }
+    /// How long the host has left a request without an answer that is in flight now, if that is a second or more.
+    fn silent_for(&self) -> Option<Duration> {
+        None
+    }
+    /// Ends it without waiting for the host any longer. Only for one that is silent: whether what is in flight still happens, nobody knows.
+    fn give_up(&self) {}
 }
 
 /// What a store takes of the medium that it shares with others, in bytes.

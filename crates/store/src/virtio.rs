@@ -12,12 +12,12 @@ mod region;
 
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use rustix::event::EventfdFlags;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures, VhostUserVirtioFeatures,
 };
@@ -27,9 +27,15 @@ use virtqueue::block::{CONFIG_LENGTH, Config, features};
 use virtqueue::{Driver, Rings};
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::patience::{GIVEN_UP, Silences};
 use crate::{BLOCK_SIZE, Error, ErrorKind, Queue, Store};
 use queue::RingQueue;
 use region::{Piece, Region};
+
+/// Why a session ends whose server has closed the connection.
+const GONE: &str = "the server is gone";
+/// How long a server may take for its first answer. One that serves somebody else answers when that one has gone.
+const ANSWER: Duration = Duration::from_secs(3);
 
 /// The region's addresses, as the host names them.
 const BASE: u64 = 0x1_0000_0000;
@@ -38,7 +44,7 @@ const SECTORS: u64 = 8;
 /// How to use such a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingOptions {
-    /// Most queues at a time.
+    /// Most queues at a time; and no more than the server has.
     pub queues: u16,
     /// Bytes for data in the region, over all queues. Buffers that find no room there are private, and copied.
     pub region: usize,
@@ -53,7 +59,7 @@ pub struct RingOptions {
 impl Default for RingOptions {
     fn default() -> Self {
         Self {
-            queues: 4,
+            queues: 64,
             region: 32 << 20,
             deadline: Duration::from_secs(30),
             spin: Duration::from_micros(50),
@@ -75,16 +81,17 @@ struct Inner {
     config: Config,
     can_discard: bool,
     region: Arc<Region>,
+    /// The connection, to be looked at and to be cut.
+    line: UnixStream,
     control: Mutex<Control>,
     /// Why nothing counts any more.
     end: OnceLock<String>,
+    silences: Silences,
 }
 
 /// The control connection, and which queues are in use.
 struct Control {
     frontend: Frontend,
-    /// The same connection, to be cut.
-    line: UnixStream,
     is_used: Vec<bool>,
 }
 
@@ -102,16 +109,36 @@ impl RingStore {
     pub fn connect(socket: &Path, options: RingOptions) -> Result<Self, Error> {
         let name = format!("vhost-user:{}", socket.display());
         let failed = |error: std::io::Error| {
-            let errno = error.raw_os_error().unwrap_or(libc::EIO);
-            let error = Error::from_errno(errno, "open", name.clone());
-            Error { message: error.message.clone() + "; does a server listen there?", ..error }
+            let kind = match error.kind() {
+                std::io::ErrorKind::InvalidInput => ErrorKind::Unsupported,
+                _ => Error::from_errno(error.raw_os_error().unwrap_or(libc::EIO), "open", "").kind,
+            };
+            Error::new(kind, "open", name.clone(), format!("{error}; does a server listen there?"))
         };
-        let stream = UnixStream::connect(socket).map_err(failed)?;
-        let line = stream.try_clone().map_err(failed)?;
+        let line = UnixStream::connect(socket).map_err(failed)?;
+        let stream = line.try_clone().map_err(failed)?;
         let region = Arc::new(Region::new(options.queues, options.region).map_err(failed)?);
-        let agreed = within(&line, options.deadline, || agree(stream, &options, &region));
-        let (frontend, config, offered) =
-            agreed.map_err(|message| Error::new(ErrorKind::Io, "open", name.clone(), message))?;
+        let broken = |message: String| Error::new(ErrorKind::Io, "open", name.clone(), message);
+        let mut frontend = Frontend::from_stream(stream, options.queues.into());
+        let answer = ANSWER.min(options.deadline);
+        let greeted = within(&line, answer, || frontend.set_owner().and_then(|()| frontend.get_features()));
+        let offered = greeted.map_err(|cut| match cut {
+            Cut::Late => {
+                let seconds = answer.as_secs_f32();
+                let message = format!(
+                    "a server listens there and has not answered in {seconds} s; it serves one user at a time: is the disk in use?"
+                );
+                Error::new(ErrorKind::InUse, "open", name.clone(), message)
+            }
+            Cut::Failed(error) => broken(breaks_off(&error)),
+        })?;
+        let agreed = within(&line, options.deadline, || agree(&mut frontend, &region, offered));
+        let config = agreed.map_err(|cut| match cut {
+            Cut::Late => {
+                broken(format!("the server has not answered in {} s", options.deadline.as_secs_f32()))
+            }
+            Cut::Failed(message) => broken(message),
+        })?;
         if config.sectors < SECTORS {
             let message = "the disk that is served there has less than one block of 4096 bytes";
             return Err(Error::new(ErrorKind::TooSmall, "open", name, message));
@@ -120,45 +147,61 @@ impl RingStore {
             return Err(Error::new(ErrorKind::ReadOnly, "open", name, "the host serves it for reading only"));
         }
         let queues = options.queues.min(config.queues.max(1));
-        let control = Mutex::new(Control { frontend, line, is_used: vec![false; queues.into()] });
+        let control = Mutex::new(Control { frontend, is_used: vec![false; queues.into()] });
         let can_discard = offered & features::DISCARD != 0 && config.discard[0] > 0 && config.discard[1] > 0;
         let end = OnceLock::new();
-        Ok(Self { inner: Arc::new(Inner { name, options, config, can_discard, region, control, end }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                name,
+                options,
+                config,
+                can_discard,
+                region,
+                line,
+                control,
+                end,
+                silences: Silences::default(),
+            }),
+        })
     }
+}
 
-    /// Why the session has ended, if it has.
-    #[must_use]
-    pub fn ended(&self) -> Option<String> {
-        self.inner.end.get().cloned()
-    }
+/// Why a server did not do something.
+enum Cut<E> {
+    Late,
+    Failed(E),
 }
 
 /// Does something with the server that may take so long, and cuts the connection then: a server that says nothing must not hold us up. `vhost`
 /// tries again for ever when a read has timed out.
-fn within<T>(line: &UnixStream, deadline: Duration, act: impl FnOnce() -> T) -> T {
+fn within<T, E>(
+    line: &UnixStream,
+    deadline: Duration,
+    act: impl FnOnce() -> Result<T, E>,
+) -> Result<T, Cut<E>> {
     thread::scope(|scope| {
         let (done, is_done) = mpsc::channel::<()>();
-        scope.spawn(move || {
-            if is_done.recv_timeout(deadline) == Err(mpsc::RecvTimeoutError::Timeout) {
+        let watch = scope.spawn(move || {
+            let is_late = is_done.recv_timeout(deadline) == Err(mpsc::RecvTimeoutError::Timeout);
+            if is_late {
                 let _ = line.shutdown(Shutdown::Both);
             }
+            is_late
         });
         let result = act();
         drop(done);
-        result
+        let is_late = watch.join().unwrap_or(false);
+        result.map_err(|error| if is_late { Cut::Late } else { Cut::Failed(error) })
     })
 }
 
-/// Agrees with a server on how to go on. Returns the connection, what the disk is, and what the server offered.
-fn agree(
-    stream: UnixStream,
-    options: &RingOptions,
-    region: &Region,
-) -> Result<(Frontend, Config, u64), String> {
-    let refused = |error: Refused| format!("the server breaks off: {error}");
-    let mut frontend = Frontend::from_stream(stream, options.queues.into());
-    frontend.set_owner().map_err(refused)?;
-    let offered = frontend.get_features().map_err(refused)?;
+fn breaks_off(error: &Refused) -> String {
+    format!("the server breaks off: {error}")
+}
+
+/// Agrees with a server on how to go on. Says what the disk is.
+fn agree(frontend: &mut Frontend, region: &Region, offered: u64) -> Result<Config, String> {
+    let refused = |error: Refused| breaks_off(&error);
     let needed = features::VERSION_1 | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
     if offered & needed != needed {
         return Err(format!("the server offers features {offered:#x}, and {needed:#x} are needed"));
@@ -188,7 +231,7 @@ fn agree(
         config.queues = 1;
     }
     frontend.set_mem_table(&[region.told(BASE)]).map_err(refused)?;
-    Ok((frontend, config, offered))
+    Ok(config)
 }
 
 impl Inner {
@@ -199,6 +242,13 @@ impl Inner {
     /// Ends the session. The first reason counts.
     fn end(&self, reason: &str) {
         let _ = self.end.set(reason.into());
+    }
+
+    /// Whether the other end of the connection is closed.
+    fn is_server_gone(&self) -> bool {
+        let mut line = [PollFd::new(&self.line, PollFlags::RDHUP)];
+        let looked = poll(&mut line, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        looked.is_ok_and(|found| found > 0)
     }
 
     fn blocks(&self) -> u64 {
@@ -215,7 +265,8 @@ impl Inner {
         let free = control.is_used.iter().position(|is_used| !is_used);
         let Some(index) = free else {
             let most = control.is_used.len();
-            return Err(self.error(ErrorKind::InUse, "open", format!("its {most} queues are all in use")));
+            let message = format!("its {most} queues are all in use; have the server give more");
+            return Err(self.error(ErrorKind::InUse, "open", message));
         };
         let system = |error: std::io::Error| self.error(ErrorKind::Io, "open", error.to_string());
         let event = || EventFd::new(EventfdFlags::NONBLOCK.bits().cast_signed()).map_err(system);
@@ -232,19 +283,24 @@ impl Inner {
             avail_ring_addr: available,
             log_addr: None,
         };
-        let Control { frontend, line, .. } = &mut *control;
-        let started = within(line, self.options.deadline, || {
+        let frontend = &mut control.frontend;
+        let started = within(&self.line, self.options.deadline, || {
             frontend.set_vring_num(index, entries)?;
             frontend.set_vring_base(index, 0)?;
             frontend.set_vring_addr(index, &rings)?;
             frontend.set_vring_call(index, &call)?;
-            frontend.set_vring_kick(index, &kick)
+            frontend.set_vring_kick(index, &kick)?;
+            frontend.set_vring_enable(index, true)
         });
-        let enabled = started
-            .map_err(|error| error.to_string())
-            .and_then(|()| frontend.set_vring_enable(index, true).map_err(|error| error.to_string()));
-        enabled.map_err(|error| {
-            self.error(ErrorKind::Io, "open", format!("the server refuses a queue: {error}"))
+        started.map_err(|cut| {
+            let message = match cut {
+                Cut::Late => "the server does not start a queue".into(),
+                Cut::Failed(_) if self.is_server_gone() => GONE.into(),
+                Cut::Failed(error) => format!("the server refuses a queue: {error}"),
+            };
+            // What it has of the queue by now nobody knows.
+            self.end(&message);
+            self.error(ErrorKind::Io, "open", message)
         })?;
         control.is_used[index] = true;
         let mut lengths = Rings::<Piece>::lengths(entries).into_iter();
@@ -258,15 +314,16 @@ impl Inner {
     /// Gives a queue back. The server has then ended what was under way.
     fn stop(&self, index: usize) {
         let mut control = self.control();
-        let Control { frontend, line, .. } = &mut *control;
-        let stopped = within(line, self.options.deadline, || {
-            frontend.set_vring_enable(index, false).is_ok() && frontend.get_vring_base(index).is_ok()
+        let frontend = &mut control.frontend;
+        let stopped = within(&self.line, self.options.deadline, || {
+            frontend.set_vring_enable(index, false)?;
+            frontend.get_vring_base(index)
         });
-        if stopped {
-            control.is_used[index] = false;
-        } else {
+        match stopped {
+            Ok(_) => control.is_used[index] = false,
             // Its memory may still be used, so the queue is never used again.
-            self.end("the server does not stop a queue");
+            Err(Cut::Failed(_)) if self.is_server_gone() => self.end(GONE),
+            Err(_) => self.end("the server does not stop a queue"),
         }
     }
 }
@@ -288,19 +345,37 @@ impl Store for RingStore {
         self.inner.name.clone()
     }
 
+    fn rest(&self) -> Result<Vec<u8>, Error> {
+        match self.inner.config.sectors % SECTORS {
+            0 => Ok(Vec::new()),
+            sectors => {
+                let message = format!(
+                    "{sectors} sectors lie behind its last block of 4096 bytes, and a virtqueue cannot be asked for these alone: \
+                     have the server give a whole number of blocks"
+                );
+                Err(self.inner.error(ErrorKind::Unsupported, "read the end", message))
+            }
+        }
+    }
+
+    fn ended(&self) -> Option<String> {
+        self.inner.end.get().cloned()
+    }
+
+    fn silent_for(&self) -> Option<Duration> {
+        self.inner.silences.longest()
+    }
+
+    fn give_up(&self) {
+        self.inner.end(GIVEN_UP);
+    }
+
     fn queue(&self, depth: u32) -> Result<Box<dyn Queue>, Error> {
         if let Some(reason) = self.inner.end.get() {
             return Err(self.inner.error(ErrorKind::Io, "open", reason.clone()));
         }
         Ok(Box::new(RingQueue::new(self.inner.clone(), depth)?))
     }
-}
-
-/// The address of such a disk: `vhost-user:` and a path.
-#[must_use]
-pub fn socket_of(address: &Path) -> Option<PathBuf> {
-    let text = address.to_str()?.strip_prefix("vhost-user:")?;
-    (!text.is_empty()).then(|| text.into())
 }
 
 const _: () = assert!(BLOCK_SIZE == 4096 && SECTORS * 512 == 4096, "a block is eight sectors");

@@ -1,7 +1,9 @@
 //! What every store owes to its users, whatever it is made of.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::io::Write;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use ::memory::{BLOCK_SIZE, Buffer};
 use store::{
@@ -242,6 +244,16 @@ macro_rules! suite {
             $(#[test] fn $test() { super::$test(&$subject) })*
         }
     };
+    ($name:ident; perhaps $subject:expr; $($test:ident),* $(,)?) => {
+        mod $name {
+            $(#[test] fn $test() {
+                match $subject {
+                    Some(subject) => super::$test(&subject),
+                    None => super::skipped(concat!(stringify!($name), "::", stringify!($test))),
+                }
+            })*
+        }
+    };
     ($name:ident, $subject:expr; sleeps: $($more:ident),*) => {
         suite!($name, $subject, round_trip, own_buffers_do_as_well, more_in_flight_than_the_depth,
             neighbours_keep_their_content, a_later_write_wins, queues_see_each_other, flush_and_discard,
@@ -280,6 +292,50 @@ fn ring(region: usize) -> Subject {
 
 suite!(ring, super::ring(32 << 20); sleeps: waker_ends_wait);
 suite!(ring_staged, super::ring(4 << 20); sleeps: waker_ends_wait);
+
+/// A server that nobody here wrote: QEMU's storage daemon. `None` where it is not installed.
+fn qemu() -> Option<Subject> {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let at = |name: &str| directory.path().join(name);
+    std::fs::File::create(at("image")).unwrap().set_len(BLOCKS * 4096).unwrap();
+    let mut command = Command::new("qemu-storage-daemon");
+    command
+        .arg("--blockdev")
+        .arg(format!("driver=file,node-name=disk,discard=unmap,filename={}", at("image").display()));
+    command.arg("--export").arg(format!(
+        "type=vhost-user-blk,id=disk,node-name=disk,writable=on,num-queues=8,addr.type=unix,addr.path={}",
+        at("socket").display()
+    ));
+    let daemon = Killed(command.stdin(Stdio::null()).spawn().ok()?);
+    let begun = Instant::now();
+    let store = loop {
+        match RingStore::connect(&at("socket"), RingOptions::default()) {
+            Ok(store) => break store,
+            Err(error) => assert!(begun.elapsed() < Duration::from_secs(60), "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    Some(Subject { store: Box::new(store), settle: Box::new(move || _ = (&daemon, &directory)) })
+}
+
+/// A process that ends with this.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Says that a test did not run, also when it passes. `scripts/test` counts these lines.
+fn skipped(test: &str) {
+    let _ = writeln!(std::io::stderr(), "\nSKIPPED {test}: no qemu-storage-daemon");
+}
+
+suite!(qemu; perhaps super::qemu(); round_trip, own_buffers_do_as_well, more_in_flight_than_the_depth,
+    neighbours_keep_their_content, a_later_write_wins, queues_see_each_other, flush_and_discard,
+    out_of_range_is_an_error, dropped_in_flight, waker_ends_wait);
 
 /// An honest disk: without faults and crashes it must do as well as any.
 fn hostile(all_at_once: bool) -> Subject {

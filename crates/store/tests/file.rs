@@ -1,5 +1,8 @@
 //! What is particular to files and devices: opening, locking, and a host that changes them meanwhile.
 
+#[path = "file/silent.rs"]
+mod silent;
+
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;

@@ -172,6 +172,12 @@ impl Core {
         }
     }
 
+    /// Why nothing can be asked of the store any more: its host has been silent for too long, is gone, or has said what can't be.
+    pub(crate) fn store_ended(&self) -> Option<Error> {
+        let store = &self.environment.store;
+        store.ended().map(|reason| Error::new(Kind::Io, format!("{}: {reason}", store.name())))
+    }
+
     /// Looks how much the store has left.
     pub(crate) fn look_at_store(&self) {
         let matters = self.header.provision == Provision::Thin || self.is_store_short();

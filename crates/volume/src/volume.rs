@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures::FutureExt;
 use serde::Serialize;
@@ -142,6 +142,8 @@ pub struct Status {
     pub waits_for_store: u64,
     /// Set while something waits because the store has no room: flushes do, and what was acknowledged and is not stored yet.
     pub waits_for_room: Option<WaitsForRoom>,
+    /// For how many seconds the store's host has not answered a request that is in flight, if that is one or more.
+    pub store_silent_seconds: Option<u64>,
     /// Whether a change of key is under way: something may be sealed under an old key still.
     pub rekeying: bool,
     /// Data blocks that were sealed anew for it.
@@ -224,6 +226,17 @@ impl Volume {
         self.0.waits_for_room()
     }
 
+    /// For how long the store's host has not answered a request that is in flight, if that is a second or more.
+    #[must_use]
+    pub fn store_silent_for(&self) -> Option<Duration> {
+        self.0.environment.store.silent_for()
+    }
+
+    /// Waits for a silent host no longer: all that is asked of the store fails from now on, and so does the session.
+    pub fn give_up_store(&self) {
+        self.0.environment.store.give_up();
+    }
+
     /// Lets all that waits for room fail. What was flushed is safe; what was acknowledged and is not stored yet is lost, and the session fails.
     pub fn give_up_waiting(&self) {
         self.0.give_up_waiting();
@@ -231,7 +244,11 @@ impl Volume {
 
     /// To be called now and then (every 100 ms, say): lets time-bound work begin.
     pub fn tick(&self) {
-        self.0.look_at_store();
+        if let Some(error) = self.0.store_ended() {
+            self.0.commit.poison(&error);
+        } else {
+            self.0.look_at_store();
+        }
         self.0.ticked.notify(usize::MAX);
         self.0.work.notify(usize::MAX);
     }
@@ -304,7 +321,7 @@ impl Volume {
     /// Why the session stopped writing, if it did.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
-        self.0.commit.poisoned()
+        self.0.commit.poisoned().or_else(|| self.0.store_ended())
     }
 
     /// At level `transaction`: what completed since the last commit. `None` at the other levels, and on a volume that is attached for reading.
@@ -341,7 +358,7 @@ impl Volume {
         let health = anchor.map(|anchor| anchor.health()).unwrap_or_default();
         let usage = core.environment.store.usage();
         let (discard, refused) = core.discards.state();
-        let failure = core.commit.poisoned();
+        let failure = self.failure();
         let unanchored = failure.as_ref().and_then(|_| core.unanchored());
         Status {
             volume: hex::encode(core.header.volume),
@@ -400,6 +417,7 @@ impl Volume {
             waits_for_checkpoint: counters.waits_for_checkpoint.get(),
             waits_for_store: counters.waits_for_store.get(),
             waits_for_room: core.waits_for_room(),
+            store_silent_seconds: core.environment.store.silent_for().map(|silent| silent.as_secs()),
             rekeying: core.keys.boundary().is_some(),
             resealed_blocks: counters.resealed_blocks.get(),
             failure: failure.map(|error| error.to_string()),

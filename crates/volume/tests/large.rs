@@ -67,7 +67,7 @@ fn a_map_many_times_larger_than_the_cache_stays_within_its_memory() {
     create_options.freshness = Freshness::Strict;
     let blocks = TIB + TIB / 16;
     let path = directory.path().join("image");
-    let file = Options { direct: true, read_only: false, create: Some(blocks), exclusive: true };
+    let file = Options { create: Some(blocks), ..Options::default() };
     let environment = Environment {
         store: Arc::new(FileStore::open(&path, file).expect("a sparse file")),
         anchor: Some(Arc::new(MemoryAnchor::new())),

@@ -36,20 +36,22 @@ pub fn run(args: &Attach) -> Result<(), Failure> {
 fn order(args: &Attach) -> Result<Order, Failure> {
     let policy_path = input::default_policy(&args.store, args.policy.as_deref())?;
     // Looked at first, so that a wrong path is not taken for a lost policy.
-    std::fs::metadata(&args.store).map_err(|error| {
+    let address = store::Address::of(&args.store)?;
+    std::fs::metadata(address.path()).map_err(|error| {
         Failure::usage(format!(
-            "the store {} cannot be opened: {error}; name the file or device that holds the volume",
-            args.store.display()
+            "the store {address} cannot be opened: {error}; name the file, the device or the server's socket that holds the volume"
         ))
     })?;
     let policy = input::read_policy(&policy_path)?;
     VolumeFiles::known(&args.store, &policy_path, &policy).opened_by(&args.credential).refuse_same(&[])?;
     let show = show(args, &policy)?;
-    let store = whole(&args.store)?;
+    let address =
+        address.absolute().map_err(|error| Failure::usage(format!("{}: {error}", args.store.display())))?;
+    let store = address.to_path();
     let name = match &args.name {
         Some(name) => name.clone(),
         None => {
-            let stem = store.file_stem().unwrap_or_default().to_string_lossy();
+            let stem = address.path().file_stem().unwrap_or_default().to_string_lossy();
             cli::input::parse_name(&stem)
                 .map_err(|error| Failure::usage(format!("{error}: name it with --name")))?
         }
@@ -73,6 +75,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
         },
         interval,
         anchor_timeout: args.anchor_timeout,
+        store_timeout: args.store_timeout,
         buffered: args.buffered,
         metrics: args.metrics.as_ref().map(from_here).transpose()?,
         for_root: args.for_root,

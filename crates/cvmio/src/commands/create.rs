@@ -4,10 +4,11 @@ use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use anchor::Created;
 use seal::slot::Argon2Params;
-use store::{FileStore, Options};
+use store::{Access, Address, Store};
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 use volume::geometry::{Geometry, Shape};
 use volume::policy::Policy;
@@ -163,7 +164,15 @@ impl Drop for Made {
     }
 }
 
-fn open_or_make(wanted: Wanted<'_>, options: &CreateOptions, made: &mut Made) -> Result<FileStore, Failure> {
+fn open_or_make(
+    wanted: Wanted<'_>,
+    options: &CreateOptions,
+    made: &mut Made,
+) -> Result<Arc<dyn Store>, Failure> {
+    let buffered = wanted.new.buffered;
+    if Address::of(wanted.store)?.is_served() {
+        return Ok(system::open_store(wanted.store, buffered)?);
+    }
     let there = fs::metadata(wanted.store).ok();
     // An empty file is what an interrupted creation leaves, or `touch`: it gets its length like a new one.
     let is_empty = there.as_ref().is_some_and(|there| there.is_file() && there.len() == 0);
@@ -176,14 +185,11 @@ fn open_or_make(wanted: Wanted<'_>, options: &CreateOptions, made: &mut Made) ->
         }
         (None, Some(logical)) => logical,
         (Some(_), Some(logical)) if is_empty => logical,
-        (Some(_), _) => return Ok(system::open_store(wanted.store, wanted.new.buffered)?),
+        (Some(_), _) => return Ok(system::open_store(wanted.store, buffered)?),
     };
     let geometry = Geometry::for_logical(logical, Shape::STANDARD).map_err(Failure::usage)?;
     let create = Some(geometry.physical_blocks);
-    let store = FileStore::open(
-        wanted.store,
-        Options { direct: !wanted.new.buffered, create, ..Options::default() },
-    )?;
+    let store = system::open_store_with(wanted.store, Access { buffered, create, ..Access::default() })?;
     if there.is_none() {
         made.store = Some(wanted.store.to_path_buf());
     }

@@ -19,6 +19,8 @@ mod nbd;
 mod paths;
 mod read_only;
 mod rekey;
+mod served;
+mod silent;
 mod tamper;
 mod thin;
 mod top;

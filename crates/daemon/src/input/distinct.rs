@@ -52,7 +52,8 @@ fn refusal(first: &(&str, &Path, Ground), second: &(&str, &Path, Ground)) -> Opt
 /// The files that a volume lives by. None of them may be another one, nor anything else that a command is told.
 #[derive(Debug)]
 pub struct VolumeFiles<'a> {
-    store: &'a Path,
+    /// What there is of it in this machine.
+    store: PathBuf,
     policy: &'a Path,
     anchor: Vec<PathBuf>,
     secrets: Vec<(&'a str, PathBuf)>,
@@ -60,12 +61,13 @@ pub struct VolumeFiles<'a> {
 
 impl<'a> VolumeFiles<'a> {
     /// Those of a volume whose anchor is at `address`, if it has one.
-    pub fn new(store: &'a Path, policy: &'a Path, address: Option<&str>, options: &Options) -> Self {
+    pub fn new(store: &Path, policy: &'a Path, address: Option<&str>, options: &Options) -> Self {
+        let store = store::Address::of(store).map_or_else(|_| store.into(), |address| address.path().into());
         Self { store, policy, anchor: anchor_files(address, options), secrets: Vec::new() }
     }
 
     /// Those of a volume that is there.
-    pub fn known(store: &'a Path, path: &'a Path, policy: &Policy) -> Self {
+    pub fn known(store: &Path, path: &'a Path, policy: &Policy) -> Self {
         Self::new(store, path, policy.anchor.as_deref(), &policy.anchor_options)
     }
 
@@ -111,7 +113,11 @@ impl<'a> VolumeFiles<'a> {
     /// All but the anchor's.
     fn groups(&self) -> Vec<Vec<Named<'_>>> {
         let secrets = self.secrets.iter().map(|(what, path)| (*what, Some(path.as_path())));
-        vec![vec![("store", Some(self.store))], vec![("policy", Some(self.policy))], secrets.collect()]
+        vec![
+            vec![("store", Some(self.store.as_path()))],
+            vec![("policy", Some(self.policy))],
+            secrets.collect(),
+        ]
     }
 }
 

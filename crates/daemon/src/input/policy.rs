@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use store::Address;
 use volume::policy::{MAX_SIZE, Policy};
 
 use cli::failure::Failure;
@@ -13,10 +14,16 @@ use cli::input::{check_new_file, new_file, unwritten, without_mark};
 /// Where a store's policy lies unless the user says otherwise: beside it.
 ///
 /// # Errors
-/// For a device: what lies beside it is gone after the next boot.
+/// For a device or a disk of a server: what lies beside it is gone after the next boot.
 pub fn default_policy(store: &Path, given: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(path) = given {
         return Ok(path.to_path_buf());
+    }
+    let address = Address::of(store)?;
+    if address.is_served() {
+        return Err(Failure::usage(format!(
+            "{address} is served by somebody else, so its policy cannot lie beside it; name the file with --policy"
+        )));
     }
     if fs::metadata(store).is_ok_and(|metadata| metadata.file_type().is_block_device()) {
         return Err(Failure::usage(format!(

@@ -145,6 +145,7 @@ fn volume(page: &mut Page, status: &Status) {
         waits_for_checkpoint,
         waits_for_store,
         waits_for_room,
+        store_silent_seconds,
         rekeying,
         resealed_blocks,
         failure,
@@ -279,6 +280,11 @@ fn volume(page: &mut Page, status: &Status) {
         "waits_for_room_seconds",
         "Since when flushes wait because the store has no room; 0 when none does.",
         waits_for_room.as_ref().map_or(0, |waits| waits.seconds.max(1)),
+    );
+    page.gauge(
+        "store_silent_seconds",
+        "For how long the store's host has not answered a request; 0 when it answers.",
+        store_silent_seconds.unwrap_or(0),
     );
 }
 

@@ -18,6 +18,9 @@ use cli::failure::Failure;
 /// How long a daemon may take to end when its volume is put away. It gives a tamper hook that runs 5 seconds of it.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The same for one whose volume could not be put away cleanly: its caller has heard that it failed.
+pub const SHORT: Duration = Duration::from_secs(10);
+
 /// A descriptor of the peer's process (Linux 6.5, `asm-generic/socket.h`).
 const SO_PEERPIDFD: libc::c_int = 77;
 

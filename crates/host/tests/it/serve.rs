@@ -62,7 +62,7 @@ fn every_kind_of_request_does_what_it_says() {
         let settings = DiskSettings { mode, direct, ..place.disk("disk") };
         let (server, machine) = one(&place, &settings, 1);
         let mut disk = machine.driver(0);
-        assert_eq!((machine.config.sectors, machine.config.queues), (SIZE / 512, 4));
+        assert_eq!((machine.config.sectors, machine.config.queues), (SIZE / 512, 16));
         let file = fs::File::open(&settings.file).unwrap();
 
         let content = random(12288, 7);

@@ -46,6 +46,8 @@ fn what_is_wrong_is_named_with_its_place() {
         ("a /s", 5, "a policy is missing"),
         ("a /s /p", 8, "a key is missing"),
         ("a/b /s /p key-file:/k", 1, "cannot be a volume's name"),
+        ("a vhost-user:s /p key-file:/k", 3, "`vhost-user:s` names no absolute path"),
+        ("a ivshmem:1 /p key-file:/k", 3, "not supported yet"),
         ("a s /p key-file:/k", 3, "`s` is no absolute path, which begins with `/`"),
         ("a UUID=1-2 /p key-file:/k", 3, "did you mean `/dev/disk/by-uuid/1-2`?"),
         ("a PARTLABEL=x /p key-file:/k", 3, "did you mean `/dev/disk/by-partlabel/x`?"),

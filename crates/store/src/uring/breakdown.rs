@@ -46,6 +46,11 @@ impl Trouble {
         true
     }
 
+    /// The host is believed no more, which breaks the queue as well.
+    pub(super) fn give_up(&mut self, error: Error) {
+        self.for_good.get_or_insert(error);
+    }
+
     /// Why the queue is broken, if it is.
     pub(super) fn for_good(&self) -> Option<&Error> {
         self.for_good.as_ref()

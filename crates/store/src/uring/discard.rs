@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Wake;
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use crate::file::Inner;
 use uring::Doorbell;
@@ -14,6 +15,8 @@ use uring::Doorbell;
 const BLKDISCARD: libc::Ioctl = 0x1277;
 
 const BLOCK: u64 = 4096;
+/// Between two looks whether the thread has ended.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// One request: what the submitter gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +49,23 @@ impl Discarder {
     pub(super) fn submit(&self, request: Discard) {
         // The thread lives as long as this does.
         let _ = self.requests.as_ref().map(|requests| requests.send(request));
+    }
+
+    /// Waits so long for the end of the request that it is at.
+    pub(super) fn leave(mut self, patience: Duration) {
+        drop(self.requests.take());
+        let begun = Instant::now();
+        while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) {
+            if begun.elapsed() >= patience {
+                return self.abandon();
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// Leaves the thread to the request that it is at, which may never end.
+    pub(super) fn abandon(mut self) {
+        drop(self.thread.take());
     }
 
     /// What has ended since the last call, with 0 or the negative error number.
@@ -83,7 +103,6 @@ mod tests {
     use std::io::Write;
     use std::os::unix::fs::MetadataExt;
     use std::process::Command;
-    use std::time::{Duration, Instant};
 
     use super::*;
     use crate::{FileStore, Options};

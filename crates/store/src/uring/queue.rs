@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use memory::Arena;
 use rustix::event::PollFlags;
@@ -17,6 +17,7 @@ use super::breakdown::Trouble;
 use super::discard::{Discard, Discarder};
 use super::transfer::{Direction, Outcome, Part, Transfer, merge};
 use crate::file::Inner;
+use crate::patience::{Clock, LOOK, is_late};
 use crate::{Buffer, Completion, Error, ErrorKind, Operation, Queue};
 
 /// The store's file, and the doorbell's event, in the ring's table.
@@ -45,6 +46,18 @@ enum Job {
     Watch { token: u64, descriptor: Arc<OwnedFd> },
 }
 
+impl Job {
+    /// What the host is to answer; nobody says when a watch ends.
+    fn name(&self) -> Option<&'static str> {
+        match self {
+            Self::Transfer(transfer) => transfer.parts.first().map(|part| part.direction.name()),
+            Self::Flush { .. } => Some("flush"),
+            Self::Discard { .. } => Some("discard"),
+            Self::Watch { .. } => None,
+        }
+    }
+}
+
 /// The queue of a file or device.
 ///
 /// A dropped queue waits for what is in flight, since the kernel may still write to its buffers; what was
@@ -61,7 +74,13 @@ pub(crate) struct FileQueue {
     /// What waits for room in flight, first come, first served.
     ready: VecDeque<Job>,
     flying: Slab<Job>,
-    /// How many of those are watches.
+    /// When the request of each slot was sent, by the clock below.
+    since: Vec<Duration>,
+    clock: Clock,
+    /// Of this queue among those of the store that find the host silent.
+    number: u64,
+    is_silent: bool,
+    /// How many of those in flight are watches.
     watching: usize,
     ended: Vec<Completion>,
     results: Vec<uring::Completion>,
@@ -71,12 +90,17 @@ pub(crate) struct FileQueue {
     doorbell_armed: bool,
     /// From the first discard on that the ring cannot have.
     discarder: Option<Discarder>,
+    /// What it has, and since when.
+    discarding: Vec<(Discard, Duration)>,
     /// With a kernel that refuses to enter the ring.
     trouble: Trouble,
 }
 
 impl FileQueue {
     pub(crate) fn new(store: Arc<Inner>, depth: u32) -> Result<Self, Error> {
+        if let Some(reason) = store.ended() {
+            return Err(Error::new(ErrorKind::Io, "open", &store.name, reason));
+        }
         let depth = depth.clamp(1, MAX_DEPTH);
         let failed = |error: std::io::Error| {
             Error::from_errno(error.raw_os_error().unwrap_or(libc::EIO), "open", &store.name)
@@ -96,6 +120,10 @@ impl FileQueue {
             held: Vec::new(),
             ready: VecDeque::new(),
             flying: Slab::new(),
+            since: Vec::new(),
+            clock: Clock::new(),
+            number: store.silences.number(),
+            is_silent: false,
             watching: 0,
             ended: Vec::new(),
             results: Vec::new(),
@@ -103,6 +131,7 @@ impl FileQueue {
             doorbell_count: Box::new([0; 8]),
             doorbell_armed: false,
             discarder: None,
+            discarding: Vec::new(),
             trouble: Trouble::default(),
             store,
         })
@@ -137,6 +166,7 @@ impl FileQueue {
 
     /// Puts into the ring what there is room for. What must wait is merged when its turn comes, with what has come since.
     fn dispatch(&mut self) {
+        self.note_end();
         if let Some(error) = self.trouble.for_good() {
             return self.fail_waiting(&error.clone());
         }
@@ -166,6 +196,10 @@ impl FileQueue {
                 opcode::PollAdd::new(types::Fd(descriptor.as_raw_fd()), events).build()
             }
         };
+        if self.since.len() <= slot {
+            self.since.resize(slot + 1, Duration::ZERO);
+        }
+        self.since[slot] = self.clock.time();
         let number = u64::try_from(slot).expect("an index fits 64 bits");
         // SAFETY: buffers, vectors and descriptors live in `flying` until the completion is reaped, `drop` included.
         unsafe { self.push(&entry.user_data(number)) };
@@ -193,7 +227,13 @@ impl FileQueue {
         if !self.trouble.note(entered, &self.store.name) {
             return;
         }
-        let Some(error) = self.trouble.for_good().cloned() else { return };
+        if let Some(error) = self.trouble.for_good().cloned() {
+            self.fail_all(&error);
+        }
+    }
+
+    /// Nothing that is in flight will ever be heard of.
+    fn fail_all(&mut self, error: &Error) {
         let flying = mem::take(&mut self.flying);
         self.watching = 0;
         for (_, job) in &flying {
@@ -211,7 +251,54 @@ impl FileQueue {
         // The kernel may have some of them, and write to their buffers: better lost than given to somebody else.
         mem::forget(flying);
         mem::forget(mem::take(&mut self.doorbell_count));
-        self.fail_waiting(&error);
+        if let Some(discarder) = self.discarder.take() {
+            discarder.abandon();
+        }
+        for (Discard { token, block, .. }, _) in mem::take(&mut self.discarding) {
+            self.end(token, None, Err(error.clone().at(block)));
+        }
+        self.fail_waiting(error);
+    }
+
+    /// Ends the session with a host that has left a request without an answer for too long.
+    fn check_deadlines(&mut self) {
+        if self.clock.look(Instant::now()) || self.is_silent {
+            self.look_for_silence();
+        }
+        self.note_end();
+    }
+
+    /// Once the session with the host has ended, on whatever queue, nothing is asked or heard of it any more.
+    fn note_end(&mut self) {
+        if self.trouble.for_good().is_none()
+            && let Some(reason) = self.store.ended()
+        {
+            let error = Error::new(ErrorKind::Io, "submit", &self.store.name, reason);
+            self.trouble.give_up(error.clone());
+            self.fail_all(&error);
+        }
+    }
+
+    /// Looks what has been in flight for longest, and whether that is too long.
+    fn look_for_silence(&mut self) {
+        let flying = self.flying.iter().filter_map(|(slot, job)| Some((*self.since.get(slot)?, job.name()?)));
+        let discarding = self.discarding.iter().map(|(_, since)| (*since, "discard"));
+        let oldest = flying.chain(discarding).min();
+        let silent = oldest.map_or(Duration::ZERO, |(since, _)| self.clock.time().saturating_sub(since));
+        self.is_silent = self.store.silences.note(self.number, silent);
+        if let Some((_, operation)) = oldest
+            && is_late(silent, self.store.deadline)
+        {
+            self.store.end(silence(operation, self.store.deadline));
+        }
+    }
+
+    /// For how long this may sleep: while the host has something, not longer than until the next look.
+    fn at_most(&self, timeout: Option<Duration>) -> Option<Duration> {
+        if self.flying.len() == self.watching && self.discarding.is_empty() {
+            return timeout;
+        }
+        Some(timeout.map_or(LOOK, |timeout| timeout.min(LOOK)))
     }
 
     /// Ends what the kernel has never seen.
@@ -247,6 +334,7 @@ impl FileQueue {
         self.results = results;
         let discarded = self.discarder.as_ref().map(Discarder::ended).unwrap_or_default();
         for (Discard { token, block, .. }, result) in discarded {
+            self.discarding.retain(|(discard, _)| discard.token != token);
             self.end_with(token, "discard", Some(block), result);
         }
     }
@@ -294,7 +382,11 @@ impl FileQueue {
             none => Discarder::start(Arc::clone(store), Arc::clone(doorbell)).map(|new| none.insert(new)),
         };
         match started {
-            Ok(discarder) => discarder.submit(Discard { token, block, blocks }),
+            Ok(discarder) => {
+                let discard = Discard { token, block, blocks };
+                self.discarding.push((discard, self.clock.time()));
+                discarder.submit(discard);
+            }
             Err(error) => {
                 let errno = error.raw_os_error().unwrap_or(libc::EIO);
                 self.end_with(token, "discard", Some(block), -errno);
@@ -342,7 +434,7 @@ impl FileQueue {
             self.trouble.sleep(self.doorbell.event(), timeout);
             return self.doorbell.awake();
         }
-        let waited = self.ring.wait(timeout);
+        let waited = self.ring.wait(self.at_most(timeout));
         self.doorbell.awake();
         if waited.is_err() {
             self.trouble.pause();
@@ -382,16 +474,27 @@ impl FileQueue {
             if self.flying.is_empty() && !self.doorbell_armed {
                 return true;
             }
-            if self.trouble.for_good().is_some() {
+            if self.clock.look(Instant::now()) {
+                self.look_for_silence();
+            }
+            if self.trouble.for_good().is_some() || self.store.ended().is_some() {
                 return false;
             }
-            let waited = self.ring.wait(None);
+            let waited = self.ring.wait(Some(LOOK));
             if waited.is_err() {
                 self.trouble.pause();
             }
             self.trouble.note(waited, &self.store.name);
         }
     }
+}
+
+/// Why the session ends with a host that says nothing.
+fn silence(operation: &str, deadline: Duration) -> String {
+    format!(
+        "the host has not answered a {operation} in {} s; it is asked nothing more",
+        deadline.as_secs_f32()
+    )
 }
 
 /// Registers the pool, so that the kernel need not pin its pages for each transfer. It may refuse (the limit
@@ -461,6 +564,8 @@ impl Queue for FileQueue {
         if self.ring.has_unsent() {
             self.enter();
         }
+        // Behind what was heard: an answer that is there is not late.
+        self.check_deadlines();
         completions.append(&mut self.ended);
     }
 
@@ -490,8 +595,11 @@ impl Queue for FileQueue {
 
 impl Drop for FileQueue {
     fn drop(&mut self) {
-        // Waits for the one under way: another session must not find its blocks discarded.
-        drop(self.discarder.take());
+        // Waits for the one under way: another session must not find its blocks discarded. Where it does not end, its thread keeps the store's
+        // lock, so that there is no other session.
+        if let Some(discarder) = self.discarder.take() {
+            discarder.leave(self.store.deadline);
+        }
         if self.drain() {
             // A device is free for others once the ring lets go of it, which it would do too late by itself.
             let _ = self.ring.unregister_files();
@@ -501,6 +609,7 @@ impl Drop for FileQueue {
             mem::forget(mem::take(&mut self.flying));
             mem::forget(mem::take(&mut self.doorbell_count));
         }
+        self.store.silences.note(self.number, Duration::ZERO);
     }
 }
 

@@ -13,13 +13,12 @@ use virtqueue::Part;
 use virtqueue::block::{Kind, header};
 
 use super::region::{Lease, MOST_ENTRIES, MOST_SLOTS, Region, STATUS};
-use super::{BASE, Inner, SECTORS, Started};
+use super::{BASE, GONE, Inner, SECTORS, Started};
+use crate::patience::{Clock, LOOK, is_late};
 use crate::{BLOCK_SIZE, Buffer, Completion, Error, ErrorKind, Operation, Queue};
 
 /// What a status byte is before the host has written it.
 const NOTHING: u8 = 0xff;
-/// How often a queue that sleeps looks whether its deadlines have passed, or another queue has ended the session.
-const LOOK: Duration = Duration::from_millis(100);
 /// Most blocks that are copied through the region at once.
 const STAGE: u64 = 64;
 /// Bytes of a range of a discard.
@@ -48,7 +47,8 @@ struct Flight {
     buffer: Option<Buffer>,
     /// A piece of the region in the place of a buffer that lies elsewhere, or for the ranges of a discard.
     stage: Option<Lease>,
-    since: Instant,
+    /// By the queue's clock.
+    since: Duration,
 }
 
 /// A queue.
@@ -63,8 +63,10 @@ pub(super) struct RingQueue {
     /// Completions that need no host.
     ended: Vec<Completion>,
     bell: Arc<Bell>,
-    /// When deadlines are looked at next.
-    look: Instant,
+    clock: Clock,
+    /// Of this queue among those of the store that find the host silent.
+    number: u64,
+    is_silent: bool,
 }
 
 impl RingQueue {
@@ -88,7 +90,9 @@ impl RingQueue {
             flights: (0..depth).map(|_| None).collect(),
             ended: Vec::new(),
             bell,
-            look: Instant::now() + LOOK,
+            clock: Clock::new(),
+            number: inner.silences.number(),
+            is_silent: false,
             inner,
         })
     }
@@ -154,7 +158,7 @@ impl RingQueue {
             self.ended.push(Completion { token, buffer, result: Err(error) });
             return None;
         }
-        let since = Instant::now();
+        let since = self.clock.time();
         let (done, now) = (0, 0);
         Some(Flight {
             token,
@@ -190,7 +194,7 @@ impl RingQueue {
         match self.ring.driver.push(&parts) {
             Some(head) => {
                 flight.head = head;
-                flight.since = Instant::now();
+                flight.since = self.clock.time();
                 self.flights[number] = Some(flight);
                 None
             }
@@ -284,19 +288,19 @@ impl RingQueue {
         completions.push(Completion { token: flight.token, buffer: flight.buffer, result });
     }
 
-    /// Ends the session if a request takes too long.
-    fn check_deadlines(&mut self, now: Instant) {
-        if now < self.look {
+    /// Ends the session if a request takes too long, or the server is gone.
+    fn check_deadlines(&mut self) {
+        if !self.clock.look(Instant::now()) && !self.is_silent {
             return;
         }
-        self.look = now + LOOK;
+        if self.inner.is_server_gone() {
+            return self.inner.end(GONE);
+        }
+        let oldest = self.flights.iter().flatten().min_by_key(|flight| flight.since);
+        let silent = oldest.map_or(Duration::ZERO, |flight| self.clock.time().saturating_sub(flight.since));
+        self.is_silent = self.inner.silences.note(self.number, silent);
         let deadline = self.inner.options.deadline;
-        let late = self
-            .flights
-            .iter()
-            .flatten()
-            .find(|flight| now.saturating_duration_since(flight.since) > deadline);
-        if let Some(flight) = late {
+        if let Some(flight) = oldest.filter(|_| is_late(silent, deadline)) {
             let seconds = deadline.as_secs_f32();
             self.inner.end(&format!("the host has not answered a {} in {seconds} s", flight.operation));
         }
@@ -377,7 +381,7 @@ impl Queue for RingQueue {
             self.hear(completions);
             // What has ended has made room.
             self.send();
-            self.check_deadlines(Instant::now());
+            self.check_deadlines();
         }
         completions.append(&mut self.ended);
         self.fail(completions);
@@ -408,12 +412,16 @@ impl Queue for RingQueue {
             let mut waiting = [
                 PollFd::from_borrowed_fd(call, PollFlags::IN),
                 PollFd::from_borrowed_fd(self.bell.0.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.inner.line.as_fd(), PollFlags::RDHUP),
             ];
             let time = Timespec::try_from(left).ok();
             // Whatever wakes it, it looks.
             let _ = poll(&mut waiting, time.as_ref());
             let _ = self.ring.call.read();
             self.bell.0.clear();
+            if !waiting[2].revents().is_empty() {
+                self.inner.end(GONE);
+            }
         }
         self.ring.driver.look();
         self.poll(completions);
@@ -429,6 +437,7 @@ impl Drop for RingQueue {
         if self.inner.end.get().is_none() {
             self.inner.stop(self.ring.index);
         }
+        self.inner.silences.note(self.number, Duration::ZERO);
         for flight in self.flights.iter_mut().filter_map(Option::take) {
             if let (Some(_), Some(stage)) = (self.inner.end.get(), flight.stage) {
                 std::mem::forget(stage);
