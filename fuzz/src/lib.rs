@@ -1,9 +1,11 @@
 //! What must hold for any bytes that the host, a client or a file hands to one of the decoders: nothing panics, and what is accepted is laid
 //! out again to the byte. The fuzzer's targets call these, and so does `crates/cvmio/tests/corpus.rs`, with every file in `seeds/`.
 
+mod broker;
 mod evidence;
 mod rings;
 mod session;
+pub use broker::kbs;
 pub use evidence::{certificates, event_log, evidence, evidence_policy, firmware, quote, snp};
 pub use rings::rings;
 pub use session::session;
@@ -33,7 +35,7 @@ use volume::policy::Policy;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them. Each has a file in `fuzz_targets/` and a directory in `seeds/`.
-pub const TARGETS: [Target; 29] = [
+pub const TARGETS: [Target; 30] = [
     ("audit", audit),
     ("backup", backup),
     ("certificates", certificates),
@@ -46,6 +48,7 @@ pub const TARGETS: [Target; 29] = [
     ("firmware", firmware),
     ("header", header),
     ("items", items),
+    ("kbs", kbs),
     ("nbd", nbd),
     ("owner", owner),
     ("policy", policy),
@@ -112,8 +115,8 @@ pub fn backup(file: &[u8]) {
 /// Any bytes as what a server answers to the etcd anchor: no response, or one within the limits; and its body no answer, or one whose stamp is
 /// laid out again to the byte.
 pub fn etcd(bytes: &[u8]) {
-    use anchor_etcd::{http, message};
-    let body = match http::read_response(&mut &*bytes) {
+    use anchor_etcd::message;
+    let body = match http1::read_response(&mut &*bytes, 64 * 1024) {
         Ok(response) => response.body,
         Err(_) => bytes.to_vec(),
     };

@@ -14,7 +14,6 @@ use cli::output;
 use serde_json::json;
 
 use crate::arguments::{self, Arguments, Fetch, Launch, Measure, Nonce, SimulateLaunch};
-use crate::guest;
 use evidence_files::{Beside, files};
 
 pub use doctor::doctor;
@@ -34,9 +33,9 @@ pub fn report(args: &arguments::Report) -> Result<(), Failure> {
     let evidence = match &args.simulated {
         Some(seat) => {
             output::warning("this evidence is simulated: no chip vouches for anything in it");
-            guest::simulated(seat, report_data)?
+            chip::simulated(seat, report_data)?
         }
-        None => guest::evidence(&guest::System, report_data, args.vmpl)?,
+        None => chip::evidence(&chip::System, report_data, args.vmpl)?,
     };
     match &args.out {
         Some(path) => files::write(path, evidence.to_json().as_bytes(), 0o644, true)?,

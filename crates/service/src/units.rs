@@ -56,7 +56,15 @@ fn drop_in_text(line: &Line, tab: &Path) -> String {
         add("RequiresMountsFor", &quote(&store));
     }
     let anchor = anchor_of(&target.policy);
-    let files = [Some(&target.policy), target.key_file.as_ref(), target.passphrase_file.as_ref()];
+    // A policy that is released with the key is not there before.
+    let policy = if target.release_dir.is_some() { None } else { Some(&target.policy) };
+    let files = [
+        policy,
+        target.key_file.as_ref(),
+        target.passphrase_file.as_ref(),
+        target.key_from_ca.as_ref(),
+        target.simulated_seat.as_ref(),
+    ];
     for path in files.into_iter().flatten().chain(&anchor.paths) {
         add("RequiresMountsFor", &quote(path));
     }
@@ -65,7 +73,7 @@ fn drop_in_text(line: &Line, tab: &Path) -> String {
         add("Wants", &device);
         add("After", &device);
     }
-    if anchor.network {
+    if anchor.network || target.key_from.is_some() {
         add("Wants", "network-online.target");
         add("After", "network-online.target");
     }
