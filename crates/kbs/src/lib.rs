@@ -38,7 +38,7 @@ pub const VERSION: &str = "0.4.0";
 pub const PREFIX: &str = "/kbs/v0";
 /// The cookie that names a session.
 pub const COOKIE: &str = "kbs-session-id";
-/// Most bytes of a message with evidence.
-pub const MAX_MESSAGE: usize = 4 * 1024 * 1024;
+/// Most bytes of a message with evidence: anybody can send one, and JSON takes many times its size in memory.
+pub const MAX_MESSAGE: usize = 512 * 1024;
 /// Most bytes of a resource.
 pub const MAX_RESOURCE: usize = 256 * 1024;

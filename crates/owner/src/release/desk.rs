@@ -112,45 +112,60 @@ impl Desk {
                 "there is no challenge in this session: none was asked for, it is too old, or it was used";
             return Err(Refused::new("AttestationError", why));
         };
-        let attestation: Attestation = serde_json::from_slice(&request.body)
-            .map_err(|error| Refused::new("SerdeError", format_args!("this is no evidence: {error}")))?;
+        let attestation: Attestation = serde_json::from_slice(&request.body).map_err(|error| {
+            self.withheld(None, None, nothing_shown("format"));
+            Refused::new("SerdeError", format_args!("this is no evidence: {error}"))
+        })?;
         let Attestation { runtime_data, tee_evidence, .. } = &attestation;
         if runtime_data.nonce != nonce {
             self.withheld(None, None, nothing_shown("nonce"));
             return Err(Refused::new("AttestationError", "the nonce is another one than the challenge had"));
         }
-        let refused = |why: String| Refused::new("AttestationError", why);
         let additional = tee_evidence.additional_evidence.as_str();
         let is_tls_bound = !additional.is_empty();
         if is_tls_bound && TlsKey::from_additional(additional) != Some(ours) {
             self.withheld(None, None, nothing_shown("tls-binding"));
-            return Err(refused(
-                "the evidence is bound to another server's certificate, or to what is not known".into(),
+            return Err(Refused::new(
+                "AttestationError",
+                "the evidence is bound to another server's certificate, or to what is not known",
             ));
         }
-        let guest = Guest {
-            evidence: from_wire(tee, &tee_evidence.primary_evidence).map_err(refused)?,
-            report_data: report_data(runtime_data, additional, Hash::Sha384),
-            point: runtime_data.tee_pubkey.point().map_err(refused)?,
-            is_tls_bound,
-        };
+        let guest = from_wire(tee, &tee_evidence.primary_evidence).and_then(|evidence| {
+            let point = runtime_data.tee_pubkey.point()?;
+            let report_data = report_data(runtime_data, additional, Hash::Sha384);
+            Ok(Guest { evidence, report_data, point, is_tls_bound })
+        });
+        let guest = guest.map_err(|why| {
+            self.withheld(None, None, nothing_shown("format"));
+            Refused::new("AttestationError", why)
+        })?;
         self.admit(id, &attestation, guest)
     }
 
     /// A guest goes on if any release accepts its evidence. Each release judges it again.
     fn admit(&self, id: &str, attestation: &Attestation, guest: Guest) -> Result<Reply, Refused> {
         let catalogue = Catalogue::read(&self.catalogue).map_err(|error| Refused::ours(self, error))?;
-        let mut weightiest = None;
+        let mut nearest: Option<Verdict> = None;
         for release in &catalogue.0 {
-            let policy = release.policy().map_err(|error| Refused::ours(self, error))?;
+            let policy = match release.policy() {
+                Ok(policy) => policy,
+                // It closes this release, and no other guest's.
+                Err(error) => {
+                    (self.report)(&format!("{} is closed: {error}", release.name.as_str()));
+                    continue;
+                }
+            };
             let verdict = self.judge(&guest, &policy)?;
             if verdict.reasons().is_empty() && verdict.claimed().is_some() {
                 return self.grant(id, attestation, guest);
             }
             (self.report)(&refusal(release, &verdict));
-            weightiest = weightiest.or(Some(verdict));
+            if nearest.as_ref().is_none_or(|other| verdict.reasons().len() < other.reasons().len()) {
+                nearest = Some(verdict);
+            }
         }
-        let Some(verdict) = weightiest else {
+        let Some(verdict) = nearest else {
+            self.withheld(None, Some(&guest), machine_only(&guest, "policy"));
             return Err(Refused::new("PolicyDeny", "nothing is released here"));
         };
         self.withheld(None, Some(&guest), shown(&verdict));
@@ -275,3 +290,6 @@ fn refusal(release: &Release, verdict: &Verdict) -> String {
     let all: Vec<String> = verdict.reasons().iter().take(8).map(ToString::to_string).collect();
     format!("evidence was refused for {}: {}", release.name.as_str(), all.join("; "))
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,8 +22,8 @@ use crate::server::seats::Seats;
 use crate::server::spawn;
 
 /// Connections at a time, and of one address.
-const CONNECTIONS: usize = 256;
-const EACH: usize = 64;
+const CONNECTIONS: usize = 64;
+const EACH: usize = 16;
 /// For the handshake, for a request with its answer, and between two.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Requests on one connection.
