@@ -15,6 +15,27 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
+    /// Server and path of `http://...` or `https://...`; the path with its query, and `/` without one. `None` if the text is something else: one
+    /// with a user, a fragment, a blank or a character beyond ASCII.
+    #[must_use]
+    pub fn from_url(text: &str) -> Option<(Endpoint, String)> {
+        let (tls, rest, port) = match text.split_once("://")? {
+            ("https", rest) => (true, rest, 443),
+            ("http", rest) => (false, rest, 80),
+            _ => return None,
+        };
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(end);
+        let (host, port) = split_port(authority, port)?;
+        let path = match path {
+            "" => "/".to_string(),
+            path if path.starts_with('?') => format!("/{path}"),
+            path => path.to_string(),
+        };
+        let good = path.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
+        good.then_some((Endpoint { tls, host, port }, path))
+    }
+
     /// Host and port as in a URL.
     #[must_use]
     pub fn authority(&self) -> String {
@@ -59,4 +80,29 @@ pub fn split_port(authority: &str, default: u16) -> Option<(String, u16)> {
         port => port.strip_prefix(':')?.parse().ok().filter(|&port| port != 0)?,
     };
     Some((host.into(), port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_taken_apart_and_others_are_refused() {
+        let taken = |text| Endpoint::from_url(text).map(|(endpoint, path)| (endpoint.to_string(), path));
+        let is = |server: &str, path: &str| Some((server.to_string(), path.to_string()));
+        assert_eq!(taken("https://a.example/vcek/v1?x=1"), is("https://a.example:443", "/vcek/v1?x=1"));
+        assert_eq!(taken("http://[::1]:8081"), is("http://[::1]:8081", "/"));
+        assert_eq!(taken("http://a?x"), is("http://a:80", "/?x"));
+        for text in [
+            "ftp://a/b",
+            "a.example/b",
+            "https:///b",
+            "https://u@a/b",
+            "https://a/b c",
+            "https://a/b#c",
+            "https://a/\u{e4}",
+        ] {
+            assert_eq!(taken(text), None, "{text}");
+        }
+    }
 }

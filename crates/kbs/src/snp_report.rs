@@ -203,4 +203,17 @@ mod tests {
         assert!(with(|json| json["signature"] = json!({})).contains("`signature`"));
         assert!(from_json(&Value::Null).is_err());
     }
+
+    #[test]
+    fn reports_of_real_chips_come_back_to_the_byte() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/evidence/snp");
+        if !folder.exists() {
+            println!("\nSKIPPED reports of real chips: no folder `shared/evidence` lies beside the checkout");
+            return;
+        }
+        for name in ["genoa-report.bin", "milan-v3-report.bin", "milan-debug-report.bin", "vlek-report.bin"] {
+            let report = std::fs::read(folder.join(name)).unwrap();
+            assert_eq!(from_json(&to_json(&report).unwrap()).unwrap(), report, "{name}");
+        }
+    }
 }

@@ -74,7 +74,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("measure", &["cli", "error-kind", "initramfs", "report", "scm-probe"]),
     ("bench", &["anchor", "cli", "daemon", "export", "measure", "memory", "seal", "store", "volume"]),
     ("demo", &["anchor-tpm", "cli", "daemon", "seal", "store", "volume"]),
-    ("cvmio-attest", &["attest", "chip", "cli", "error-kind", "evidence-files"]),
+    ("cvmio-attest", &["attest", "chip", "cli", "error-kind", "evidence-files", "http1", "tls-files"]),
     ("cvmio-scm", &["cli", "error-kind", "export", "memory", "scm", "seal"]),
     ("scm-preload", &["memory", "scm"]),
     (
@@ -171,7 +171,7 @@ const MAY_LINK: &[(&str, &[&str])] = &[
             "tls-files",
         ],
     ),
-    ("cvmio-attest", &["attest", "chip", "cli", "error-kind", "evidence-files"]),
+    ("cvmio-attest", &["attest", "chip", "cli", "error-kind", "evidence-files", "http1", "tls-files"]),
     ("cvmio-scm", &["cli", "error-kind", "export", "memory", "scm", "seal", "tls-files", "uring"]),
     ("scm-preload", &["error-kind", "memory", "scm", "seal"]),
 ];
