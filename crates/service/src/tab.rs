@@ -249,6 +249,10 @@ fn parse_line(text: &str) -> Result<Option<Line>, (usize, String)> {
     if let Some(options) = options.filter(|options| options.text != "-") {
         parse_options(options, &mut parsed)?;
     }
+    if parsed.initramfs && parsed.target.key_from.is_some() {
+        return key
+            .wrong("the boot script of the initramfs cannot ask the owner for a key: name a file, or `ask`");
+    }
     match (asks, parsed.initramfs) {
         (true, false) => {
             return key.wrong("`ask` goes with the option initramfs only: later nobody can be asked");
