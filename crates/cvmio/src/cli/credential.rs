@@ -22,7 +22,7 @@ pub struct CredentialArgs {
 /// A key that the owner releases to this guest, by the evidence of its chip.
 #[derive(Args, Debug, Clone, Default)]
 pub struct ReleaseArgs {
-    /// Have the owner release the key to this guest, by its evidence: kbs+https://HOST[:PORT]/REPOSITORY/TYPE/TAG
+    /// Have the owner release the key to this guest, by its evidence: kbs+https://HOST:PORT/REPOSITORY/TYPE/TAG
     #[arg(long, value_name = "ADDRESS", value_parser = release_address, conflicts_with_all = ["key_file", "passphrase_file"])]
     pub key_from: Option<kbs::Address>,
     /// With --key-from: authorities that may vouch for the owner's service (PEM) [default: the system's]

@@ -133,7 +133,7 @@ pub struct Shown {
     pub machine: Option<Machine>,
     /// The guest's measurement; zeros if there was none.
     pub measurement: [u8; 48],
-    /// The check that refused it, in at most [`CHECK_SIZE`] of `a-z` and `-`; empty if none did.
+    /// The check that refused it, in at most 32 of `a-z` and `-`; empty if none did.
     pub check: String,
 }
 
