@@ -245,4 +245,16 @@ quick /dev/shm/q.img /etc/q.toml key-file:/k/q noauto
         let count = |name| fs::read_dir(at(name)).unwrap().count();
         assert_eq!((count("local-fs.target.requires"), count("local-fs.target.wants")), (1, 1));
     }
+
+    #[test]
+    fn a_volume_whose_key_is_released_waits_for_the_network_and_not_for_its_policy() {
+        let line = "l /srv/l.img /run/r/policy.toml key-from:kbs+https://o/a/volume/l key-from-ca=/k/ca.pem,release-dir=/run/r,simulated-seat=/k/seat";
+        let lines = crate::tab::parse(line).unwrap();
+        let text = drop_in_text(&lines[0], Path::new("/etc/cvmiotab"));
+        assert!(text.contains("Wants=network-online.target\nAfter=network-online.target\n"), "{text}");
+        assert!(!text.contains("/run/r"), "what is released is not there before: {text}");
+        for file in ["/k/ca.pem", "/k/seat"] {
+            assert!(text.contains(&format!("RequiresMountsFor=\"{file}\"\n")), "{text}");
+        }
+    }
 }
