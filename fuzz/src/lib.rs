@@ -1,10 +1,12 @@
 //! What must hold for any bytes that the host, a client or a file hands to one of the decoders: nothing panics, and what is accepted is laid
 //! out again to the byte. The fuzzer's targets call these, and so does `crates/cvmio/tests/corpus.rs`, with every file in `seeds/`.
 
+mod broker;
 mod evidence;
 mod job;
 mod rings;
 mod session;
+pub use broker::kbs;
 pub use evidence::{certificates, event_log, evidence, evidence_policy, firmware, quote, snp};
 pub use job::{job_archive, job_file, job_message};
 pub use rings::rings;
@@ -35,7 +37,7 @@ use volume::policy::Policy;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them. Each has a file in `fuzz_targets/` and a directory in `seeds/`.
-pub const TARGETS: [Target; 32] = [
+pub const TARGETS: [Target; 33] = [
     ("audit", audit),
     ("backup", backup),
     ("certificates", certificates),
@@ -51,6 +53,7 @@ pub const TARGETS: [Target; 32] = [
     ("job-archive", job_archive),
     ("job-file", job_file),
     ("job-message", job_message),
+    ("kbs", kbs),
     ("nbd", nbd),
     ("owner", owner),
     ("policy", policy),
@@ -117,8 +120,8 @@ pub fn backup(file: &[u8]) {
 /// Any bytes as what a server answers to the etcd anchor: no response, or one within the limits; and its body no answer, or one whose stamp is
 /// laid out again to the byte.
 pub fn etcd(bytes: &[u8]) {
-    use anchor_etcd::{http, message};
-    let body = match http::read_response(&mut &*bytes) {
+    use anchor_etcd::message;
+    let body = match http1::read_response(&mut &*bytes, 64 * 1024) {
         Ok(response) => response.body,
         Err(_) => bytes.to_vec(),
     };

@@ -1,7 +1,6 @@
 //! `etcd:https://HOST:PORT[,https://HOST:PORT...]/PREFIX/NAME`: the cluster's client endpoints, and the key.
 
-use std::fmt;
-use std::net::IpAddr;
+use http1::{Endpoint, split_port};
 
 /// Most endpoints of one address.
 const MAX_ENDPOINTS: usize = 16;
@@ -22,69 +21,19 @@ pub(crate) struct Place {
 }
 
 /// A member's client address.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Endpoint {
-    pub(crate) tls: bool,
-    /// A name or an IP address, without brackets.
-    pub(crate) host: String,
-    pub(crate) port: u16,
-}
-
-impl Endpoint {
-    /// Host and port as in a URL.
-    pub(crate) fn authority(&self) -> String {
-        let Endpoint { host, port, .. } = self;
-        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
-    }
-
-    fn parse(text: &str) -> Result<Endpoint, String> {
-        let (tls, authority) = match text.split_once("://") {
-            Some(("https", authority)) => (true, authority),
-            Some(("http", authority)) => (false, authority),
-            _ => return Err(format!("{text:?} is no endpoint")),
-        };
-        let (host, port) =
-            split_port(authority).ok_or_else(|| format!("{authority:?} is no host and port"))?;
-        let endpoint = Endpoint { tls, host, port };
-        if !tls && !endpoint.is_loopback() {
-            return Err(format!("{endpoint} is reached without TLS, so anybody on the way could answer"));
-        }
-        Ok(endpoint)
-    }
-
-    fn is_loopback(&self) -> bool {
-        self.host == "localhost" || self.host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
-    }
-}
-
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}", if self.tls { "https" } else { "http" }, self.authority())
-    }
-}
-
-fn split_port(authority: &str) -> Option<(String, u16)> {
-    let (host, port) = match authority.strip_prefix('[') {
-        Some(rest) => {
-            let (host, port) = rest.split_once(']')?;
-            host.parse::<std::net::Ipv6Addr>().ok()?;
-            (host, port)
-        }
-        None => {
-            let end = authority.find(':').unwrap_or(authority.len());
-            let (host, port) = authority.split_at(end);
-            let good = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.' || c == '_';
-            if host.is_empty() || host.len() > 253 || !host.chars().all(good) {
-                return None;
-            }
-            (host, port)
-        }
+fn endpoint(text: &str) -> Result<Endpoint, String> {
+    let (tls, authority) = match text.split_once("://") {
+        Some(("https", authority)) => (true, authority),
+        Some(("http", authority)) => (false, authority),
+        _ => return Err(format!("{text:?} is no endpoint")),
     };
-    let port = match port {
-        "" => PORT,
-        port => port.strip_prefix(':')?.parse().ok().filter(|&port| port != 0)?,
-    };
-    Some((host.into(), port))
+    let (host, port) =
+        split_port(authority, PORT).ok_or_else(|| format!("{authority:?} is no host and port"))?;
+    let endpoint = Endpoint { tls, host, port };
+    if !tls && !endpoint.is_loopback() {
+        return Err(format!("{endpoint} is reached without TLS, so anybody on the way could answer"));
+    }
+    Ok(endpoint)
 }
 
 impl Place {
@@ -94,7 +43,7 @@ impl Place {
         let last = rest.rfind("://").map_or(0, |at| at + 3);
         let slash = rest[last..].find('/').map(|at| last + at);
         let (endpoints, key) = rest.split_at(slash.unwrap_or(rest.len()));
-        let endpoints: Result<Vec<_>, _> = endpoints.split(',').map(Endpoint::parse).collect();
+        let endpoints: Result<Vec<_>, _> = endpoints.split(',').map(endpoint).collect();
         let endpoints = endpoints.map_err(wrong)?;
         if endpoints.len() > MAX_ENDPOINTS {
             return Err(wrong(format!("there may be {MAX_ENDPOINTS} endpoints at most")));

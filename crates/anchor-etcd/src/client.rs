@@ -7,8 +7,9 @@ use rustls::{AlertDescription, CertificateError as Bad};
 
 use anchor::{Access, Address, BlockingAnchor, Error, Failure, Stamp};
 
-use crate::address::{Endpoint, Place};
-use crate::http::{Connection, Response};
+use http1::{Connection, Endpoint, Outgoing, Response};
+
+use crate::address::Place;
 use crate::memory::Memory;
 use crate::message::{self, Answer, Content, Space, Unexpected};
 use crate::tls::Tls;
@@ -19,6 +20,8 @@ const STATUS: &str = "/v3/maintenance/status";
 
 /// A member is asked for its space before the first move, and then once in so many: each leaves about 300 bytes behind.
 const MOVES_PER_LOOK: u64 = 64;
+/// Most bytes of an answer.
+const MAX_BODY: usize = 64 * 1024;
 /// gRPC's "resource exhausted": the space quota is used up, or the members are overloaded.
 const EXHAUSTED: u32 = 8;
 
@@ -109,8 +112,9 @@ impl Etcd {
 
     fn ask_one(&mut self, index: usize, path: &str, body: &str, read: Reader) -> Result<Answer, Trouble> {
         let mut connection = self.connect(index).map_err(Trouble::Unsent)?;
-        let response =
-            connection.post(path, body, self.timeout).map_err(|error| Trouble::Sent(failure_of(&error)))?;
+        let response = connection
+            .ask(&question(path, body), self.timeout)
+            .map_err(|error| Trouble::Sent(failure_of(&error)))?;
         if response.keeps {
             self.connection = Some(connection);
         }
@@ -162,7 +166,7 @@ impl Etcd {
     /// Asks the member that answered last how much room its database takes. That it does not say so is no failure of the anchor.
     fn look_at_space(&mut self) {
         let Ok(mut connection) = self.connect(self.current) else { return };
-        let Ok(response) = connection.post(STATUS, "{}", self.timeout) else { return };
+        let Ok(response) = connection.ask(&question(STATUS, "{}"), self.timeout) else { return };
         if response.keeps {
             self.connection = Some(connection);
         }
@@ -179,6 +183,11 @@ impl Etcd {
         }
         Ok(held.map(|held| held.stamp))
     }
+}
+
+/// A request to the gateway.
+fn question<'a>(path: &'a str, body: &'a str) -> Outgoing<'a> {
+    Outgoing { method: "POST", path, fields: &[], body, most: MAX_BODY }
 }
 
 /// A refusal of etcd's with what to do about it, where its own words leave one puzzled.

@@ -6,7 +6,6 @@
 
 mod address;
 mod client;
-pub mod http;
 mod memory;
 pub mod message;
 mod tls;

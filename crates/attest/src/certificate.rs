@@ -185,6 +185,12 @@ impl RevocationList {
     }
 }
 
+/// Whether bytes (DER) are a revocation list.
+#[must_use]
+pub fn is_revocation_list(bytes: &[u8]) -> bool {
+    RevocationList::parse(bytes).is_ok()
+}
+
 /// The first member of the outermost sequence, with its header: what is signed.
 fn first_part(bytes: &[u8]) -> der::Result<&[u8]> {
     let mut reader = SliceReader::new(bytes)?;

@@ -23,6 +23,7 @@ mod verdict;
 mod verify;
 
 pub use binding::{Binding, REPORT_DATA_SIZE, ReportData};
+pub use certificate::is_revocation_list;
 pub use context::{Context, Expected, Roots};
 pub use evidence::{Evidence, EvidenceError, MAX_EVIDENCE};
 pub use hexadecimal::Hex;

@@ -48,3 +48,16 @@ pub(crate) fn judge(
     }
     Some(report)
 }
+
+/// How a host's table names a certificate (DER): `VCEK`, `VLEK`, `ASK` (ASVK too) or `ARK`; `Empty` if it is none of these.
+#[must_use]
+pub fn certificate_kind(der: &[u8]) -> &'static str {
+    let name = crate::certificate::Certificate::parse(der).map(|certificate| certificate.common_name());
+    match name.as_deref().unwrap_or_default() {
+        "SEV-VCEK" => "VCEK",
+        "SEV-VLEK" => "VLEK",
+        name if name.starts_with("ARK-") => "ARK",
+        name if name.starts_with("SEV-") => "ASK",
+        _ => "Empty",
+    }
+}

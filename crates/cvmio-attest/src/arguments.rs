@@ -192,11 +192,18 @@ pub struct Fetch {
     #[arg(long)]
     pub cache: PathBuf,
     /// A directory with certificates and revocation lists (PEM or DER) and collateral (JSON)
-    #[arg(long, value_name = "DIR", required_unless_present = "table")]
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["table", "url"])]
     pub from: Option<PathBuf>,
     /// A certificate table, as a host gives it beside a report (auxblob)
     #[arg(long, value_name = "FILE")]
     pub table: Option<PathBuf>,
+    /// Where a server has a certificate, a chain, a revocation list or collateral, http or https; can be given more than once. What comes is
+    /// judged by its signatures, not by where it is from
+    #[arg(long, value_name = "URL")]
+    pub url: Vec<String>,
+    /// Authorities that may vouch for the servers (PEM)
+    #[arg(long, value_name = "FILE", requires = "url", default_value = "/etc/ssl/certs/ca-certificates.crt")]
+    pub url_ca: PathBuf,
 }
 
 #[derive(Debug, Args)]

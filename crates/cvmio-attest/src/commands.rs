@@ -1,23 +1,24 @@
 //! The commands.
 
 mod doctor;
+mod fetch;
 mod verify;
 
 use std::path::Path;
 
 use attest::simulated::{self, Root};
 use attest::snp::measure::{Firmware, KernelHashes, Launch as Launched, launch_measurement};
-use attest::{Binding, Hex, ReportData, snp};
+use attest::{Binding, Hex, ReportData};
 use clap::CommandFactory;
 use cli::failure::Failure;
 use cli::output;
 use serde_json::json;
 
-use crate::arguments::{self, Arguments, Fetch, Launch, Measure, Nonce, SimulateLaunch};
-use crate::guest;
-use evidence_files::{Beside, files};
+use crate::arguments::{self, Arguments, Launch, Measure, Nonce, SimulateLaunch};
+use evidence_files::files;
 
 pub use doctor::doctor;
+pub use fetch::fetch;
 pub use verify::verify;
 
 /// The report data that answers a nonce alone.
@@ -34,9 +35,9 @@ pub fn report(args: &arguments::Report) -> Result<(), Failure> {
     let evidence = match &args.simulated {
         Some(seat) => {
             output::warning("this evidence is simulated: no chip vouches for anything in it");
-            guest::simulated(seat, report_data)?
+            chip::simulated(seat, report_data)?
         }
-        None => guest::evidence(&guest::System, report_data, args.vmpl)?,
+        None => chip::evidence(&chip::System, report_data, args.vmpl)?,
     };
     match &args.out {
         Some(path) => files::write(path, evidence.to_json().as_bytes(), 0o644, true)?,
@@ -96,22 +97,6 @@ pub fn measure(args: &Measure) -> Result<(), Failure> {
         return output::print_json(&json!({ "platform": platform, "measurement": measurement }));
     }
     output::print(&measurement.to_string());
-    Ok(())
-}
-
-pub fn fetch(args: &Fetch) -> Result<(), Failure> {
-    let mut found = args.from.as_ref().map_or(Ok(Beside::default()), |from| Beside::read(from))?;
-    if let Some(table) = &args.table {
-        let certificates = snp::certificates(&files::read(table, files::SMALL)?);
-        found.certificates.extend(certificates.map_err(|error| Failure::from(error).on(table.display()))?);
-    }
-    let count = found.keep(&args.cache)?;
-    if count == 0 {
-        return Err(Failure::usage(
-            "nothing to keep was found: no *.pem, *.der, *.crt, *.cer, *.crl or *.json",
-        ));
-    }
-    output::print(&format!("{count} files are in {}", args.cache.display()));
     Ok(())
 }
 

@@ -3,7 +3,6 @@
 
 mod arguments;
 mod commands;
-mod guest;
 
 use std::process::ExitCode;
 

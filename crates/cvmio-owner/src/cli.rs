@@ -1,8 +1,11 @@
 //! The command line.
 
+use attest::simulated::RootKey;
 use clap::{Args, Parser, Subcommand};
+use cli::input::parse_duration;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Keeps the stamps of protected volumes on a machine that the volumes' host does not hold
 #[derive(Debug, Parser)]
@@ -66,7 +69,9 @@ pub struct Init {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  cvmio-owner serve --listen 0.0.0.0:7443")]
+#[command(
+    after_help = "Examples:\n  cvmio-owner serve --listen 0.0.0.0:7443\n  cvmio-owner serve --listen 0.0.0.0:7443 --releases ./releases.toml --release-listen 0.0.0.0:8080"
+)]
 pub struct Serve {
     #[command(flatten)]
     pub place: Place,
@@ -82,6 +87,28 @@ pub struct Serve {
     /// The authority of clients' certificates (PEM) [default: the one that `init` made]
     #[arg(long, value_name = "FILE")]
     pub client_ca: Option<PathBuf>,
+    #[command(flatten)]
+    pub releases: Releases,
+}
+
+/// Secrets for attested guests.
+#[derive(Debug, Args)]
+pub struct Releases {
+    /// Also release secrets to attested guests, as the file says (TOML); needs --release-listen
+    #[arg(long, value_name = "FILE", requires = "release_listen")]
+    pub releases: Option<PathBuf>,
+    /// Where guests ask for them, by the KBS protocol over TLS
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "releases")]
+    pub release_listen: Option<SocketAddr>,
+    /// A directory of `cvmio attest fetch`, with what evidence is judged by
+    #[arg(long, value_name = "DIR", requires = "releases")]
+    pub evidence_cache: Option<PathBuf>,
+    /// Let evidence of simulated platforms count, by the public key of its root (hexadecimal digits). It proves nothing
+    #[arg(long, value_name = "ROOT", requires = "releases", value_parser = RootKey::parse)]
+    pub allow_simulated: Vec<RootKey>,
+    /// How long a guest's attestation counts
+    #[arg(long, value_name = "TIME", requires = "releases", default_value = "5m", value_parser = parse_duration)]
+    pub attestation_lifetime: Duration,
 }
 
 #[derive(Debug, Args)]

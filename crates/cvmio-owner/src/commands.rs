@@ -1,7 +1,8 @@
 //! The commands.
 
 use crate::cli::{
-    Add, Allow, Audit, Cli, Command, Disallow, Init, List, Named, Place, Renew, Serve, Verify, Volume,
+    Add, Allow, Audit, Cli, Command, Disallow, Init, List, Named, Place, Releases, Renew, Serve, Verify,
+    Volume,
 };
 use anchor::{Anchor, Created};
 use clap::CommandFactory;
@@ -9,7 +10,9 @@ use cli::failure::Failure;
 use cli::grammar::Grammar;
 use cli::{manual, output};
 use owner::log::{Entry, Head};
-use owner::{Authority, Error, Files, Limits, Office, Reply, Report, Service, Setup, VolumeReport};
+use owner::{
+    Authority, Error, Files, Limits, Office, Releasing, Reply, Report, Service, Setup, VolumeReport,
+};
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -101,20 +104,29 @@ fn serve(args: Serve) -> Result<(), Failure> {
     let mut signals =
         signal_hook::iterator::Signals::new([signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT])
             .map_err(Failure::io)?;
+    let (certificate, key) = (
+        args.tls_cert.unwrap_or_else(|| tls.join("server.pem")),
+        args.tls_key.unwrap_or_else(|| tls.join("server.key")),
+    );
+    let releasing = releasing(args.releases, (&certificate, &key), &report);
     let service = Service::start(Setup {
         own: own_anchor(&args.place)?,
         directory: args.place.state,
         listen: args.listen,
-        tls: Files {
-            certificate: args.tls_cert.unwrap_or_else(|| tls.join("server.pem")),
-            key: args.tls_key.unwrap_or_else(|| tls.join("server.key")),
-            clients: args.client_ca.unwrap_or_else(|| tls.join("authority.pem")),
-        },
+        tls: Files { certificate, key, clients: args.client_ca.unwrap_or_else(|| tls.join("authority.pem")) },
         limits: Limits::default(),
         report: Arc::clone(&report),
     })?;
     report(service.sentence());
+    let guests = match releasing.map(|releasing| service.release(releasing)).transpose() {
+        Ok(guests) => guests,
+        Err(error) => {
+            service.stop()?;
+            return Err(error.into());
+        }
+    };
     say(format_args!("listening on {}", service.address()));
+    guests.iter().for_each(|guests| say(format_args!("releasing to guests on {guests}")));
     let mut looked: Option<Instant> = None;
     while signals.pending().next().is_none() && !service.has_ended() {
         if looked.is_none_or(|looked| looked.elapsed() > DAY) {
@@ -124,6 +136,21 @@ fn serve(args: Serve) -> Result<(), Failure> {
         std::thread::sleep(Duration::from_millis(50));
     }
     Ok(service.stop()?)
+}
+
+/// How secrets are released, if they are.
+fn releasing(args: Releases, (certificate, key): (&Path, &Path), report: &Report) -> Option<Releasing> {
+    let (catalogue, listen) = args.releases.zip(args.release_listen)?;
+    Some(Releasing {
+        listen,
+        catalogue,
+        cache: args.evidence_cache,
+        simulated: args.allow_simulated,
+        certificate: certificate.to_owned(),
+        key: key.to_owned(),
+        lifetime: args.attestation_lifetime,
+        report: Arc::clone(report),
+    })
 }
 
 fn office(place: &Place) -> Result<Office, Error> {

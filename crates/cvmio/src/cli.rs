@@ -3,6 +3,7 @@
 pub mod anchor;
 #[cfg(test)]
 mod answer;
+mod credential;
 pub mod dash;
 #[cfg(test)]
 mod documents;
@@ -23,6 +24,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use volume::format::protections::{Freshness, Provision, SuiteCode};
 
 use cli::input::{parse_duration, parse_name, parse_size, parse_switch};
+pub use credential::CredentialArgs;
 pub use runtime::RuntimeArgs;
 
 const AFTER_HELP: &str = "\
@@ -151,23 +153,6 @@ impl VolumeCommand {
             Self::Import(args) if !args.check => args.to(),
             _ => return None,
         })
-    }
-}
-
-/// Where the secret comes from that opens a key slot; without either, a passphrase is asked for.
-#[derive(Args, Debug, Clone, Default)]
-pub struct CredentialArgs {
-    /// Use the content of FILE as the key (at least 32 random bytes)
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "passphrase_file")]
-    pub key_file: Option<PathBuf>,
-    /// Read the passphrase from the first line of FILE (`-` for standard input) instead of the terminal
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub passphrase_file: Option<PathBuf>,
-}
-
-impl From<&CredentialArgs> for daemon::input::Source {
-    fn from(args: &CredentialArgs) -> Self {
-        Self { key_file: args.key_file.clone(), passphrase_file: args.passphrase_file.clone() }
     }
 }
 

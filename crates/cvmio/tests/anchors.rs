@@ -15,6 +15,8 @@ mod owner;
 mod proxy;
 #[path = "anchors/quota.rs"]
 mod quota;
+#[path = "anchors/released.rs"]
+mod released;
 #[path = "anchors/tpm.rs"]
 mod tpm;
 

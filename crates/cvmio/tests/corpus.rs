@@ -65,7 +65,7 @@ fn decoders_stand_the_corpus_and_changes_of_it() {
         // A server for each input takes its time, and so do signatures.
         let mutations = match target.0 {
             "session" => mutations / 400,
-            "evidence" | "firmware" | "quote" | "snp" => mutations / 40,
+            "evidence" | "firmware" | "kbs" | "quote" | "snp" => mutations / 40,
             "job-archive" | "job-file" | "job-message" => mutations / 4,
             _ => mutations,
         };

@@ -162,12 +162,8 @@ mod tests {
         ours.write_all(line).unwrap();
         ours.shutdown(std::net::Shutdown::Write).unwrap();
         let answer = |request, credentials: Vec<Credential>, send: &mut dyn FnMut(Reply)| {
-            let secrets: Vec<usize> = credentials
-                .iter()
-                .map(|credential| match credential {
-                    Credential::Passphrase(secret) | Credential::KeyFile(secret) => secret.len(),
-                })
-                .collect();
+            let secrets: Vec<usize> =
+                credentials.iter().map(|credential| credential.secret().len()).collect();
             send(Reply::Ok(format!("{request:?} {secrets:?}").into()));
         };
         let thread = std::thread::spawn(move || talk(theirs, &answer));

@@ -4,6 +4,7 @@ mod credential;
 mod distinct;
 mod ground;
 mod policy;
+mod released;
 
 pub use credential::{Origin, Source, copy, from_pipe, load, to_pipe};
 pub use distinct::{Named, VolumeFiles, anchor_files, named, refuse_same};
@@ -11,6 +12,8 @@ pub use policy::{
     already_there, check_new_policy, check_policy_can_follow, default_policy, read_policy, save_policy,
     save_when_grown, unfinished,
 };
+
+pub use released::{Released, release_address};
 
 use store::BLOCK_SIZE;
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use attest::{Check, Context, Evidence, Hex, Policy, Reason, Verdict, pem};
+use attest::{Check, Context, Evidence, Hex, Policy, Reason, Verdict, is_revocation_list, pem};
 use cli::failure::Failure;
 
 use crate::files;
@@ -49,14 +49,18 @@ pub fn revocation_list(path: &Path) -> Result<Vec<u8>, Failure> {
     if bytes.first() == Some(&0x30) {
         return Ok(bytes);
     }
-    let text = String::from_utf8_lossy(&bytes).trim().to_string();
+    list_of(&String::from_utf8_lossy(&bytes)).ok_or_else(|| {
+        Failure::usage(format!("{} holds no revocation list, neither as PEM nor as DER", path.display()))
+    })
+}
+
+/// The revocation list of a PEM text.
+fn list_of(text: &str) -> Option<Vec<u8>> {
+    let text = text.trim();
     // The same text with the name of a certificate, which is what can be read.
     let is_list = text.starts_with(BEGIN_LIST) && text.ends_with(END_LIST);
     let renamed = text.replace("X509 CRL-----", "CERTIFICATE-----");
-    let list = if is_list { pem::certificates(&renamed) } else { None };
-    list.and_then(|mut all| all.pop()).ok_or_else(|| {
-        Failure::usage(format!("{} holds no revocation list, neither as PEM nor as DER", path.display()))
-    })
+    if is_list { pem::certificates(&renamed)?.pop() } else { None }
 }
 
 fn entries(directory: &Path) -> Result<Vec<PathBuf>, Failure> {
@@ -93,6 +97,26 @@ impl Beside {
             }
         }
         Ok(found)
+    }
+
+    /// Sorts in what a server gave: certificates, a revocation list (PEM or DER), or collateral (JSON). False if it is none of these.
+    #[must_use]
+    pub fn take(&mut self, bytes: Vec<u8>) -> bool {
+        let text = String::from_utf8_lossy(&bytes);
+        if bytes.first() == Some(&0x30) {
+            let list =
+                if is_revocation_list(&bytes) { &mut self.revocation_lists } else { &mut self.certificates };
+            list.push(bytes);
+        } else if let Some(list) = list_of(&text) {
+            self.revocation_lists.push(list);
+        } else if let Some(certificates) = pem::certificates(&text) {
+            self.certificates.extend(certificates);
+        } else if text.trim_start().starts_with('{') {
+            self.collateral.push(bytes);
+        } else {
+            return false;
+        }
+        true
     }
 
     /// Writes each into a directory, under a name made from its content, so that the same is there once. How many were written.

@@ -52,6 +52,8 @@ pub enum Job {
     Ask(Origin, Request, SyncSender<(Outcome, Position)>),
     /// A message that is no request: only logged.
     Unreadable(Origin),
+    /// What was released to a guest, or withheld; told once the log has it.
+    Record(Event, SyncSender<()>),
     /// The owner's command.
     Administer(Command, SyncSender<Result<Reply, String>>),
     /// The end of the service.
@@ -85,6 +87,7 @@ pub type Report = Arc<dyn Fn(&str) + Send + Sync>;
 enum Pending {
     Answer(SyncSender<(Outcome, Position)>, Outcome),
     Reply(SyncSender<Result<Reply, String>>, Result<Reply, String>),
+    Recorded(SyncSender<()>),
 }
 
 impl Keeper {
@@ -254,6 +257,10 @@ impl Keeper {
                 Job::Unreadable(origin) => {
                     desk.refuse(&mut change, origin.client, None, Refusal::BadRequest, "")?;
                 }
+                Job::Record(event, to) => {
+                    desk.record(&mut change, event)?;
+                    pending.push(Pending::Recorded(to));
+                }
                 Job::Administer(command, to) => {
                     let reply = admin::carry_out(&mut change, desk.time, command)?;
                     pending.push(Pending::Reply(to, reply));
@@ -271,6 +278,7 @@ impl Keeper {
             match answer {
                 Pending::Answer(to, outcome) => drop(to.try_send((outcome, position))),
                 Pending::Reply(to, reply) => drop(to.try_send(reply)),
+                Pending::Recorded(to) => drop(to.try_send(())),
             }
         }
         let last = position.number;
@@ -396,6 +404,18 @@ impl Desk<'_> {
         let kind = Move::between(volume.stamp.as_deref(), new);
         change.push(self.time, Event::Moved(kind, name.clone(), from.client, Box::new(new.clone())))?;
         Ok(Outcome::Moved)
+    }
+
+    /// What is released is always recorded; what is withheld, as other refusals.
+    fn record(&mut self, change: &mut Change<'_>, event: Event) -> Result<(), Error> {
+        let event = match event {
+            Event::Withheld { name, key, evidence, .. } => match self.bucket.take(self.time) {
+                Some(left_out) => Event::Withheld { left_out, name, key, evidence },
+                None => return Ok(()),
+            },
+            event => event,
+        };
+        change.push(self.time, event)
     }
 
     fn refuse(

@@ -14,6 +14,7 @@ mod keeper;
 pub mod log;
 mod office;
 mod private;
+mod release;
 mod root;
 mod server;
 #[cfg(test)]
@@ -25,6 +26,7 @@ pub use damage::end_when_damaged;
 pub use error::Error;
 pub use keeper::{Command, Reply, Report, VolumeReport};
 pub use office::{Office, Verified, verify_files};
+pub use release::{Catalogue, Releasing};
 pub use server::{Limits, Service, Setup};
 pub use tls::{Files, fingerprint};
 

@@ -6,5 +6,5 @@ mod entry;
 mod state;
 
 pub use chain::{Chain, Fault, Head};
-pub use entry::{ClientId, ENTRY_SIZE, Entry, EntryError, Event, Move};
+pub use entry::{ClientId, ENTRY_SIZE, Entry, EntryError, Event, Machine, Move, Shown};
 pub use state::{MAX_CLIENTS, MAX_VOLUMES, State, StateError, Volume};

@@ -22,6 +22,17 @@ pub(crate) fn check_key(path: &Path) -> Result<(), Error> {
     }
 }
 
+/// Refuses a file that others can write, where it decides what is released.
+///
+/// # Errors
+/// As [`check_key`].
+pub(crate) fn check_settled(path: &Path) -> Result<(), Error> {
+    match mode(path)? & 0o022 {
+        0 => Ok(()),
+        _ => Err(Error::Exposed(path.to_owned(), "others can change what is released, and to whom", "go-w")),
+    }
+}
+
 /// Refuses a state directory in which others can write, and what others can write in it. What they can read there is no secret but for the
 /// keys: the names of volumes, and when they moved.
 ///

@@ -3,6 +3,7 @@
 use crate::control;
 use crate::error::Error;
 use crate::keeper::{Job, Keeper, Report};
+use crate::release::{self, Releasing};
 use crate::tls::{Ending, Files, Live};
 use anchor::Anchor;
 use anchor_owner::wire::Position;
@@ -10,12 +11,12 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 mod connection;
-mod seats;
+pub(crate) mod seats;
 
 use seats::Seats;
 
@@ -80,6 +81,8 @@ pub struct Service {
     keeper: JoinHandle<Result<(), Error>>,
     sentence: String,
     tls: Arc<Live>,
+    /// Where it listens for guests.
+    releasing: Mutex<Vec<SocketAddr>>,
 }
 
 /// What the threads of connections share.
@@ -127,7 +130,17 @@ impl Service {
         let (give_up, sentence) = (keeper.stop_flag(), keeper.sentence());
         let keeper = spawn("keeper", move || keeper.run(&queue))?;
         spawn("accept", move || accept(&listener, &shared))?;
-        Ok(Service { address, jobs, closing, give_up, keeper, sentence, tls })
+        Ok(Service { address, jobs, closing, give_up, keeper, sentence, tls, releasing: Mutex::default() })
+    }
+
+    /// Begins to release secrets to attested guests, too. Where it listens for them.
+    ///
+    /// # Errors
+    /// If the catalogue, a policy or a secret in it cannot be used, or the address cannot be listened at.
+    pub fn release(&self, releasing: Releasing) -> Result<SocketAddr, Error> {
+        let address = release::serve(releasing, self.jobs.clone(), Arc::clone(&self.closing))?;
+        self.releasing.lock().unwrap_or_else(PoisonError::into_inner).push(address);
+        Ok(address)
     }
 
     /// Where it listens.
@@ -161,8 +174,11 @@ impl Service {
     pub fn stop(self) -> Result<(), Error> {
         self.closing.store(true, Ordering::Relaxed);
         self.give_up.store(true, Ordering::Relaxed);
-        // Wakes the thread that accepts.
-        drop(TcpStream::connect(self.address));
+        // Wakes the threads that accept.
+        let guests = self.releasing.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for address in [self.address].into_iter().chain(guests) {
+            drop(TcpStream::connect(address));
+        }
         let (done, ended) = sync_channel(1);
         if self.jobs.send(Job::Stop(done)).is_ok() {
             let _ = ended.recv();
@@ -171,7 +187,7 @@ impl Service {
     }
 }
 
-fn spawn<T: Send + 'static>(
+pub(crate) fn spawn<T: Send + 'static>(
     name: &'static str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>, Error> {

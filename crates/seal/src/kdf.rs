@@ -2,7 +2,7 @@
 
 use aws_lc_rs::{constant_time, digest, hkdf, hmac};
 
-use crate::{Secret, Suite, heap};
+use crate::{Random, Secret, Suite, heap};
 
 /// SHA-256 of the parts, one after the other as if they were one.
 pub fn sha256(parts: &[&[u8]]) -> [u8; 32] {
@@ -52,6 +52,11 @@ impl MacKey {
     pub(crate) fn new(key: &Secret<32>) -> MacKey {
         heap::take_over();
         MacKey(hmac::Key::new(hmac::HMAC_SHA256, key.expose()))
+    }
+
+    /// A new one, which ends with this process.
+    pub fn generate(random: &dyn Random) -> MacKey {
+        MacKey::new(&Secret::generate(random))
     }
 
     /// The MAC of the parts, taken as one: where one ends must follow from the format.

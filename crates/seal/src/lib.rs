@@ -5,7 +5,8 @@
 //!   fresh random salt and counts its nonces.
 //! * [`BlockKey`] seals and opens blocks, also into and from buffers that the host can change meanwhile
 //!   ([`BlockKey::seal_into`], [`BlockKey::open_from`]).
-//! * [`slot::KeySlots`] wraps the volume key for passphrases and key files.
+//! * [`slot::KeySlots`] wraps the volume key for passphrases, key files and secrets that an owner's service releases.
+//! * [`jwe`] seals a secret for the holder of one key pair.
 //! * [`tpm`] has the keys of a session with a TPM.
 //! * [`hygiene`] keeps secrets out of swap and core dumps.
 
@@ -16,6 +17,7 @@ mod block;
 mod cipher;
 mod heap;
 pub mod hygiene;
+pub mod jwe;
 mod kdf;
 mod key;
 mod locked;

@@ -94,6 +94,13 @@ impl SecretBytes {
         Ok(SecretBytes(memory))
     }
 
+    /// Lets `write` fill `len` bytes in place, so that no copy of them is left elsewhere.
+    pub(crate) fn build(len: usize, write: impl FnOnce(&mut [u8])) -> SecretBytes {
+        let mut memory = Locked::zeroed(len);
+        write(memory.bytes_mut());
+        SecretBytes(memory)
+    }
+
     /// The bytes. Don't copy them to where they outlive the secret.
     pub fn expose(&self) -> &[u8] {
         self.0.bytes()

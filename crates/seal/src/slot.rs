@@ -3,7 +3,8 @@
 //! The area is one block of 16 slots with 256 bytes each; the format of a slot is in `codec`.
 //!
 //! A passphrase goes through Argon2id (RFC 9106), a key file through HKDF-SHA-256, both with the slot's
-//! random salt, and give the key-encryption key. HKDF makes of that a wrapping key for AES-256-GCM and a
+//! random salt, and give the key-encryption key. So does a secret that an owner's service releases to an attested guest, with the volume's id
+//! and the slot's index beside the salt: one secret for two volumes gives two keys. HKDF makes of that a wrapping key for AES-256-GCM and a
 //! commitment that is stored in the slot: AES-GCM alone does not commit to its key, so that one crafted
 //! slot could open under many passphrases. Volume id, slot index and everything else in the slot are
 //! associated data.
@@ -39,6 +40,20 @@ pub enum Credential {
     Passphrase(SecretBytes),
     /// The content of a file of random bytes, at least [`MIN_KEY_FILE_SIZE`].
     KeyFile(SecretBytes),
+    /// What an owner's service released to this guest, at least [`MIN_KEY_FILE_SIZE`] bytes.
+    Released(SecretBytes),
+}
+
+impl Credential {
+    /// The bytes themselves, whatever they open.
+    #[must_use]
+    pub fn secret(&self) -> &SecretBytes {
+        match self {
+            Credential::Passphrase(secret) | Credential::KeyFile(secret) | Credential::Released(secret) => {
+                secret
+            }
+        }
+    }
 }
 
 /// The costs of Argon2id, RFC 9106.

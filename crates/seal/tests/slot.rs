@@ -76,6 +76,47 @@ fn each_credential_opens_its_slot_and_no_other_does() {
     assert_eq!(unlock(&KeySlots::new(), &passphrase("first")), Err(SlotError::WrongCredential));
 }
 
+/// One secret for two volumes, or in two slots, opens each of them by a key of its own.
+#[test]
+fn a_released_secret_is_a_credential_of_its_own_kind_bound_to_volume_and_slot() {
+    let secret = [9; 64];
+    let released = || Credential::Released(SecretBytes::from_slice(&secret));
+    let mut slots = KeySlots::new();
+    let random = random();
+    for _ in 0..2 {
+        slots.add(&VOLUME, &volume_key(), released(), "released", CHEAP, &random).unwrap();
+    }
+    let bytes = slots.encode();
+    assert_eq!((bytes[0], bytes[SLOT_SIZE]), (3, 3));
+    let slots = KeySlots::decode(&bytes).unwrap();
+    assert_eq!(slots.list()[0].kind, Kind::Released);
+    assert_eq!(unlock(&slots, &released()), Ok(volume_key()));
+    let others = [
+        Credential::KeyFile(SecretBytes::from_slice(&secret)),
+        Credential::Passphrase(SecretBytes::from_slice(&secret)),
+        Credential::Released(SecretBytes::from_slice(&[8; 64])),
+    ];
+    for other in others {
+        assert_eq!(unlock(&slots, &other), Err(SlotError::WrongCredential), "{other:?}");
+    }
+    // A slot that is moved to another place, or to another volume, does not even have the key: its commitment is another.
+    let mut moved = [0; seal::slot::AREA_SIZE];
+    moved[SLOT_SIZE * 5..SLOT_SIZE * 6].copy_from_slice(&bytes[..SLOT_SIZE]);
+    let moved = KeySlots::decode(&moved).unwrap();
+    assert_eq!(unlock(&moved, &released()), Err(SlotError::WrongCredential));
+    let limits = SlotLimits::default();
+    assert_eq!(slots.unlock(&[0xee; 16], &released(), &limits), Err(SlotError::WrongCredential));
+    // Nothing in such a slot says what it costs, and a secret that can be guessed is none.
+    let costly = changed(|bytes| {
+        bytes[..SLOT_SIZE].copy_from_slice(&slots.encode()[..SLOT_SIZE]);
+        bytes[8] = 1;
+    });
+    assert!(matches!(costly, Err(SlotError::Malformed { slot: 0, .. })), "{costly:?}");
+    let short = Credential::Released(SecretBytes::from_slice(&[1; 31]));
+    let mut more = KeySlots::new();
+    assert_eq!(more.add(&VOLUME, &volume_key(), short, "", CHEAP, &random), Err(SlotError::Weak));
+}
+
 #[test]
 fn slots_tell_what_they_are() {
     let list = KeySlots::decode(&slots().encode()).unwrap().list();
@@ -205,8 +246,8 @@ fn malformed_slots_are_told() {
     };
     assert_eq!(what(0, 0), (0, "it is marked empty but holds data"));
     assert_eq!(what(15 * SLOT_SIZE + 255, 1), (15, "it is marked empty but holds data"));
-    assert_eq!(what(0, 3), (0, "its kind is unknown"));
-    assert_eq!(what(SLOT_SIZE + 8, 1), (1, "a key file has no costs"));
+    assert_eq!(what(0, 4), (0, "its kind is unknown"));
+    assert_eq!(what(SLOT_SIZE + 8, 1), (1, "only a passphrase has costs"));
     for reserved in (1..8).chain(20..24).chain(212..256) {
         assert_eq!(what(reserved, 1), (0, "reserved bytes are not zero"));
     }

@@ -76,7 +76,7 @@ fn first_line(mut secret: SecretBytes) -> SecretBytes {
 /// When there is no terminal, it fails, or somebody interrupts.
 pub fn ask(prompt: &str) -> Result<SecretBytes, Failure> {
     let mut terminal = OpenOptions::new().read(true).write(true).open("/dev/tty").map_err(|_| {
-        Failure::usage("there is no terminal to ask for a passphrase on; use --key-file or --passphrase-file")
+        Failure::usage("there is no terminal to ask for a passphrase on; use --key-file, --passphrase-file or --key-from")
     })?;
     let fail = |error: io::Error| Failure::io(format!("the terminal cannot be used: {error}"));
     let before = tcgetattr(&terminal).map_err(|errno| fail(errno.into()))?;

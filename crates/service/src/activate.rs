@@ -18,7 +18,7 @@ use cli::failure::Failure;
 use cli::output;
 use daemon::control::Request;
 use daemon::front::{Shown, warn_of_loop};
-use daemon::input::{self, Origin, VolumeFiles};
+use daemon::input::{self, Origin, Released, VolumeFiles};
 use daemon::runtime::{Daemon, Peer, Place};
 use daemon::tamper::{Orders, Tamper};
 use daemon::{Order, events, holders, launch, system};
@@ -80,17 +80,19 @@ pub struct Inactive {
 pub fn activate(target: &Target, runtime: &Path) -> Result<Active, Failure> {
     let turn = Turn::take(runtime, &target.name)?;
     let place = Place::new(runtime, &target.name);
+    let found = settled(&place)?;
+    let is_new = found.is_none();
+    // The policy may be released with the key: then the owner is asked first.
+    let released = if is_new { released(target)? } else { None };
     let policy = input::read_policy(&target.policy)?;
     VolumeFiles::known(&target.store, &target.policy, &policy)
         .opened_by(target.credential())
         .refuse_same(&[])?;
-    let found = settled(&place)?;
-    let is_new = found.is_none();
     let status = match found {
         Some(status) => status,
         None => {
             make_room(target, &turn, &place)?;
-            start_or_again(target, &policy, &place, runtime)?;
+            start_or_again(target, &policy, &place, runtime, released)?;
             place.ask(&Request::Status)?
         }
     };
@@ -100,6 +102,21 @@ pub fn activate(target: &Target, runtime: &Path) -> Result<Active, Failure> {
         let _ = put_away(&place, &turn, true);
     }
     done
+}
+
+/// What the owner releases, where a policy comes with it.
+fn released(target: &Target) -> Result<Option<Credential>, Failure> {
+    let Some(released) = target.released().filter(Released::holds_files) else { return Ok(None) };
+    if let Some(policy) = released.policy().filter(|policy| *policy != target.policy) {
+        return Err(Failure::usage(format!(
+            "the owner releases the attach policy of {} with the key, to {}, and the volume is told to have it at {}; name the first",
+            target.name,
+            policy.display(),
+            target.policy.display()
+        )));
+    }
+    system::protect()?;
+    input::load(target.credential(), Origin::Known).map(Some)
 }
 
 /// Takes a volume down, or finds that it is. At level `transaction` what was not committed is committed, or forgotten if
@@ -203,9 +220,15 @@ fn clear(turn: &Turn, place: &Place) -> Result<(), Failure> {
 
 /// Starts the daemon; the secret is read once, however often that is tried. One that an activation began which was killed may have taken the
 /// name meanwhile: it finds that nobody waits for it, and leaves.
-fn start_or_again(target: &Target, policy: &Policy, place: &Place, runtime: &Path) -> Result<(), Failure> {
+fn start_or_again(
+    target: &Target,
+    policy: &Policy,
+    place: &Place,
+    runtime: &Path,
+    released: Option<Credential>,
+) -> Result<(), Failure> {
     system::protect()?;
-    let credential = input::load(target.credential(), Origin::Known)?;
+    let credential = released.map_or_else(|| input::load(target.credential(), Origin::Known), Ok)?;
     match start(target, policy, runtime, &credential) {
         Err(failure) if failure.is_usage() => {
             let begun = Instant::now();

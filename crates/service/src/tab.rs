@@ -1,7 +1,7 @@
 //! `/etc/cvmiotab`: the volumes of this machine, one a line, like crypttab(5).
 //!
-//! `name store policy key options`, apart by blanks. The key is `key-file:/PATH` or `passphrase-file:/PATH`; the options are apart by
-//! commas, `-` for none. Lines that begin with `#` are comments. A path with a blank or, in an option, a comma cannot be written.
+//! `name store policy key options`, apart by blanks. The key is `key-file:/PATH`, `passphrase-file:/PATH` or `key-from:ADDRESS`; the options are
+//! apart by commas, `-` for none. Lines that begin with `#` are comments. A path with a blank or, in an option, a comma cannot be written.
 //!
 //! A line with the option `initramfs` is for the boot script there, which knows no other option but `on-tamper`; its key may be `ask`.
 
@@ -17,6 +17,7 @@ use super::Target;
 use super::target::parse_front_end;
 use cli::failure::Failure;
 use cli::input::{parse_duration, parse_name, parse_size, parse_switch, without_mark};
+use daemon::input::release_address;
 use daemon::tamper::OnTamper;
 
 /// Most bytes of a table.
@@ -25,7 +26,7 @@ const MAX_TAB: u64 = 1 << 20;
 const TYPING_ERRORS: usize = 2;
 
 /// All that may stand in the last field.
-const OPTIONS: [&str; 21] = [
+const OPTIONS: [&str; 24] = [
     "anchor-timeout",
     "as",
     "block-cache",
@@ -34,6 +35,7 @@ const OPTIONS: [&str; 21] = [
     "fs",
     "initramfs",
     "interval",
+    "key-from-ca",
     "loop",
     "memory",
     "metrics",
@@ -45,6 +47,8 @@ const OPTIONS: [&str; 21] = [
     "provision",
     "queues",
     "read-only",
+    "release-dir",
+    "simulated-seat",
     "store-timeout",
     "tamper-hook",
 ];
@@ -235,7 +239,11 @@ fn parse_line(text: &str) -> Result<Option<Line>, (usize, String)> {
         [_, _, _, _, _, more, ..] => {
             return more.wrong("nothing follows the options: they are apart by commas, without blanks");
         }
-        [_, _, key] if key.text.starts_with("key-file:") || key.text.starts_with("passphrase-file:") => {
+        [_, _, key]
+            if ["key-file:", "passphrase-file:", "key-from:"]
+                .iter()
+                .any(|kind| key.text.starts_with(kind)) =>
+        {
             return key.wrong(format!("a policy is missing before the key; {FIELDS}"));
         }
         [.., last] => {
@@ -253,6 +261,10 @@ fn parse_line(text: &str) -> Result<Option<Line>, (usize, String)> {
     let mut parsed = Line { target, noauto: false, nofail: false, initramfs: false };
     if let Some(options) = options.filter(|options| options.text != "-") {
         parse_options(options, &mut parsed)?;
+    }
+    if parsed.initramfs && parsed.target.key_from.is_some() {
+        return key
+            .wrong("the boot script of the initramfs cannot ask the owner for a key: name a file, or `ask`");
     }
     match (asks, parsed.initramfs) {
         (true, false) => {
@@ -273,10 +285,14 @@ fn parse_key(word: Word, target: &mut Target) -> Result<(), (usize, String)> {
     match word.text.split_once(':') {
         Some(("key-file", path)) => target.key_file = Some(behind(path)?),
         Some(("passphrase-file", path)) => target.passphrase_file = Some(behind(path)?),
+        Some(("key-from", address)) => {
+            target.key_from = Some(release_address(address).or_else(|why| word.wrong(why))?);
+        }
         other => {
-            let hint = suggestion(other.map_or("", |(kind, _)| kind), ["key-file", "passphrase-file"]);
+            let kinds = ["key-file", "passphrase-file", "key-from"];
+            let hint = suggestion(other.map_or("", |(kind, _)| kind), kinds);
             return word.wrong(format!(
-                "`{}` says not where the key is: write key-file:/PATH or passphrase-file:/PATH{hint}",
+                "`{}` says not where the key is: write key-file:/PATH, passphrase-file:/PATH or key-from:kbs+https://...{hint}",
                 word.text
             ));
         }
@@ -342,6 +358,9 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
         ("on-tamper", Some(value)) => {
             target.on_tamper = one_of(value, ["continue", "read-only", "stop"], parse_on_tamper)?;
         }
+        ("key-from-ca", Some(value)) => target.key_from_ca = Some(value.path()?),
+        ("release-dir", Some(value)) => target.release_dir = Some(value.path()?),
+        ("simulated-seat", Some(value)) => target.simulated_seat = Some(value.path()?),
         ("tamper-hook", Some(value)) => target.tamper_hook = Some(value.path()?),
         ("metrics", Some(value)) => {
             if let Some(path) = value.text.strip_prefix("unix:") {

@@ -13,9 +13,10 @@ use cli::failure::Failure;
 use cli::input::{parse_duration, parse_name, parse_size, parse_switch, without_mark};
 use daemon::front::nbd::Where;
 use daemon::front::{Show, Shown};
-use daemon::input::Source;
+use daemon::input::{Released, Source};
 use daemon::metrics;
 use daemon::tamper::{OnTamper, Orders};
+use kbs::Address as ReleaseAddress;
 
 /// Which front end is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,10 +41,19 @@ pub struct Target {
     pub store: PathBuf,
     /// The attach policy.
     pub policy: PathBuf,
-    /// One of these two opens a key slot.
+    /// One of these three opens a key slot.
     pub key_file: Option<PathBuf>,
     /// As `--passphrase-file`.
     pub passphrase_file: Option<PathBuf>,
+    /// As `--key-from`.
+    #[serde(default, deserialize_with = "release_address")]
+    pub key_from: Option<ReleaseAddress>,
+    /// As `--key-from-ca`.
+    pub key_from_ca: Option<PathBuf>,
+    /// As `--release-dir`.
+    pub release_dir: Option<PathBuf>,
+    /// As `--simulated-seat`.
+    pub simulated_seat: Option<PathBuf>,
     /// As `attach --as`; `auto` gives a block device.
     #[serde(rename = "as", default = "fuse", deserialize_with = "front_end")]
     pub front_end: FrontEnd,
@@ -123,6 +133,10 @@ fn switch<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<bool>, D::
     parse_switch(&String::deserialize(from)?).map(Some).map_err(serde::de::Error::custom)
 }
 
+fn release_address<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<ReleaseAddress>, D::Error> {
+    daemon::input::release_address(&String::deserialize(from)?).map(Some).map_err(serde::de::Error::custom)
+}
+
 fn front_end<'de, D: serde::Deserializer<'de>>(from: D) -> Result<FrontEnd, D::Error> {
     parse_front_end(&String::deserialize(from)?).map_err(serde::de::Error::custom)
 }
@@ -153,6 +167,10 @@ impl Target {
             policy: policy.into(),
             key_file: None,
             passphrase_file: None,
+            key_from: None,
+            key_from_ca: None,
+            release_dir: None,
+            simulated_seat: None,
             front_end: fuse(),
             use_loop: false,
             fs: None,
@@ -199,6 +217,27 @@ impl Target {
         parse_name(&named.name).map_err(Failure::usage)
     }
 
+    /// Whether it is said where the key is, and once.
+    fn check_key(&self) -> Result<(), String> {
+        let files = [
+            &self.key_file,
+            &self.passphrase_file,
+            &self.key_from_ca,
+            &self.release_dir,
+            &self.simulated_seat,
+        ];
+        if let Some(file) = files.into_iter().flatten().find(|file| !file.is_absolute()) {
+            return Err(format!("`{}` is no absolute path, which a service needs", file.display()));
+        }
+        match (&self.key_file, &self.passphrase_file, &self.key_from) {
+            (Some(_), None, None) | (None, Some(_), None) if files[2..].iter().any(|file| file.is_some()) => {
+                Err("key-from-ca, release-dir and simulated-seat go with key-from".into())
+            }
+            (Some(_), None, None) | (None, Some(_), None) | (None, None, Some(_)) => Ok(()),
+            _ => Err("name either a key file, a passphrase file or key-from: nobody can be asked".into()),
+        }
+    }
+
     /// The same with another front end.
     ///
     /// # Errors
@@ -225,13 +264,7 @@ impl Target {
         if let Some(path) = paths.into_iter().find(|path| !path.is_absolute()) {
             return Err(format!("`{}` is no absolute path, which a service needs", path.display()));
         }
-        match (&self.key_file, &self.passphrase_file) {
-            (Some(file), None) | (None, Some(file)) if file.is_absolute() => {}
-            (Some(file), None) | (None, Some(file)) => {
-                return Err(format!("`{}` is no absolute path, which a service needs", file.display()));
-            }
-            _ => return Err("name either a key file or a passphrase file: nobody can be asked".into()),
-        }
+        self.check_key()?;
         if self.mountpoint.is_some() != self.fs.is_some() {
             return Err("fs and mountpoint go together".into());
         }
@@ -312,7 +345,21 @@ impl Target {
 
     /// Where the secret is.
     pub fn credential(&self) -> Source {
-        Source { key_file: self.key_file.clone(), passphrase_file: self.passphrase_file.clone() }
+        Source {
+            key_file: self.key_file.clone(),
+            passphrase_file: self.passphrase_file.clone(),
+            released: self.released(),
+        }
+    }
+
+    /// Where the key is released, if it is.
+    pub fn released(&self) -> Option<Released> {
+        Some(Released {
+            address: self.key_from.clone()?,
+            authorities: self.key_from_ca.clone(),
+            directory: self.release_dir.clone(),
+            seat: self.simulated_seat.clone(),
+        })
     }
 }
 
@@ -389,7 +436,7 @@ mod tests {
     fn contradictions_are_refused_with_the_reason() {
         for (more, reason) in [
             (r#""colour": "red""#, "unknown field `colour`"),
-            (r#""passphrase-file": "/p""#, "either a key file or a passphrase file"),
+            (r#""passphrase-file": "/p""#, "either a key file, a passphrase file or key-from"),
             (r#""fs": "ext4""#, "go together"),
             (r#""mount-options": "noatime""#, "want fs"),
             (r#""fs": "ntfs", "mountpoint": "/srv""#, "unknown variant `ntfs`"),

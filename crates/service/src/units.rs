@@ -58,7 +58,15 @@ fn drop_in_text(line: &Line, tab: &Path) -> String {
         add("RequiresMountsFor", &quote(&store));
     }
     let anchor = anchor_of(&target.policy);
-    let files = [Some(&target.policy), target.key_file.as_ref(), target.passphrase_file.as_ref()];
+    // A policy that is released with the key is not there before.
+    let policy = if target.release_dir.is_some() { None } else { Some(&target.policy) };
+    let files = [
+        policy,
+        target.key_file.as_ref(),
+        target.passphrase_file.as_ref(),
+        target.key_from_ca.as_ref(),
+        target.simulated_seat.as_ref(),
+    ];
     for path in files.into_iter().flatten().chain(&anchor.paths) {
         add("RequiresMountsFor", &quote(path));
     }
@@ -67,7 +75,7 @@ fn drop_in_text(line: &Line, tab: &Path) -> String {
         add("Wants", &device);
         add("After", &device);
     }
-    if anchor.network {
+    if anchor.network || target.key_from.is_some() {
         add("Wants", "network-online.target");
         add("After", "network-online.target");
     }
@@ -241,5 +249,17 @@ quick /dev/shm/q.img /etc/q.toml key-file:/k/q noauto
         assert!(!at("cvmio@root.service.d").exists());
         let count = |name| fs::read_dir(at(name)).unwrap().count();
         assert_eq!((count("local-fs.target.requires"), count("local-fs.target.wants")), (1, 1));
+    }
+
+    #[test]
+    fn a_volume_whose_key_is_released_waits_for_the_network_and_not_for_its_policy() {
+        let line = "l /srv/l.img /run/r/policy.toml key-from:kbs+https://o/a/volume/l key-from-ca=/k/ca.pem,release-dir=/run/r,simulated-seat=/k/seat";
+        let lines = crate::tab::parse(line).unwrap();
+        let text = drop_in_text(&lines[0], Path::new("/etc/cvmiotab"));
+        assert!(text.contains("Wants=network-online.target\nAfter=network-online.target\n"), "{text}");
+        assert!(!text.contains("/run/r"), "what is released is not there before: {text}");
+        for file in ["/k/ca.pem", "/k/seat"] {
+            assert!(text.contains(&format!("RequiresMountsFor=\"{file}\"\n")), "{text}");
+        }
     }
 }

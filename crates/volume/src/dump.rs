@@ -267,6 +267,7 @@ impl From<SlotInfo> for SlotDump {
         let (kind, cost) = match info.kind {
             SlotKind::Passphrase(cost) => ("passphrase", Some(cost)),
             SlotKind::KeyFile => ("key-file", None),
+            SlotKind::Released => ("released", None),
         };
         Self {
             index: info.index,

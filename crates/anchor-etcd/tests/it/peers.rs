@@ -60,7 +60,7 @@ fn a_server_that_speaks_something_else_is_named_at_once() {
         let shown = String::from_utf8_lossy(&answer[..40.min(answer.len())]).into_owned();
         let error = over_http(server(Some(answer)));
         let Error::Unusable(why) = error else { panic!("{shown}: {error:?}") };
-        assert!(why.contains("no etcd") || why.contains("no answer of an HTTP server"), "{shown}: {why}");
+        assert!(why.contains("no etcd") || why.contains("no message of HTTP"), "{shown}: {why}");
     }
     let stamped = r#"{"header":{"cluster_id":"1","revision":"1"},"kvs":[{"key":"L2E=","value":"aGVsbG8="}]}"#;
     let error = over_http(server(Some(http(stamped)))).to_string();

@@ -8,7 +8,7 @@ use cli::output;
 use serde_json::json;
 
 use crate::arguments::Doctor;
-use crate::guest::REPORTS;
+use chip::REPORTS;
 
 /// One thing that was looked at.
 struct Finding {
@@ -39,7 +39,7 @@ fn findings() -> [Finding; 6] {
         Finding {
             what: "the kernel makes evidence by configfs",
             is_there: Path::new(REPORTS).is_dir(),
-            advice: "Linux 6.7 or later; `modprobe sev-guest` or `tdx-guest`, and mount configfs on /sys/kernel/config",
+            advice: "Linux 6.7 or later, before it only SNP guests by /dev/sev-guest; `modprobe sev-guest` or `tdx-guest`, and mount configfs on /sys/kernel/config",
         },
         Finding {
             what: "there is an event log of the firmware (TDX)",

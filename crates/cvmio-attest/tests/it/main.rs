@@ -205,3 +205,54 @@ fn a_real_quote_verifies_with_its_collateral_among_others() {
     let late = "verify quote.bin --policy policy.toml --any-report-data --time 1795737600 --cache cache";
     assert!(failed(at, late).1.starts_with("no   collateral: "));
 }
+
+/// A server that has these answers, one for each connection; and its address.
+fn server(answers: Vec<(u16, Vec<u8>)>) -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for (status, body) in answers {
+            use std::io::{Read, Write};
+            let mut stream = listener.accept().unwrap().0;
+            let mut asked = Vec::new();
+            while !asked.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                asked.push(byte[0]);
+            }
+            assert!(asked.starts_with(b"GET /vcek/v1?x=1 HTTP/1.1\r\n"));
+            let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n\r\n", body.len());
+            stream.write_all(&[head.as_bytes(), &body].concat()).unwrap();
+        }
+    });
+    format!("http://{address}/vcek/v1?x=1")
+}
+
+#[test]
+fn what_a_named_server_has_is_kept_by_what_it_is() {
+    let Some(evidence) = evidence("a named server") else { return };
+    let folder = TempDir::new().unwrap();
+    let at = folder.path();
+    let read = |name: &str| fs::read(evidence.join("snp").join(name)).unwrap();
+    let url = server(vec![
+        (200, read("milan-vcek.der")),
+        (200, read("milan-ask-ark-asvk.pem")),
+        (200, b" {\"tcb\": 1}".to_vec()),
+        (200, b"<html>".to_vec()),
+        (429, Vec::new()),
+    ]);
+    done(at, &format!("fetch --cache cache --url {url} --url {url} --url {url}"));
+    let mut kinds: Vec<String> = fs::read_dir(at.join("cache"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path().extension().unwrap().to_string_lossy().into_owned())
+        .collect();
+    kinds.sort();
+    assert_eq!(kinds, ["der", "der", "der", "der", "json"]);
+    let (code, _, err) = failed(at, &format!("fetch --cache other --url {url}"));
+    assert!(code == 3 && err.contains("neither a certificate"), "{err}");
+    let (code, _, err) = failed(at, &format!("fetch --cache other --url {url}"));
+    assert!(code == 3 && err.contains("HTTP status 429"), "{err}");
+    let (code, _, err) = failed(at, "fetch --cache other --url ftp://a/b");
+    assert!(code == 2 && err.contains("no URL"), "{err}");
+    assert!(!at.join("other").exists());
+}

@@ -4,6 +4,7 @@ mod admin;
 mod damage;
 mod errors;
 mod kill;
+mod release;
 mod renew;
 mod rollback;
 mod room;

@@ -32,6 +32,9 @@ pub struct KeyAdd {
     /// The new passphrase: the first line of FILE; without either, it is asked for
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub new_passphrase_file: Option<PathBuf>,
+    /// The new key: what the owner's service will release to a guest, from FILE (at least 32 random bytes)
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["new_key_file", "new_passphrase_file"])]
+    pub new_released_file: Option<PathBuf>,
     /// Name of the new slot
     #[arg(long, default_value = "")]
     pub label: String,

@@ -24,6 +24,7 @@ impl StreamCredential {
         CredentialArgs {
             key_file: self.stream_key_file.clone(),
             passphrase_file: self.stream_passphrase_file.clone(),
+            ..CredentialArgs::default()
         }
     }
 }
@@ -104,7 +105,7 @@ pub struct Import {
 }
 
 /// Options that are about a volume, where none is made.
-const NEEDLESS: [&str; 14] = [
+const NEEDLESS: [&str; 18] = [
     "to",
     "size",
     "anchor",
@@ -116,6 +117,10 @@ const NEEDLESS: [&str; 14] = [
     "provision",
     "key_file",
     "passphrase_file",
+    "key_from",
+    "key_from_ca",
+    "release_dir",
+    "simulated_seat",
     "label",
     "buffered",
     "force",

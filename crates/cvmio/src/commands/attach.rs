@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use seal::slot::Credential;
 use volume::Reading;
 use volume::format::protections::Freshness;
 use volume::policy::Policy;
@@ -11,17 +12,19 @@ use cli::failure::Failure;
 use cli::output;
 use daemon::front::Show;
 use daemon::front::nbd::{Files, Where};
-use daemon::input::{self, Origin, VolumeFiles};
+use daemon::input::{self, Origin, Released, VolumeFiles};
 use daemon::metrics::Address;
 use daemon::runtime::Place;
 use daemon::system;
 use daemon::{Errors, Order, Ready, launch, tamper};
 
 pub fn run(args: &Attach) -> Result<(), Failure> {
+    // The policy may be released with the key: then the owner is asked first.
+    let released = released(args)?;
     let order = order(args)?;
     order.show.check(&Place::new(&order.runtime, &order.name))?;
     system::protect()?;
-    let credential = input::load(&args.credential, Origin::Known)?;
+    let credential = released.map_or_else(|| input::load(&args.credential, Origin::Known), Ok)?;
     if args.foreground {
         return daemon::run(&order, credential, Errors::AsTheyAre, |ready| {
             report(args, ready).map_err(|failure| std::io::Error::other(failure.to_string()))
@@ -33,8 +36,26 @@ pub fn run(args: &Attach) -> Result<(), Failure> {
     report(args, &ready?)
 }
 
+/// What the owner releases, where a policy comes with it.
+fn released(args: &Attach) -> Result<Option<Credential>, Failure> {
+    let Some(released) = args.credential.release.released().filter(Released::holds_files) else {
+        return Ok(None);
+    };
+    if let (Some(policy), Some(given)) = (released.policy(), &args.policy)
+        && policy != *given
+    {
+        return Err(Failure::usage(format!(
+            "the owner releases the attach policy with the key, to {}; leave --policy out",
+            policy.display()
+        )));
+    }
+    system::protect()?;
+    input::load(&args.credential, Origin::Known).map(Some)
+}
+
 fn order(args: &Attach) -> Result<Order, Failure> {
-    let policy_path = input::default_policy(&args.store, args.policy.as_deref())?;
+    let released = args.credential.release.released().and_then(|released| released.policy());
+    let policy_path = input::default_policy(&args.store, args.policy.as_deref().or(released.as_deref()))?;
     // Looked at first, so that a wrong path is not taken for a lost policy.
     let address = store::Address::of(&args.store)?;
     std::fs::metadata(address.path()).map_err(|error| {

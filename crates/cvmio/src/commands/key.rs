@@ -23,9 +23,16 @@ pub fn run(args: &Key) -> Result<(), Failure> {
 }
 
 fn add(args: &KeyAdd) -> Result<(), Failure> {
-    let new = || {
-        let (key_file, passphrase_file) = (args.new_key_file.clone(), args.new_passphrase_file.clone());
-        input::load(&CredentialArgs { key_file, passphrase_file }, Origin::New)
+    let new = || -> Result<Credential, Failure> {
+        let key_file = args.new_key_file.clone().or(args.new_released_file.clone());
+        let passphrase_file = args.new_passphrase_file.clone();
+        let args_of_new = CredentialArgs { key_file, passphrase_file, ..CredentialArgs::default() };
+        match input::load(&args_of_new, Origin::New)? {
+            Credential::KeyFile(secret) if args.new_released_file.is_some() => {
+                Ok(Credential::Released(secret))
+            }
+            other => Ok(other),
+        }
     };
     if let Some(place) = offline::running(&args.offline.store, &args.runtime)? {
         let request = Request::AddSlot { label: args.label.clone() };

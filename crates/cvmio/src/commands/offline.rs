@@ -132,8 +132,7 @@ pub fn slot_line(slot: &SlotDump) -> String {
 
 pub fn dump(args: &crate::cli::Dump) -> Result<(), Failure> {
     let args = &args.offline;
-    let named = args.credential.key_file.is_some() || args.credential.passphrase_file.is_some();
-    let dump = if named {
+    let dump = if args.credential.is_named() {
         let Opened { environment, policy, credential } = open(args, false)?;
         volume::dump::dump(environment, Some(policy), Some(credential), AttachOptions::default())
     } else {

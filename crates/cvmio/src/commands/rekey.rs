@@ -37,7 +37,7 @@ fn change_attached(args: &Rekey, place: &Place) -> Result<(), Failure> {
     offline::refuse_for_attached(store, policy.as_deref(), *buffered, args.force)?;
     let report = &place.ask_soon(&Request::Status)?["report"];
     let credential = &args.offline.credential;
-    let named = credential.key_file.is_some() || credential.passphrase_file.is_some();
+    let named = credential.is_named();
     // Who has waited for the end, and was cut short, asks again.
     let ended = report["rekey"]["stage"] == "done" && !named && !args.begin;
     if report["volume"]["rekeying"] == true || ended {
@@ -128,11 +128,11 @@ fn keep(args: &Rekey) -> Result<Vec<Credential>, Failure> {
     let key_files = args
         .keep_key_file
         .iter()
-        .map(|path| CredentialArgs { key_file: Some(path.clone()), passphrase_file: None });
+        .map(|path| CredentialArgs { key_file: Some(path.clone()), ..CredentialArgs::default() });
     let passphrases = args
         .keep_passphrase_file
         .iter()
-        .map(|path| CredentialArgs { key_file: None, passphrase_file: Some(path.clone()) });
+        .map(|path| CredentialArgs { passphrase_file: Some(path.clone()), ..CredentialArgs::default() });
     key_files.chain(passphrases).map(|one| input::load(&one, Origin::Known)).collect()
 }
 

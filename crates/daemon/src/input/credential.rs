@@ -5,16 +5,19 @@ use seal::slot::Credential;
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 
+use super::Released;
 use cli::failure::Failure;
 use secrets::MAX_KEY_FILE;
 
-/// Where the secret comes from that opens a key slot. Without either, a passphrase is asked for on the terminal.
+/// Where the secret comes from that opens a key slot: one of these. Without any, a passphrase is asked for on the terminal.
 #[derive(Debug, Clone, Default)]
 pub struct Source {
     /// Its content is the key.
     pub key_file: Option<PathBuf>,
     /// Its first line is the passphrase.
     pub passphrase_file: Option<PathBuf>,
+    /// The owner releases it to this guest.
+    pub released: Option<Released>,
 }
 
 /// Whether a credential exists or is made up now.
@@ -48,6 +51,7 @@ pub fn copy(credential: &Credential) -> Credential {
     match credential {
         Credential::Passphrase(secret) => Credential::Passphrase(same(secret)),
         Credential::KeyFile(secret) => Credential::KeyFile(same(secret)),
+        Credential::Released(secret) => Credential::Released(same(secret)),
     }
 }
 
@@ -63,6 +67,9 @@ pub fn load(source: impl Into<Source>, origin: Origin) -> Result<Credential, Fai
     if let Some(path) = &source.passphrase_file {
         return Ok(Credential::Passphrase(secrets::passphrase_file(path)?));
     }
+    if let Some(released) = &source.released {
+        return Ok(Credential::Released(released.fetch()?));
+    }
     let (prompt, again) = origin.prompt();
     let passphrase = secrets::ask(prompt)?;
     if again && secrets::ask("The same again: ")? != passphrase {
@@ -73,10 +80,12 @@ pub fn load(source: impl Into<Source>, origin: Origin) -> Result<Credential, Fai
 
 /// Hands a credential to the daemon: its kind, its length in four bytes, and its bytes.
 pub fn to_pipe(credential: &Credential, pipe: &mut impl Write) -> io::Result<()> {
-    let (kind, secret) = match credential {
-        Credential::Passphrase(secret) => (b'p', secret),
-        Credential::KeyFile(secret) => (b'k', secret),
+    let kind = match credential {
+        Credential::Passphrase(_) => b'p',
+        Credential::KeyFile(_) => b'k',
+        Credential::Released(_) => b'r',
     };
+    let secret = credential.secret();
     let length = u32::try_from(secret.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
     pipe.write_all(&[kind])?;
     pipe.write_all(&length.to_le_bytes())?;
@@ -102,6 +111,7 @@ pub fn from_pipe(pipe: &mut impl Read) -> io::Result<Credential> {
     match kind[0] {
         b'p' => Ok(Credential::Passphrase(secret)),
         b'k' => Ok(Credential::KeyFile(secret)),
+        b'r' => Ok(Credential::Released(secret)),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }
@@ -115,6 +125,7 @@ mod tests {
         let credentials = [
             Credential::Passphrase(SecretBytes::from_slice(b"open sesame")),
             Credential::KeyFile(SecretBytes::from_slice(&[7; 64])),
+            Credential::Released(SecretBytes::from_slice(&[8; 64])),
         ];
         let mut pipe = Vec::new();
         credentials.iter().for_each(|credential| to_pipe(credential, &mut pipe).unwrap());
@@ -122,7 +133,8 @@ mod tests {
         for credential in credentials {
             match (from_pipe(&mut rest).unwrap(), credential) {
                 (Credential::Passphrase(a), Credential::Passphrase(b))
-                | (Credential::KeyFile(a), Credential::KeyFile(b)) => assert_eq!(a, b),
+                | (Credential::KeyFile(a), Credential::KeyFile(b))
+                | (Credential::Released(a), Credential::Released(b)) => assert_eq!(a, b),
                 other => panic!("{other:?}"),
             }
         }

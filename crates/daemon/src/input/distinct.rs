@@ -74,8 +74,11 @@ impl<'a> VolumeFiles<'a> {
     /// And where its secret comes from.
     #[must_use]
     pub fn opened_by(self, source: impl Into<Source>) -> Self {
-        let Source { key_file, passphrase_file } = source.into();
-        self.and_secret("key file", key_file).and_secret("passphrase file", passphrase_file)
+        let Source { key_file, passphrase_file, released } = source.into();
+        let seat = released.and_then(|released| released.seat);
+        self.and_secret("key file", key_file)
+            .and_secret("passphrase file", passphrase_file)
+            .and_secret("simulated seat", seat)
     }
 
     /// Another secret, such as a stream's.

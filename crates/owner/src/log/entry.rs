@@ -5,14 +5,14 @@
 //! | 0 | 8 | magic `cvmioOL1` |
 //! | 8 | 8 | number, from 1 |
 //! | 16 | 8 | time: milliseconds since 1970, by the service's clock |
-//! | 24 | 1 | event, 1 to 19 |
-//! | 25 | 1 | event 1 and 15: 1 if the service has an anchor of its own; event 14: the reason; event 16: 1 if retired; else zero |
+//! | 24 | 1 | event, 1 to 21 |
+//! | 25 | 1 | events 1, 15: 1 if the service has an anchor of its own; 14: the reason; 16: 1 if retired; 20, 21: the machine, 0 to 3; else zero |
 //! | 26 | 2 | zero |
-//! | 28 | 4 | event 13 and 14: how many refusals before this one were left out |
-//! | 32 | 32 | the client: SHA-256 of its public key; event 1 and 15: the database (16 bytes); event 19: how many (8 bytes); else zeros |
-//! | 64 | 64 | name of the volume, zero-padded, where the event has one; else zeros |
-//! | 128 | 192 | the stamp, where the event has one; else zeros |
-//! | 320 | 32 | hash of the entry before; of the first entry: zeros |
+//! | 28 | 4 | events 13, 14, 21: how many refusals before this one were left out |
+//! | 32 | 32 | SHA-256 of the client's (20, 21: the guest's) public key; 1, 15: the database (16 bytes); 19: how many (8 bytes); else zeros |
+//! | 64 | 64 | name of the volume, or of the release, zero-padded, where the event has one; else zeros |
+//! | 128 | 192 | the stamp, where the event has one; 20, 21: measurement (48), check that refused (32 of text), zeros; else zeros |
+//! | 32 | 32 | SHA-256 of the client's (20, 21: the guest's) public key; 1, 15: the database (16 bytes); 19: how many (8 bytes); else zeros |
 //! | 352 | 32 | SHA-256 of bytes 0 to 351 |
 
 use anchor::{STAMP_SIZE, Stamp, StampError, State};
@@ -23,6 +23,8 @@ use std::fmt;
 pub const ENTRY_SIZE: usize = 384;
 
 const MAGIC: &[u8; 8] = b"cvmioOL1";
+/// Bytes of evidence in an entry.
+const SHOWN_SIZE: usize = 48 + CHECK_SIZE;
 const HASHED: usize = ENTRY_SIZE - 32;
 
 /// SHA-256 of a client's public key, as it stands in its certificate (SubjectPublicKeyInfo, RFC 5280, DER).
@@ -100,8 +102,104 @@ pub enum Event {
     KeptClient(Name, ClientId),
     /// Snapshot: this is its stamp.
     KeptStamp(Name, Box<Stamp>),
+    /// A guest got what a release names.
+    Released {
+        /// The release.
+        name: Name,
+        /// SHA-256 of the key that it was encrypted for.
+        key: [u8; 32],
+        /// What the guest showed.
+        evidence: Shown,
+    },
+    /// A guest asked for a release, and did not get it.
+    Withheld {
+        /// As in `Conflict`.
+        left_out: u32,
+        /// The release, if it asked for one that there is.
+        name: Option<Name>,
+        /// SHA-256 of the key in its evidence; zeros if it had none.
+        key: [u8; 32],
+        /// What it showed, and which check refused it.
+        evidence: Shown,
+    },
     /// At the start, this many entries behind the anchored one were dropped: no answer rested on them.
     Cut(u64),
+}
+
+/// Evidence, as far as the log keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shown {
+    /// The kind of machine; `None` if there was no evidence.
+    pub machine: Option<Machine>,
+    /// The guest's measurement; zeros if there was none.
+    pub measurement: [u8; 48],
+    /// The check that refused it, in at most 32 of `a-z` and `-`; empty if none did.
+    pub check: String,
+}
+
+/// Most bytes of a check's name.
+pub const CHECK_SIZE: usize = 32;
+
+/// A kind of machine that gives evidence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Machine {
+    /// AMD SEV-SNP.
+    Snp,
+    /// Intel TDX.
+    Tdx,
+    /// A simulated platform: no chip vouched for anything.
+    Simulated,
+}
+
+impl Shown {
+    fn code(&self) -> u8 {
+        match self.machine {
+            None => 0,
+            Some(Machine::Snp) => 1,
+            Some(Machine::Tdx) => 2,
+            Some(Machine::Simulated) => 3,
+        }
+    }
+
+    fn encode(&self) -> [u8; SHOWN_SIZE] {
+        let mut out = [0; SHOWN_SIZE];
+        out[..48].copy_from_slice(&self.measurement);
+        let check = &self.check.as_bytes()[..self.check.len().min(CHECK_SIZE)];
+        out[48..48 + check.len()].copy_from_slice(check);
+        out
+    }
+
+    fn decode(code: u8, bytes: &[u8; SHOWN_SIZE]) -> Result<Shown, EntryError> {
+        let machine = match code {
+            0 => None,
+            1 => Some(Machine::Snp),
+            2 => Some(Machine::Tdx),
+            3 => Some(Machine::Simulated),
+            other => return Err(EntryError::Reason(other)),
+        };
+        let (measurement, check) = bytes.split_first_chunk::<48>().ok_or(EntryError::NotZero)?;
+        let end = check.iter().position(|byte| *byte == 0).unwrap_or(CHECK_SIZE);
+        let good = check[..end].iter().all(|byte| byte.is_ascii_lowercase() || *byte == b'-');
+        let check = if good {
+            String::from_utf8_lossy(&check[..end]).into_owned()
+        } else {
+            return Err(EntryError::NotZero);
+        };
+        Ok(Shown { machine, measurement: *measurement, check })
+    }
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let machine = match self.machine {
+            None => "-",
+            Some(Machine::Snp) => "snp",
+            Some(Machine::Tdx) => "tdx",
+            Some(Machine::Simulated) => "simulated",
+        };
+        write!(f, "machine {machine} measurement {}", hex::encode(self.measurement))?;
+        if self.check.is_empty() { Ok(()) } else { write!(f, " check {}", self.check) }
+    }
 }
 
 /// What kind of move it was.
@@ -177,6 +275,7 @@ struct Fields<'a> {
     client: [u8; 32],
     name: Option<&'a Name>,
     stamp: Option<&'a Stamp>,
+    shown: Option<&'a Shown>,
 }
 
 impl Event {
@@ -234,6 +333,17 @@ impl Event {
             Event::KeptVolume(name, retired) => Fields { flag: u8::from(*retired), ..of(16, name) },
             Event::KeptClient(name, client) => Fields { client: *client, ..of(17, name) },
             Event::KeptStamp(name, stamp) => Fields { stamp: Some(stamp), ..of(18, name) },
+            Event::Released { name, key, evidence } => {
+                Fields { flag: evidence.code(), client: *key, shown: Some(evidence), ..of(20, name) }
+            }
+            Event::Withheld { left_out, name, key, evidence } => Fields {
+                flag: evidence.code(),
+                left_out: *left_out,
+                client: *key,
+                name: name.as_ref(),
+                shown: Some(evidence),
+                ..plain(21)
+            },
             Event::Cut(count) => Fields { client: widened(&count.to_le_bytes()), ..plain(19) },
         }
     }
@@ -263,6 +373,9 @@ impl Entry {
         }
         if let Some(stamp) = fields.stamp {
             out[128..320].copy_from_slice(&stamp.encode());
+        }
+        if let Some(shown) = fields.shown {
+            out[128..128 + SHOWN_SIZE].copy_from_slice(&shown.encode());
         }
         out[320..352].copy_from_slice(previous);
         let hash = seal::sha256(&[&out[..HASHED]]);
@@ -299,6 +412,8 @@ fn decode_event(bytes: &[u8; ENTRY_SIZE]) -> Result<Event, EntryError> {
     let left_out = u32::from_le_bytes(array(bytes, 28));
     let name = || Name::from_padded(&array(bytes, 64)).map_err(EntryError::Name);
     let stamp = || Stamp::decode(&bytes[128..128 + STAMP_SIZE]).map(Box::new).map_err(EntryError::Stamp);
+    let named = || if bytes[64] == 0 { Ok(None) } else { name().map(Some) };
+    let shown = || Shown::decode(flag, &array(bytes, 128));
     let moved = |kind| Ok(Event::Moved(kind, name()?, client, stamp()?));
     Ok(match bytes[24] {
         1 => Event::Made { database: array(bytes, 32), anchored: flag == 1 },
@@ -317,7 +432,7 @@ fn decode_event(bytes: &[u8; ENTRY_SIZE]) -> Result<Event, EntryError> {
         14 => Event::Refused {
             reason: Refusal::from_code(flag).ok_or(EntryError::Reason(flag))?,
             left_out,
-            name: if bytes[64] == 0 { None } else { Some(name()?) },
+            name: named()?,
             client,
         },
         15 => Event::Snapshot { database: array(bytes, 32), anchored: flag == 1 },
@@ -325,6 +440,8 @@ fn decode_event(bytes: &[u8; ENTRY_SIZE]) -> Result<Event, EntryError> {
         17 => Event::KeptClient(name()?, client),
         18 => Event::KeptStamp(name()?, stamp()?),
         19 => Event::Cut(u64::from_le_bytes(array(bytes, 32))),
+        20 => Event::Released { name: name()?, key: client, evidence: shown()? },
+        21 => Event::Withheld { left_out, name: named()?, key: client, evidence: shown()? },
         other => return Err(EntryError::Event(other)),
     })
 }
@@ -396,6 +513,13 @@ impl fmt::Display for Entry {
             }
             Event::KeptClient(name, client) => write!(f, "kept {name} client {}", hex::encode(client)),
             Event::KeptStamp(name, kept) => write!(f, "kept {name} {}", stamp(kept)),
+            Event::Released { name, key, evidence } => {
+                write!(f, "key-released {name} guest {} {evidence}", short(key))
+            }
+            Event::Withheld { left_out, name, key, evidence } => {
+                let name = name.as_ref().map_or("-", Name::as_str);
+                write!(f, "key-withheld {name} guest {} {evidence} left-out {left_out}", short(key))
+            }
             Event::Cut(count) => write!(f, "cut {count} entries that no answer rested on"),
         }
     }

@@ -68,7 +68,12 @@ impl State {
             _ if self.database.is_none() => {
                 Err(impossible("the log begins neither with its making nor with a snapshot"))
             }
-            Event::Started | Event::Stopped | Event::Cut(_) | Event::Refused { .. } => Ok(()),
+            Event::Started
+            | Event::Stopped
+            | Event::Cut(_)
+            | Event::Refused { .. }
+            | Event::Released { .. }
+            | Event::Withheld { .. } => Ok(()),
             Event::Added(name) => self.add(name, false),
             Event::KeptVolume(name, retired) => self.add(name, *retired),
             Event::Allowed(name, client) | Event::KeptClient(name, client) => self.allow(name, client),

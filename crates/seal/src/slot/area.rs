@@ -155,7 +155,7 @@ impl KeySlots {
                         let label = slot.label.clone();
                         let params = match slot.kind {
                             Kind::Passphrase(params) => params,
-                            Kind::KeyFile => Argon2Params::default(),
+                            Kind::KeyFile | Kind::Released => Argon2Params::default(),
                         };
                         let slot = wrap::wrap(volume_id, index, new, credential, label, params, random)?;
                         rewrapped.0[index] = Some(slot);

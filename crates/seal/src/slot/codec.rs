@@ -2,11 +2,11 @@
 //!
 //! | offset | bytes | content |
 //! | --- | --- | --- |
-//! | 0 | 1 | kind: 0 empty, 1 passphrase, 2 key file |
+//! | 0 | 1 | kind: 0 empty, 1 passphrase, 2 key file, 3 released to an attested guest |
 //! | 1 | 7 | reserved |
-//! | 8 | 4 | Argon2id memory in KiB (0 for a key file) |
-//! | 12 | 4 | Argon2id passes (0 for a key file) |
-//! | 16 | 4 | Argon2id lanes (0 for a key file) |
+//! | 8 | 4 | Argon2id memory in KiB (0 unless a passphrase) |
+//! | 12 | 4 | Argon2id passes (0 unless a passphrase) |
+//! | 16 | 4 | Argon2id lanes (0 unless a passphrase) |
 //! | 20 | 4 | reserved |
 //! | 24 | 32 | salt |
 //! | 56 | 32 | commitment to the key-encryption key |
@@ -28,6 +28,8 @@ pub enum Kind {
     Passphrase(Argon2Params),
     /// A key file.
     KeyFile,
+    /// A secret that an owner's service releases to an attested guest.
+    Released,
 }
 
 /// An occupied slot. Its costs are unchecked claims.
@@ -62,6 +64,7 @@ impl Slot {
                 put(&mut bytes, PARAMS + 8, &params.lanes.to_le_bytes());
             }
             Kind::KeyFile => bytes[0] = 2,
+            Kind::Released => bytes[0] = 3,
         }
         put(&mut bytes, SALT, &self.salt);
         put(&mut bytes, COMMITMENT, &self.commitment);
@@ -85,7 +88,8 @@ impl Slot {
             0 => return Err(malformed("it is marked empty but holds data")),
             1 => Kind::Passphrase(params),
             2 if bytes[PARAMS..PARAMS + 12] == [0; 12] => Kind::KeyFile,
-            2 => return Err(malformed("a key file has no costs")),
+            3 if bytes[PARAMS..PARAMS + 12] == [0; 12] => Kind::Released,
+            2 | 3 => return Err(malformed("only a passphrase has costs")),
             _ => return Err(malformed("its kind is unknown")),
         };
         if [&bytes[1..PARAMS], &bytes[PARAMS + 12..SALT], &bytes[END..]]

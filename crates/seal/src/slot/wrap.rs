@@ -44,9 +44,12 @@ pub(super) fn wrap(
 ) -> Result<Slot, SlotError> {
     let kind = match credential {
         Credential::Passphrase(passphrase) if passphrase.is_empty() => return Err(SlotError::Weak),
-        Credential::KeyFile(content) if content.len() < MIN_KEY_FILE_SIZE => return Err(SlotError::Weak),
+        Credential::KeyFile(content) | Credential::Released(content) if content.len() < MIN_KEY_FILE_SIZE => {
+            return Err(SlotError::Weak);
+        }
         Credential::Passphrase(_) => Kind::Passphrase(params),
         Credential::KeyFile(_) => Kind::KeyFile,
+        Credential::Released(_) => Kind::Released,
     };
     if let Kind::Passphrase(params) = kind {
         check_costs(&params, &SlotLimits::default(), None)?;
@@ -62,7 +65,7 @@ pub(super) fn wrap(
     };
     random.fill(&mut slot.salt);
     random.fill(&mut slot.nonce);
-    let unlocked = unlock(&slot, credential)?.expect("the kind was made from the credential");
+    let unlocked = unlock(&slot, credential, volume, index)?.expect("the kind was made from the credential");
     slot.commitment = *unlocked.commitment.expose();
     let ad = slot.associated_data(volume, index);
     slot.tag = unlocked.wrapping.seal(slot.nonce, &ad, key.expose(), &mut slot.wrapped);
@@ -80,7 +83,7 @@ pub(super) fn unwrap(
     if let (Kind::Passphrase(params), Credential::Passphrase(_)) = (&slot.kind, credential) {
         check_costs(params, limits, Some(index))?;
     }
-    let Some(unlocked) = unlock(slot, credential)? else { return Ok(None) };
+    let Some(unlocked) = unlock(slot, credential, volume, index)? else { return Ok(None) };
     if verify_slices_are_equal(unlocked.commitment.expose(), &slot.commitment).is_err() {
         return Ok(None);
     }
@@ -96,13 +99,23 @@ pub(super) fn unwrap(
 }
 
 /// `None` if the slot is of another kind than the credential.
-fn unlock(slot: &Slot, credential: &Credential) -> Result<Option<Unlocked>, SlotError> {
+fn unlock(
+    slot: &Slot,
+    credential: &Credential,
+    volume: &[u8; 16],
+    index: usize,
+) -> Result<Option<Unlocked>, SlotError> {
     let kek: Secret<32> = match (&slot.kind, credential) {
         (Kind::Passphrase(params), Credential::Passphrase(passphrase)) => {
             argon2id(passphrase.expose(), &slot.salt, params, available_kib())?
         }
         (Kind::KeyFile, Credential::KeyFile(content)) => {
             hkdf_sha256(&slot.salt, content.expose(), &[&label("slot", None, &["key file"])])
+        }
+        (Kind::Released, Credential::Released(secret)) => {
+            let index = u8::try_from(index).expect("there are 16 slots");
+            let place = [&volume[..], &[index]].concat();
+            hkdf_sha256(&slot.salt, secret.expose(), &[&label("slot", None, &["released"]), &place])
         }
         _ => return Ok(None),
     };

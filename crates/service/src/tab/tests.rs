@@ -14,13 +14,14 @@ plain\t/dev/vdd\t/etc/plain.toml\tkey-file:/k/plain\t-
 device /dev/vde /etc/device.toml key-file:/k/device       as=auto,on-tamper=read-only,tamper-hook=/usr/sbin/page
 root   /dev/vda /etc/root.toml   ask                      initramfs,on-tamper=stop
 image  /dev/vdf /etc/image.toml  key-file:/k/image        as=auto,read-only
+owned  /dev/vdg /run/r/policy.toml key-from:kbs+https://owner.example/default/volume/owned key-from-ca=/k/ca.pem,release-dir=/run/r
 ";
 
 #[test]
 fn each_line_is_a_volume() {
     let lines = parse(TABLE).unwrap();
     let names: Vec<&str> = lines.iter().map(|line| line.target.name.as_str()).collect();
-    assert_eq!(names, ["ledger", "scratch", "plain", "device", "root", "image"]);
+    assert_eq!(names, ["ledger", "scratch", "plain", "device", "root", "image", "owned"]);
     let ledger = &lines[0].target;
     assert_eq!((ledger.fs, ledger.mount_options.as_deref()), (Some(FileSystem::Ext4), Some("noatime,nodev")));
     assert_eq!((lines[0].noauto, lines[0].nofail, lines[1].noauto), (false, true, true));
@@ -36,6 +37,12 @@ fn each_line_is_a_volume() {
     assert_eq!((lines[4].initramfs, lines[4].target.on_tamper), (true, OnTamper::Stop));
     let image = &lines[5].target;
     assert!(image.read_only && image.may_be_ublk() && !image.may_go_on());
+    let owned = &lines[6].target;
+    let released = owned.released().unwrap();
+    assert_eq!(released.address.to_string(), "kbs+https://owner.example:8080/default/volume/owned");
+    assert_eq!(released.policy().as_ref(), Some(&owned.policy));
+    assert_eq!(released.authorities.as_deref(), Some(Path::new("/k/ca.pem")));
+    assert!(owned.key_file.is_none() && released.seat.is_none());
     assert_eq!(parse("").unwrap(), []);
 }
 
@@ -53,6 +60,11 @@ fn what_is_wrong_is_named_with_its_place() {
         ("a PARTLABEL=x /p key-file:/k", 3, "did you mean `/dev/disk/by-partlabel/x`?"),
         ("a /s key-file:/k", 6, "a policy is missing before the key"),
         ("a /s /p key-fil:/k", 9, "did you mean `key-file`?"),
+        ("a /s /p key-from:https://o/a/b/c", 9, "write kbs+https://HOST"),
+        ("a /s /p key-from:kbs+https://o/a/b", 9, "REPOSITORY/TYPE/TAG"),
+        ("a /s /p key-from:kbs+https://o/a/b/c initramfs", 9, "cannot ask the owner"),
+        ("a /s /p key-file:/k release-dir=/r", 21, "go with key-from"),
+        ("a /s /p key-from:kbs+https://o/a/b/c key-from-ca=x", 50, "`x` is no absolute path"),
         ("a /s /p key-file:k", 18, "`k` is no absolute path"),
         ("a /s /p /k", 9, "says not where the key is"),
         ("a /s /p key-file", 9, "says not where the key is"),

@@ -14,6 +14,8 @@ const LIBRARIES: &[&str] = &[
     "evidence-files",
     "export",
     "host",
+    "http1",
+    "kbs",
     "memory",
     "owner",
     "scm",

@@ -16,6 +16,7 @@ struct Recorded {
     /// Writes of somebody else.
     others: u64,
     is_there: RefCell<bool>,
+    device: Option<Old>,
 }
 
 impl Recorded {
@@ -26,7 +27,7 @@ impl Recorded {
             ("auxblob", table.to_vec()),
         ];
         let answers = answers.into();
-        Self { answers, written: RefCell::default(), others: 0, is_there: RefCell::new(false) }
+        Self { answers, written: RefCell::default(), others: 0, is_there: RefCell::new(false), device: None }
     }
 }
 
@@ -37,6 +38,9 @@ fn name(path: &Path) -> String {
 impl Files for Recorded {
     fn make(&self, path: &Path) -> io::Result<()> {
         assert!(path.starts_with(REPORTS));
+        if self.device.is_some() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
         *self.is_there.borrow_mut() = true;
         Ok(())
     }
@@ -49,6 +53,10 @@ impl Files for Recorded {
     fn write(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         self.written.borrow_mut().push((name(path), bytes.to_vec()));
         Ok(())
+    }
+
+    fn device(&self) -> Option<&dyn SevGuest> {
+        self.device.as_ref().map(|device| device as &dyn SevGuest)
     }
 
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
@@ -107,4 +115,28 @@ fn the_recorded_answer_of_a_genoa_machine_is_evidence_with_its_certificates() {
         panic!("it is SNP evidence")
     };
     assert_eq!((report.len(), certificates.len()), (1184, 3));
+}
+
+/// The device of a kernel without configfs.
+struct Old;
+
+impl SevGuest for Old {
+    fn report(&self, request: &[u8; REQUEST_SIZE], with_table: bool) -> io::Result<Answer> {
+        assert_eq!(request[..64], [7; 64]);
+        let mut response = vec![0; RESPONSE_SIZE];
+        response[4..8].copy_from_slice(&1184_u32.to_le_bytes());
+        response[32..32 + 1184].fill(3);
+        Ok(Answer { response, table: vec![0; if with_table { TABLE_SIZE } else { 0 }] })
+    }
+}
+
+#[test]
+fn a_kernel_without_configfs_is_asked_by_its_device() {
+    let mut kernel = Recorded::new("tdx_guest", b"", b"");
+    kernel.device = Some(Old);
+    assert_eq!(platform(&kernel).unwrap(), Platform::Snp);
+    let expected = Evidence::Snp { report: vec![3; 1184], certificates: Vec::new() };
+    assert_eq!(evidence(&kernel, Hex([7; 64]), None).unwrap(), expected);
+    kernel.device = None;
+    assert_eq!(platform(&kernel).unwrap(), Platform::Tdx);
 }
