@@ -14,6 +14,7 @@ use daemon::front::nbd::Where;
 use daemon::front::{Show, Shown};
 use daemon::input::Source;
 use daemon::metrics::Address;
+use daemon::polling::Poll;
 use daemon::tamper::{OnTamper, Orders};
 
 /// Which front end is wanted.
@@ -70,6 +71,9 @@ pub struct Target {
     /// As `attach --queues`.
     #[serde(default = "queues")]
     pub queues: u8,
+    /// As `attach --poll`.
+    #[serde(default)]
+    pub poll: Poll,
     /// As `attach --interval`.
     #[serde(default, deserialize_with = "some_time")]
     pub interval: Option<Duration>,
@@ -159,6 +163,7 @@ impl Target {
             block_cache: 0,
             discard: None,
             queues: queues(),
+            poll: Poll::default(),
             interval: None,
             anchor_timeout: None,
             buffered: false,
