@@ -178,6 +178,36 @@ fn no_request_of_the_kernel_goes_from_one_thread_to_another() {
 }
 
 #[test]
+fn a_queue_thread_with_much_to_do_lets_another_help() {
+    let bench = TestVolume::new();
+    let session = Session::begin(bench.attach()).unwrap();
+    let (disk, threads) = start(&session.volume);
+    let (sender, ended) = channel();
+    let also = disk.clone();
+    // All at once, from a queue thread. Each is as much as it keeps to itself.
+    let asks: Client = Box::new(move |_| {
+        Box::pin(async move {
+            for _ in 0..4 {
+                let sender = sender.clone();
+                let request = export::Request::Read { offset: 0, length: u32::try_from(MUCH).unwrap() };
+                also.submit(
+                    request,
+                    Box::new(move |result| sender.send(result.map(|data| data.len())).unwrap()),
+                );
+            }
+        })
+    });
+    disk.attend(asks);
+    let lengths: Vec<_> = (0..4).map(|_| ended.recv().unwrap()).collect();
+    assert_eq!(lengths, [Ok(usize::try_from(MUCH).unwrap()); 4]);
+    assert!((1..4).contains(&disk.hand_overs()), "{}", disk.hand_overs());
+    assert!(disk.lanes.iter().all(|lane| lane.load() == 0));
+    disk.close();
+    threads.join().unwrap();
+    session.end().unwrap();
+}
+
+#[test]
 fn a_client_that_comes_as_the_session_changes_is_served_in_the_next() {
     let bench = TestVolume::new();
     let session = Session::begin(bench.attach()).unwrap();
