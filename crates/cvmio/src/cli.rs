@@ -269,6 +269,9 @@ pub struct Attach {
     /// Threads that seal and open blocks
     #[arg(long, value_name = "COUNT", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub queues: u8,
+    /// How these wait for requests
+    #[arg(long, value_name = "HOW", default_value = "off")]
+    pub poll: Poll,
     /// How the volume is shown
     #[arg(long = "as", value_enum, value_name = "FRONT-END", default_value_t = FrontEnd::Fuse)]
     pub front_end: FrontEnd,
@@ -364,6 +367,27 @@ impl From<OnTamper> for daemon::tamper::OnTamper {
             OnTamper::Continue => Self::Continue,
             OnTamper::ReadOnly => Self::ReadOnly,
             OnTamper::Stop => Self::Stop,
+        }
+    }
+}
+
+/// How queue threads wait for requests.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Poll {
+    /// Asleep
+    Off,
+    /// Looking for a bounded time while requests come close together, then asleep
+    Adaptive,
+    /// Never asleep: each takes a processor for itself
+    Always,
+}
+
+impl From<Poll> for daemon::polling::Poll {
+    fn from(poll: Poll) -> Self {
+        match poll {
+            Poll::Off => Self::Off,
+            Poll::Adaptive => Self::Adaptive,
+            Poll::Always => Self::Always,
         }
     }
 }

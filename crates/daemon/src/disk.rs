@@ -20,6 +20,7 @@ use volume::format::protections::Freshness;
 use volume::{Clock, Volume};
 
 use super::latency::Latency;
+use super::polling::{self, Polling};
 use super::tamper::Tamper;
 use crate::system::SystemClock;
 use crate::thread::Thread;
@@ -29,6 +30,9 @@ use cli::failure::Failure;
 /// buffer of 128 KiB, in memory that stays resident (see docs/decisions/0028-memory-of-a-daemon.md).
 const OPERATIONS: u32 = 128;
 const DEPTHS: RangeInclusive<u32> = 16..=64;
+
+/// With so many bytes under way a queue thread is busy for longer than it takes to wake another: 512 KiB take it some 150 us.
+const MUCH: u64 = 512 << 10;
 
 /// Blocks that the memory for plaintext has address space for: 32 MiB. It takes as much memory as was ever in flight.
 const POOL_BLOCKS: usize = 8192;
@@ -43,6 +47,16 @@ pub struct Disk {
     clock: SystemClock,
     lanes: Arc<[Arc<Lane>]>,
     pool: Pool,
+    polling: Polling,
+}
+
+/// The queue threads of a disk.
+#[derive(Debug, Clone)]
+pub struct Queues {
+    /// How many.
+    pub count: u8,
+    /// How they wait.
+    pub polling: Polling,
 }
 
 /// The way to one queue thread.
@@ -51,6 +65,10 @@ struct Lane {
     latency: Latency,
     /// Requests that ended with an error.
     failed: AtomicU64,
+    /// Requests that another thread has brought.
+    hand_overs: AtomicU64,
+    /// Bytes of reads and writes that have not ended.
+    load: AtomicU64,
 }
 
 struct Inbox {
@@ -132,16 +150,17 @@ impl Ending {
 pub struct Threads(Vec<Thread<()>>);
 
 impl Disk {
-    /// Starts `count` queue threads for `volume`.
+    /// Starts queue threads for `volume`.
     ///
     /// # Errors
     /// When the store or the system refuses another queue or thread.
     pub fn start(
         volume: &Volume,
-        count: u8,
+        queues: Queues,
         clock: SystemClock,
         tamper: &Arc<Tamper>,
     ) -> Result<(Self, Threads), Failure> {
+        let Queues { count, polling } = queues;
         let pool = Pool::new(POOL_BLOCKS);
         let pool = pool.map_err(|error| Failure::io(format!("no memory for requests: {error}")))?;
         let depth = (OPERATIONS / u32::from(count.max(1))).clamp(*DEPTHS.start(), *DEPTHS.end());
@@ -150,10 +169,11 @@ impl Disk {
         for number in 0..count {
             let (sender, receiver) = channel();
             let volume = volume.clone();
-            let (tamper, pool) = (Arc::clone(tamper), pool.clone());
+            let (tamper, pool, polling) = (Arc::clone(tamper), pool.clone(), polling.clone());
             let serve = move || {
                 LANE.set(Some(number.into()));
-                queue::serve(&volume, depth, &sender, clock, tamper, pool);
+                let setup = queue::Setup { depth, clock, tamper, pool, polling };
+                queue::serve(&volume, setup, &sender);
             };
             let thread = Thread::start(format!("queue-{number}"), serve);
             let thread = thread.map_err(|error| Failure::io(format!("no thread can be started: {error}")))?;
@@ -165,7 +185,7 @@ impl Disk {
         let size = volume.blocks() * BLOCK_SIZE as u64;
         let transactions = volume.status().freshness == Freshness::Transaction.to_string();
         let size = Arc::new(AtomicU64::new(size));
-        Ok((Self { size, transactions, clock, lanes: lanes.into(), pool }, threads))
+        Ok((Self { size, transactions, clock, lanes: lanes.into(), pool, polling }, threads))
     }
 
     /// Whether the next session has all that was flushed in this one, however this one ends.
@@ -220,24 +240,52 @@ impl Disk {
         self.lanes.iter().map(|lane| &lane.latency)
     }
 
+    /// How the queue threads have waited.
+    pub fn polling(&self) -> polling::Standing {
+        self.polling.standing()
+    }
+
+    /// Requests that another thread than the one that served them has brought.
+    pub fn hand_overs(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.hand_overs.load(Ordering::Relaxed)).sum()
+    }
+
     /// Requests that ended with an error.
     pub fn failed(&self) -> u64 {
         self.lanes.iter().map(|lane| lane.failed.load(Ordering::Relaxed)).sum()
     }
 
-    fn lane(&self) -> &Lane {
+    fn lane(&self) -> &Arc<Lane> {
         &self.lanes[lane_of_this_thread() % self.lanes.len()]
     }
 
+    /// The lane for a request of so many bytes. A queue thread with much to seal and open lets another one help.
+    fn lane_for(&self, bytes: u64) -> &Arc<Lane> {
+        let lane = self.lane();
+        let load = lane.load();
+        if load < MUCH || bytes == 0 || HOME.get() != Arc::as_ptr(lane) {
+            return lane;
+        }
+        let idlest = self.lanes.iter().min_by_key(|lane| lane.load()).unwrap_or(lane);
+        if idlest.load() < load / 2 { idlest } else { lane }
+    }
+
     fn push(&self, work: Work, done: Ending) {
-        let mut inbox = self.lane().inbox();
+        let bytes = work.bytes();
+        let lane = self.lane_for(bytes);
+        let is_own = HOME.get() == Arc::as_ptr(lane);
+        if !is_own {
+            lane.hand_overs.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut inbox = lane.inbox();
         if inbox.closed {
             drop(inbox);
             return done.fail(Errno::SHUTDOWN);
         }
+        lane.load.fetch_add(bytes, Ordering::Relaxed);
         inbox.tasks.push(Task { work, done, since: self.clock.now() });
-        // Who finds more than one has been woken for the first.
-        if inbox.tasks.len() == 1 {
+        // Only the first task needs a wake-up, and none that the lane's own thread brings.
+        if inbox.tasks.len() == 1 && !(is_own && LOOKS_NEXT.get()) {
             let waker = inbox.waker.clone();
             drop(inbox);
             waker.wake();
@@ -245,7 +293,22 @@ impl Disk {
     }
 }
 
+impl Work {
+    /// Bytes that are sealed or opened for it.
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Device(export::Request::Read { length, .. }) => u64::from(*length),
+            Self::Device(export::Request::Write { data, .. }) => data.len() as u64,
+            _ => 0,
+        }
+    }
+}
+
 impl Lane {
+    fn load(&self) -> u64 {
+        self.load.load(Ordering::Relaxed)
+    }
+
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -304,6 +367,10 @@ impl Threads {
 
 thread_local! {
     static LANE: Cell<Option<usize>> = const { Cell::new(None) };
+    /// The lane whose thread this is.
+    static HOME: Cell<*const Lane> = const { Cell::new(std::ptr::null()) };
+    /// Whether that thread will look into its inbox before it sleeps.
+    static LOOKS_NEXT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Threads are spread over the lanes in turn, and each stays on its lane: neighbours in one stream go to one queue, which can merge them. A

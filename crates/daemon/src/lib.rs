@@ -15,6 +15,7 @@ pub mod latency;
 pub mod launch;
 mod maintenance;
 pub mod metrics;
+pub mod polling;
 mod rehearsal;
 pub mod rekey;
 pub mod runtime;
@@ -48,6 +49,7 @@ use volume::policy::Policy;
 use volume::{Reading, Volume};
 
 use control::{Reply, Request};
+use disk::Queues;
 use environment::{Rekeying, SessionEnvironment};
 pub use front::fuse::clear_left;
 use front::{Front, Show, Shown};
@@ -78,6 +80,8 @@ pub struct Order {
     pub discard: Option<bool>,
     /// Threads that seal and open blocks.
     pub queues: u8,
+    /// How they wait for requests.
+    pub poll: polling::Poll,
     /// The front end.
     pub show: Show,
     /// Only for reading, and how.
@@ -184,7 +188,10 @@ pub fn run(
         tamper.refused(failure);
         tamper.finish();
     })?;
-    let service = Service::start(volume, environment, order.queues, sender.clone(), Arc::clone(&tamper))?;
+    let (polling, warning) = polling::Polling::new(order.poll, order.queues);
+    warnings.extend(warning);
+    let queues = Queues { count: order.queues, polling };
+    let service = Service::start(volume, environment, queues, sender.clone(), Arc::clone(&tamper))?;
     warnings.extend(clear_left(&claim).err().map(|failure| failure.to_string()));
     let front = show(order, &claim, &service, sender.clone())?;
     warnings.extend(claim.open_left(front.covered()).err().map(|failure| failure.to_string()));

@@ -11,7 +11,7 @@ use seal::slot::{Credential, SlotInfo, SlotLimits};
 use serde::{Deserialize, Serialize};
 use volume::{BackedUp, CheckProgress, Clock, KeyChange, KeysChanged, Kind, Volume, WaitsForRoom};
 
-use super::disk::{Disk, Threads};
+use super::disk::{Disk, Queues, Threads};
 use super::environment::SessionEnvironment;
 use super::latency::{Latency, Times};
 use super::maintenance::{Maintenance, SILENCE};
@@ -84,7 +84,7 @@ impl Service {
     pub fn start(
         volume: Volume,
         environment: SessionEnvironment,
-        queues: u8,
+        queues: Queues,
         events: Sender<Event>,
         tamper: Arc<Tamper>,
     ) -> Result<Self, Failure> {
@@ -323,6 +323,8 @@ impl Service {
             scrub: self.scrub.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Scrub::standing),
             rekey: self.rekey.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(Rekey::standing),
             volume,
+            polling: self.disk.polling(),
+            hand_overs: self.disk.hand_overs(),
             latency: Latency::merged(self.disk.latencies()),
             queues: self.disk.latencies().map(Latency::percentiles).collect(),
         })

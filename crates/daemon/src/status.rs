@@ -8,6 +8,7 @@ use volume::Status;
 
 use super::front::Shown;
 use super::latency::Percentiles;
+use super::polling;
 use super::rekey;
 use super::scrub::{self, Stage};
 use super::tamper::{OnTamper, Standing};
@@ -42,6 +43,10 @@ pub struct Report {
     pub rekey: Option<rekey::Standing>,
     /// The volume's own word.
     pub volume: Status,
+    /// How queue threads wait for requests.
+    pub polling: polling::Standing,
+    /// Requests that went from one thread to another on their way to the volume.
+    pub hand_overs: u64,
     /// Latencies over all queues.
     pub latency: Vec<Percentiles>,
     /// Latencies of each queue.
@@ -132,6 +137,7 @@ impl Report {
             ),
         )?;
         row("memory", memory(status))?;
+        row("waits", waits(&self.polling))?;
         if self.failed_requests > 0 {
             let failed = count(self.failed_requests);
             let (blocks, nodes) = (count(status.corrupt_blocks), count(status.corrupt_nodes));
@@ -304,6 +310,21 @@ fn io(status: &Status) -> String {
     )
 }
 
+fn waits(polling: &polling::Standing) -> String {
+    let time = |nanos| duration(Duration::from_nanos(nanos));
+    let mode = polling.mode.name();
+    if polling.mode == polling::Poll::Off {
+        return format!("asleep (--poll {mode})");
+    }
+    format!(
+        "looked {} and slept {} ({} found looking, {} after sleep; --poll {mode})",
+        time(polling.spun),
+        time(polling.slept),
+        count(polling.found),
+        count(polling.sleeps)
+    )
+}
+
 fn memory(status: &Status) -> String {
     let cache = |what: &str, held: u64, hits: u64, misses: u64| match hits + misses {
         0 => format!("{} of {what}, ", bytes(held)),
@@ -401,6 +422,15 @@ mod tests {
             scrub: None,
             rekey: None,
             volume: status(),
+            polling: polling::Standing {
+                mode: polling::Poll::Adaptive,
+                spun: 2_000_000,
+                slept: 3_000_000,
+                found: 71,
+                missed: 72,
+                sleeps: 73,
+            },
+            hand_overs: 81,
             latency: vec![times],
             queues: Vec::new(),
         }
@@ -422,6 +452,7 @@ mod tests {
             "  i/o          40 KiB read, 80 KiB written (x1.25 on the store), 120 KiB discarded, 41 flushes",
             "  journal      25.0 % full, 51 commits, 52 anchor moves, 53 checkpoints",
             "  memory       3 MiB of map cache (75.0 % hits), 7 MiB of block cache (25.0 % hits), 77 changes since the checkpoint, 5 KiB for free space",
+            "  waits        looked 2.0 ms and slept 3.0 ms (71 found looking, 73 after sleep; --poll adaptive)",
             "    write                61    1.0 us    2.0 us    3.0 us    4.0 us",
         ] {
             assert!(text.contains(row), "no `{row}` in\n{text}");
@@ -437,6 +468,9 @@ mod tests {
             ("/front-end", json!("fuse")),
             ("/device", json!("/ledger")),
             ("/warnings/0", json!("beware")),
+            ("/polling/mode", json!("adaptive")),
+            ("/polling/found", json!(71)),
+            ("/hand-overs", json!(81)),
             ("/volume/suite", json!("aes-256-gcm")),
             ("/volume/confidentiality", json!(true)),
             ("/volume/integrity", json!(true)),

@@ -1,28 +1,31 @@
 //! A device as one regular file under a FUSE mount.
 //!
 //! The file is opened for direct I/O unless [`Options::mapped`] says otherwise: the page cache above a loop device, or of the program that
-//! opens the file, is enough. Requests of up to 1 MiB come in parallel from as many threads as [`Options::threads`] says, and
-//! are answered by whatever thread the device completes them on. `fsync` is a flush, punching a hole discards,
-//! zeroing a range zeroes.
+//! opens the file, is enough. Requests of up to 1 MiB are taken in parallel: by the device's own threads if it has such ([`Attend`]), else by
+//! as many as [`Options::threads`] says. They are answered by whatever thread the device completes them on. `fsync` is a flush, punching a
+//! hole discards, zeroing a range zeroes.
+//!
+//! [`Attend`]: crate::Attend
 
+mod abi;
+mod answer;
+mod channel;
 mod covered;
 mod filesystem;
 mod mount;
+mod serve;
 mod watch;
 
 use crate::{BLOCK_SIZE, Device, Error};
+use channel::Channel;
 use covered::Covered;
 pub use covered::{is_free, open_left};
 use filesystem::Disk;
-use fuser::{Session, SessionACL};
 use mount::{MountPoint, Mounted};
-use std::ffi::OsString;
-use std::io;
+use serve::Ended;
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use watch::Watch;
 
@@ -34,7 +37,7 @@ pub struct Options {
     /// Let other users in, as far as the file's mode does (0600, so: root). Without it, only the user who mounts
     /// can see the file. Who is not root needs `user_allow_other` in `/etc/fuse.conf` for it.
     pub allow_other: bool,
-    /// Threads that take requests from the kernel, each on a channel of its own. At least 1.
+    /// Threads that take requests from the kernel where the device has none for it, each on a channel of its own. At least 1.
     pub threads: usize,
     /// Let programs map the file and share the mapping, through the page cache. Without it the file is for direct I/O only, and cannot be
     /// mapped so.
@@ -68,14 +71,8 @@ pub struct Mount {
     file: PathBuf,
     running: Mutex<Option<Running>>,
     ended: Arc<Ended>,
-    notifier: fuser::Notifier,
-}
-
-/// Whether serving has ended.
-#[derive(Debug, Default)]
-struct Ended {
-    flag: Mutex<bool>,
-    changed: Condvar,
+    /// Only who serves keeps it open: if nobody does, the kernel tells its users so.
+    channel: Weak<Channel>,
 }
 
 /// How long the kernel may take, after unmounting, to end the session. It takes longer only while another mount
@@ -84,7 +81,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 struct Running {
-    session: JoinHandle<io::Result<()>>,
     watch: Option<Watch>,
     covered: Covered,
 }
@@ -108,36 +104,21 @@ impl Mount {
         check_size(device.size())?;
         let Mounted { point, covered, channel } =
             MountPoint::mount(mountpoint, options.directory.unwrap_or(name), options)?;
-        let disk = Disk::new(device, OsString::from(name), options);
-        let mut config = fuser::Config::default();
-        config.n_threads = Some(options.threads.max(1));
-        config.clone_fd = true;
-        // Who may come in, the kernel has decided before a request gets here.
+        let channel = Arc::new(Channel::new(channel));
+        let disk = Arc::new(Disk::new(device, name, options));
         let ended = Arc::new(Ended::default());
-        let signal = EndSignal(Arc::clone(&ended));
-        let started = Session::from_fd(disk, channel, SessionACL::All, config).and_then(|session| {
-            let notifier = session.notifier();
-            let thread = std::thread::Builder::new().name("fuse".into());
-            Ok((thread.spawn(move || serve(session, signal))?, notifier))
-        });
-        match started {
-            Ok((session, notifier)) => {
-                let watch = Watch::start(point.path(), covered.as_fd());
-                covered.close();
-                let file = point.path().join(options.directory.unwrap_or_default()).join(name);
-                Ok(Mount {
-                    point,
-                    file,
-                    running: Mutex::new(Some(Running { session, watch, covered })),
-                    ended,
-                    notifier,
-                })
-            }
-            Err(error) => {
-                let _ = point.detach();
-                Err(Error::io(format!("starting to serve {}", point.path().display()), &error))
-            }
+        let started = channel
+            .agree(options)
+            .and_then(|()| serve::start(&channel, &disk, options.threads.max(1), &ended));
+        if let Err(error) = started {
+            let _ = point.detach();
+            return Err(Error::io(format!("starting to serve {}", point.path().display()), &error));
         }
+        let channel = Arc::downgrade(&channel);
+        let watch = Watch::start(point.path(), covered.as_fd());
+        covered.close();
+        let file = point.path().join(options.directory.unwrap_or_default()).join(name);
+        Ok(Mount { point, file, running: Mutex::new(Some(Running { watch, covered })), ended, channel })
     }
 
     /// The path of the file that is the device.
@@ -151,11 +132,8 @@ impl Mount {
     /// # Errors
     /// [`Error::System`] if the kernel does not take the notice.
     pub fn resized(&self) -> Result<(), Error> {
-        match self.notifier.inval_inode(filesystem::FILE, -1, 0) {
-            // Nobody has looked at the file yet, so there is nothing to forget.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            told => told.map_err(|error| Error::io(format!("resizing {}", self.file.display()), &error)),
-        }
+        let told = self.channel.upgrade().map_or(Ok(()), |channel| channel.forget_attributes());
+        told.map_err(|errno| Error::system(format!("resizing {}", self.file.display()), errno))
     }
 
     /// Unmounts, and returns when the last request has been answered. Does nothing if that was done before, here
@@ -177,7 +155,7 @@ impl Mount {
                 self.point.path().display()
             )));
         }
-        running.take().map_or(Ok(()), |running| running.join(self.point.path()))
+        running.take().map_or(Ok(()), |running| self.end(running))
     }
 
     /// Returns when the device is not mounted any more, by [`Mount::unmount`] or by somebody's `umount`.
@@ -187,7 +165,13 @@ impl Mount {
     pub fn wait(&self) -> Result<(), Error> {
         self.ended.wait(None);
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
-        running.map_or(Ok(()), |running| running.join(self.point.path()))
+        running.map_or(Ok(()), |running| self.end(running))
+    }
+
+    fn end(&self, running: Running) -> Result<(), Error> {
+        running.watch.into_iter().for_each(Watch::dismiss);
+        let serving = || format!("serving {}", self.point.path().display());
+        self.ended.failure().map_or(Ok(()), |errno| Err(Error::system(serving(), errno)))
     }
 
     fn explain(&self, error: Error) -> Error {
@@ -200,27 +184,6 @@ impl Mount {
             Error::Busy(format!("{why} (by {})", names.join(", ")))
         }
     }
-}
-
-impl Running {
-    fn join(self, path: &Path) -> Result<(), Error> {
-        let served = self.session.join();
-        if let Some(watch) = self.watch {
-            watch.dismiss();
-        }
-        match served {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) if is_end(&error) => Ok(()),
-            Ok(Err(error)) => Err(Error::io(format!("serving {}", path.display()), &error)),
-            Err(_) => Err(Error::system(format!("serving {}", path.display()), rustix::io::Errno::IO)),
-        }
-    }
-}
-
-/// Whether this is how a thread hears that the file system was unmounted just when it took a request: fuse_dev_do_read in Linux says
-/// ECONNABORTED then, and ENODEV, which fuser knows, at all other times.
-fn is_end(error: &std::io::Error) -> bool {
-    rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::CONNABORTED)
 }
 
 impl Drop for Mount {
@@ -236,43 +199,8 @@ impl Drop for Mount {
     }
 }
 
-impl Ended {
-    fn is_set(&self) -> bool {
-        *self.flag.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits, for at most so long, and returns whether it has ended.
-    fn wait(&self, limit: Option<Duration>) -> bool {
-        let flag = self.flag.lock().unwrap_or_else(PoisonError::into_inner);
-        match limit {
-            None => *self.changed.wait_while(flag, |ended| !*ended).unwrap_or_else(PoisonError::into_inner),
-            Some(limit) => {
-                let waited = self.changed.wait_timeout_while(flag, limit, |ended| !*ended);
-                *waited.unwrap_or_else(PoisonError::into_inner).0
-            }
-        }
-    }
-}
-
-/// Says that serving has ended, however it did.
-struct EndSignal(Arc<Ended>);
-
-impl Drop for EndSignal {
-    fn drop(&mut self) {
-        *self.0.flag.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.0.changed.notify_all();
-    }
-}
-
-fn serve(session: Session<Disk>, _signal: EndSignal) -> io::Result<()> {
-    // Without the right to do this the export still works; see `set_io_flusher`.
-    let _ = crate::set_io_flusher();
-    session.run()
-}
-
 fn check_name(name: &str) -> Result<(), Error> {
-    let bytes = OsString::from(name);
-    let bytes = bytes.as_bytes();
+    let bytes = name.as_bytes();
     if bytes.is_empty()
         || bytes.len() > 255
         || name == "."
@@ -299,13 +227,6 @@ fn check_size(size: u64) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_unmount_that_crosses_a_request_is_an_end() {
-        let of = |errno: rustix::io::Errno| is_end(&errno.into());
-        assert!(of(rustix::io::Errno::CONNABORTED));
-        assert!(!of(rustix::io::Errno::IO) && !of(rustix::io::Errno::PERM));
-    }
 
     #[test]
     fn names_are_those_of_files() {

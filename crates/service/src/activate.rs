@@ -260,6 +260,7 @@ fn start(target: &Target, policy: &Policy, runtime: &Path, credential: &Credenti
         block_cache: target.block_cache,
         discard: target.discard,
         queues: target.queues,
+        poll: target.poll,
         show,
         reading: target.read_only.then_some(Reading::Pinned),
         tamper,

@@ -26,7 +26,7 @@ const MAX_TAB: u64 = 1 << 20;
 const TYPING_ERRORS: usize = 2;
 
 /// All that may stand in the last field.
-const OPTIONS: [&str; 24] = [
+const OPTIONS: [&str; 25] = [
     "anchor-timeout",
     "as",
     "block-cache",
@@ -44,6 +44,7 @@ const OPTIONS: [&str; 24] = [
     "noauto",
     "nofail",
     "on-tamper",
+    "poll",
     "provision",
     "queues",
     "read-only",
@@ -354,6 +355,7 @@ fn set(option: Word, name: &str, value: Option<Word>, line: &mut Line) -> Result
             let wrong = |text: &str| format!("`{text}` is no number of queues; there are 1 to 64");
             target.queues = typed(value, |text| number(text).ok_or_else(|| wrong(text)))?;
         }
+        ("poll", Some(value)) => target.poll = one_of(value, ["off", "adaptive", "always"], str::parse)?,
         ("provision", Some(value)) => target.provision = one_of(value, ["full", "thin"], str::parse)?,
         ("on-tamper", Some(value)) => {
             target.on_tamper = one_of(value, ["continue", "read-only", "stop"], parse_on_tamper)?;

@@ -15,6 +15,7 @@ use daemon::front::nbd::Where;
 use daemon::front::{Show, Shown};
 use daemon::input::{Released, Source};
 use daemon::metrics;
+use daemon::polling::Poll;
 use daemon::tamper::{OnTamper, Orders};
 use kbs::Address as ReleaseAddress;
 
@@ -81,6 +82,9 @@ pub struct Target {
     /// As `attach --queues`.
     #[serde(default = "queues")]
     pub queues: u8,
+    /// As `attach --poll`.
+    #[serde(default)]
+    pub poll: Poll,
     /// As `attach --interval`.
     #[serde(default, deserialize_with = "some_time")]
     pub interval: Option<Duration>,
@@ -181,6 +185,7 @@ impl Target {
             block_cache: 0,
             discard: None,
             queues: queues(),
+            poll: Poll::default(),
             interval: None,
             anchor_timeout: None,
             store_timeout: None,

@@ -14,6 +14,7 @@ mod signal;
 mod uring;
 mod virtio;
 
+pub use ::uring::{Poll, Spinner, Waited, Waits};
 pub use address::{Access, Address, open, read_start};
 pub use error::{Error, ErrorKind};
 pub use file::{FileStore, Options};
@@ -158,6 +159,8 @@ pub trait Queue {
     fn wait(&mut self, timeout: Option<Duration>, completions: &mut Vec<Completion>);
     /// Ends a `wait` from any thread.
     fn waker(&self) -> Waker;
+    /// Waits so from now on, where it can: a wait may look for what it waits for before it sleeps.
+    fn spin(&mut self, _spinner: Spinner) {}
     /// Completes once, as an operation without a buffer does, when `descriptor` has something to read or its other end is gone. Counts
     /// for no depth, and ends in silence with the queue. False, and nothing, if the queue can't, or has too many already.
     fn watch(&mut self, _token: u64, _descriptor: Arc<OwnedFd>) -> bool {

@@ -3,10 +3,12 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::AtomicU8;
 use std::task::Wake;
 
 use rustix::event::{EventfdFlags, eventfd};
+
+use crate::latch::Latch;
 
 /// An eventfd(2): a counter that a ring can read or poll.
 #[derive(Debug)]
@@ -49,14 +51,10 @@ impl AsFd for Event {
     }
 }
 
-const IDLE: u8 = 0;
-const ASLEEP: u8 = 1;
-const WOKEN: u8 = 2;
-
 /// Wakes a ring's thread, as a [`Waker`](std::task::Waker) of it. Costs one atomic exchange while the thread is awake.
 #[derive(Debug)]
 pub struct Doorbell {
-    state: AtomicU8,
+    latch: Latch<AtomicU8>,
     /// The ring keeps a read of it in flight.
     event: Event,
 }
@@ -67,7 +65,7 @@ impl Doorbell {
     /// # Errors
     /// When the process has no descriptor left.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { state: AtomicU8::new(IDLE), event: Event::to_read()? })
+        Ok(Self { latch: Latch::default(), event: Event::to_read()? })
     }
 
     /// What the ring must have a read of in flight (of eight bytes) before its thread falls asleep.
@@ -79,16 +77,19 @@ impl Doorbell {
     /// Whether the thread may sleep; not if it was woken since it last slept. If so, [`awake`](Self::awake) must follow.
     #[must_use]
     pub fn fall_asleep(&self) -> bool {
-        let slept = self.state.compare_exchange(IDLE, ASLEEP, Ordering::AcqRel, Ordering::Acquire);
-        if slept.is_err() {
-            self.awake();
-        }
-        slept.is_ok()
+        self.latch.fall_asleep()
+    }
+
+    /// Whether somebody has woken the thread since it last slept: it may then not fall asleep. For a thread that looks before it does: if so,
+    /// [`awake`](Self::awake) must follow, and then a look at what there is to do.
+    #[must_use]
+    pub fn has_rung(&self) -> bool {
+        self.latch.has_rung()
     }
 
     /// The thread has slept.
     pub fn awake(&self) {
-        self.state.swap(IDLE, Ordering::AcqRel);
+        self.latch.awake();
     }
 
     /// Ends the read that the ring has in flight, asleep or not.
@@ -103,7 +104,7 @@ impl Wake for Doorbell {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if self.state.swap(WOKEN, Ordering::AcqRel) == ASLEEP {
+        if self.latch.wake() {
             self.ring();
         }
     }

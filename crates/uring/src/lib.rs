@@ -18,16 +18,21 @@
 //! * [`Ring`] has requests of 64 bytes, [`CommandRing`] of 128 (for drivers that want commands so long, `IORING_SETUP_SQE128`).
 //! * [`Event`] is an eventfd, by which another thread wakes one that waits in a ring; [`Doorbell`] is one that costs no system call while
 //!   that thread is awake.
+//! * [`Spinner`] has a thread look for work for a while before it falls asleep, if that is likely to pay.
 
 mod enter;
 mod event;
+mod latch;
 mod ring;
 mod setup;
+mod spin;
 
 pub use enter::EnterError;
 pub use event::{Doorbell, Event};
+pub use latch::{Latch, SharedByte};
 pub use ring::{CommandRing, Completion, Full, Ring, RingOf};
 pub use setup::{Reason, SetupError, Threads};
+pub use spin::{Look, Poll, Spinner, Waited, Waits};
 
 pub use io_uring::squeue::{Entry, Entry128};
 pub use io_uring::{opcode, types};

@@ -131,6 +131,14 @@ impl<E: EntryMarker> RingOf<E> {
         Ok(())
     }
 
+    /// Whether something has ended, or will have when the ring is [entered](Self::submit). No system call.
+    pub fn has_news(&mut self) -> bool {
+        let submission = self.0.submission();
+        let put_off = submission.taskrun() || submission.cq_overflow();
+        drop(submission);
+        put_off || !self.0.completion().is_empty()
+    }
+
     /// Submits, and sleeps until there is a completion, the time-out has passed, or a signal has come.
     ///
     /// # Errors

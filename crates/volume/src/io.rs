@@ -182,6 +182,10 @@ impl Io {
         self.reap(|queue, ended| queue.wait(timeout, ended));
     }
 
+    pub(crate) fn spin(&self, spinner: store::Spinner) {
+        self.0.borrow_mut().queue.spin(spinner);
+    }
+
     pub(crate) fn waker(&self) -> Waker {
         self.0.borrow().queue.waker()
     }

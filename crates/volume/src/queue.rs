@@ -178,6 +178,11 @@ impl Queue {
         }
     }
 
+    /// Has [`wait`](Self::wait) look for what it waits for before it sleeps, where the store's queue can.
+    pub fn spin(&mut self, spinner: store::Spinner) {
+        self.io.spin(spinner);
+    }
+
     /// Ends a `wait` from any thread.
     pub fn waker(&self) -> Waker {
         self.waker.clone()

@@ -88,6 +88,7 @@ fn order(args: &Attach) -> Result<Order, Failure> {
         block_cache: args.block_cache.unwrap_or(0),
         discard: args.discard,
         queues: args.queues,
+        poll: args.poll.into(),
         show,
         reading: match (args.read_only, args.force) {
             (false, _) => None,

@@ -12,9 +12,10 @@ use slab::Slab;
 use store::{BLOCK_SIZE, Pool};
 use volume::{Clock, Completion, Queue, Volume};
 
-use super::{Change, Ending, Inbox, Lane, Plain, Task, Work};
+use super::{Change, Ending, HOME, Inbox, LOOKS_NEXT, Lane, Plain, Task, Work};
 use crate::events;
 use crate::latency::{Kind, Latency};
+use crate::polling::Polling;
 use crate::sign::Sign;
 use crate::system::SystemClock;
 use crate::tamper::Tamper;
@@ -26,27 +27,43 @@ const NAP: Duration = Duration::from_secs(1);
 /// Failed requests that a queue thread tells the log about; more are only counted.
 const COMPLAINTS: u64 = 100;
 
+/// What a queue thread is given.
+pub(super) struct Setup {
+    pub(super) depth: u32,
+    pub(super) clock: SystemClock,
+    pub(super) tamper: Arc<Tamper>,
+    pub(super) pool: Pool,
+    pub(super) polling: Polling,
+}
+
+impl Setup {
+    fn queue(&self, volume: &Volume) -> volume::Result<Queue> {
+        let mut queue = volume.queue(self.depth)?;
+        queue.spin(self.polling.spinner());
+        Ok(queue)
+    }
+}
+
 /// Serves until the disk is closed. `started` hears of the way to this thread, or why there is none.
-pub(super) fn serve(
-    volume: &Volume,
-    depth: u32,
-    started: &Sender<Result<Arc<Lane>, Failure>>,
-    clock: SystemClock,
-    tamper: Arc<Tamper>,
-    pool: Pool,
-) {
-    let queue = match volume.queue(depth) {
+pub(super) fn serve(volume: &Volume, setup: Setup, started: &Sender<Result<Arc<Lane>, Failure>>) {
+    let queue = match setup.queue(volume) {
         Ok(queue) => queue,
         Err(error) => return drop(started.send(Err(error.into()))),
     };
     let inbox =
         Inbox { tasks: Vec::new(), clients: Vec::new(), closed: false, change: None, waker: queue.waker() };
-    let lane =
-        Arc::new(Lane { inbox: Mutex::new(inbox), latency: Latency::new(), failed: AtomicU64::new(0) });
+    let lane = Arc::new(Lane {
+        inbox: Mutex::new(inbox),
+        latency: Latency::new(),
+        failed: AtomicU64::new(0),
+        hand_overs: AtomicU64::new(0),
+        load: AtomicU64::new(0),
+    });
+    HOME.set(Arc::as_ptr(&lane));
     let _closing = Closing(Arc::clone(&lane));
     let _ = started.send(Ok(Arc::clone(&lane)));
     let (waiting, attendance) = (Slab::new(), Attendance::default());
-    let mut server = Server { queue, depth, lane, clock, tamper, waiting, attendance, pool };
+    let mut server = Server { queue, lane, setup, waiting, attendance };
     while let Some(change) = server.run() {
         match server.change(change) {
             Some(next) => server = next,
@@ -73,19 +90,29 @@ impl Drop for Closing {
 
 struct Server {
     queue: Queue,
-    depth: u32,
     lane: Arc<Lane>,
-    clock: SystemClock,
-    tamper: Arc<Tamper>,
+    setup: Setup,
     waiting: Slab<Waiting>,
     attendance: Attendance,
-    pool: Pool,
+}
+
+/// Does what is followed by a look into the inbox: what this thread brings itself needs no wake-up then.
+fn before_looking(work: impl FnOnce()) {
+    struct Ended;
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            LOOKS_NEXT.set(false);
+        }
+    }
+    LOOKS_NEXT.set(true);
+    let _ended = Ended;
+    export::together(work);
 }
 
 /// What waits for a completion.
 enum Waiting {
     /// A request that the volume has.
-    Request { kind: Kind, done: Ending, since: Duration },
+    Request { kind: Kind, done: Ending, since: Duration, bytes: u64 },
     /// A client that has nothing to ask for yet.
     Client(Wish),
 }
@@ -112,14 +139,15 @@ impl Server {
                 }
             }
             if !clients.is_empty() {
+                // They may ask at once, and the inbox was looked into already.
                 clients.drain(..).for_each(|client| self.attendance.admit(client));
                 export::together(|| self.attend());
             }
             tasks.drain(..).for_each(|task| self.begin(task));
             self.queue.wait(Some(NAP), &mut completions);
-            export::together(|| {
+            before_looking(|| {
                 // They are told of together, so this is when all of them ended.
-                let now = self.clock.now();
+                let now = self.setup.clock.now();
                 completions.drain(..).for_each(|completion| self.end(completion, now));
                 self.attend();
             });
@@ -128,16 +156,16 @@ impl Server {
 
     /// Lets go of the session, and goes on with the next one, if there is one.
     fn change(self, Change { done, next }: Change) -> Option<Self> {
-        let Self { queue, depth, lane, clock, tamper, mut waiting, attendance, pool } = self;
+        let Self { queue, lane, setup, mut waiting, attendance } = self;
         drop(queue);
         // No request is under way, and who is not watched any more asks again.
         waiting.drain().for_each(|waiting| waiting.seen(Ok(())));
         let _ = done.send(Ok(()));
-        match next.recv().ok()?.queue(depth) {
+        match setup.queue(&next.recv().ok()?) {
             Ok(queue) => {
                 lane.inbox().waker = queue.waker();
                 let _ = done.send(Ok(()));
-                Some(Self { queue, depth, lane, clock, tamper, waiting, attendance, pool })
+                Some(Self { queue, lane, setup, waiting, attendance })
             }
             Err(error) => {
                 let _ = done.send(Err(error.into()));
@@ -148,12 +176,16 @@ impl Server {
 
     fn begin(&mut self, task: Task) {
         let Task { work, done, since } = task;
+        let bytes = work.bytes();
         match self.translate(work) {
             Ok((kind, request)) => {
-                let token = self.waiting.insert(Waiting::Request { kind, done, since });
+                let token = self.waiting.insert(Waiting::Request { kind, done, since, bytes });
                 self.queue.submit(token as u64, request);
             }
-            Err(errno) => done.fail(errno),
+            Err(errno) => {
+                self.lane.load.fetch_sub(bytes, Ordering::Relaxed);
+                done.fail(errno);
+            }
         }
     }
 
@@ -167,11 +199,11 @@ impl Server {
             }
             Work::Device(request) => request,
         };
-        self.tamper.admit(&request)?;
+        self.setup.tamper.admit(&request)?;
         Ok(match request {
             export::Request::Read { offset, length } => {
                 let count = usize::try_from(blocks(u64::from(length))?).map_err(|_| Errno::INVAL)?;
-                let buffer = self.pool.buffer(count);
+                let buffer = self.setup.pool.buffer(count);
                 (Kind::Read, volume::Request::Read { block: blocks(offset)?, buffer })
             }
             export::Request::Write { offset, data, fua } => {
@@ -214,14 +246,17 @@ impl Server {
     fn end(&mut self, completion: Completion, now: Duration) {
         let waiting = usize::try_from(completion.token).ok().and_then(|token| self.waiting.try_remove(token));
         let (kind, done, since) = match waiting {
-            Some(Waiting::Request { kind, done, since }) => (kind, done, since),
+            Some(Waiting::Request { kind, done, since, bytes }) => {
+                self.lane.load.fetch_sub(bytes, Ordering::Relaxed);
+                (kind, done, since)
+            }
             Some(client) => return client.seen(completion.result.map_err(|error| errno(&error))),
             None => return,
         };
         self.lane.latency.record(kind, now.saturating_sub(since));
         if let Err(error) = &completion.result {
             self.complain(kind, error);
-            self.tamper.note(kind.name(), error);
+            self.setup.tamper.note(kind.name(), error);
         }
         let done = match done {
             Ending::Bytes(done) => done,

@@ -1,6 +1,7 @@
 //! Requests through the queue threads, also from one session to the next.
 
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -8,16 +9,21 @@ use bytes::Bytes;
 use export::nbd::{self, wire};
 
 use super::*;
+use crate::polling::Poll;
 use crate::session::Session;
 use crate::tamper::{OnTamper, Orders};
 use crate::testing::TestVolume;
 
 const BLOCK: u64 = BLOCK_SIZE as u64;
 
+fn queues(poll: Poll) -> Queues {
+    Queues { count: 2, polling: Polling::new(poll, 2).0 }
+}
+
 fn start(volume: &Volume) -> (Disk, Threads) {
     let orders = Orders { on: OnTamper::Continue, hook: None };
     let tamper = Arc::new(Tamper::new(&orders, "disk", "memory").unwrap());
-    Disk::start(volume, 2, SystemClock::new(), &tamper).unwrap()
+    Disk::start(volume, queues(Poll::Adaptive), SystemClock::new(), &tamper).unwrap()
 }
 
 pub(crate) fn ask(disk: &Disk, request: export::Request) -> Receiver<Result<Bytes, Errno>> {
@@ -136,6 +142,72 @@ fn receive(client: &mut UnixStream, length: usize) -> Vec<u8> {
 }
 
 #[test]
+fn no_request_of_the_kernel_goes_from_one_thread_to_another() {
+    let allowed = rustix::process::geteuid().is_root() && std::fs::File::open("/dev/fuse").is_ok();
+    if !allowed {
+        let _ =
+            writeln!(std::io::stderr(), "\nSKIPPED no_request_of_the_kernel: it needs root and /dev/fuse");
+        return;
+    }
+    let (bench, directory) = (TestVolume::new(), tempfile::tempdir().unwrap());
+    let first = Session::begin(bench.attach()).unwrap();
+    let (disk, threads) = start(&first.volume);
+    let shown = export::fuse::Options::default();
+    let mount = export::fuse::Mount::new(directory.path(), "disk", Arc::new(disk.clone()), &shown).unwrap();
+    let file = std::fs::File::options().read(true).write(true).open(mount.file()).unwrap();
+    for block in 0..20 {
+        file.write_all_at(&[7; BLOCK_SIZE], block * BLOCK).unwrap();
+    }
+    file.sync_all().unwrap();
+    let idle = disk.idle().unwrap();
+    // It waits for the next session.
+    let reader = std::thread::spawn(move || {
+        let mut back = vec![0; 20 * BLOCK_SIZE];
+        file.read_exact_at(&mut back, 0).unwrap();
+        back
+    });
+    first.end().unwrap();
+    let second = Session::begin(bench.attach()).unwrap();
+    idle.go_on(&second.volume).unwrap();
+    assert!(reader.join().unwrap().iter().all(|byte| *byte == 7));
+    assert_eq!(disk.hand_overs(), 0);
+    mount.unmount().unwrap();
+    disk.close();
+    threads.join().unwrap();
+    second.end().unwrap();
+}
+
+#[test]
+fn a_queue_thread_with_much_to_do_lets_another_help() {
+    let bench = TestVolume::new();
+    let session = Session::begin(bench.attach()).unwrap();
+    let (disk, threads) = start(&session.volume);
+    let (sender, ended) = channel();
+    let also = disk.clone();
+    // All at once, from a queue thread. Each is as much as it keeps to itself.
+    let asks: Client = Box::new(move |_| {
+        Box::pin(async move {
+            for _ in 0..4 {
+                let sender = sender.clone();
+                let request = export::Request::Read { offset: 0, length: u32::try_from(MUCH).unwrap() };
+                also.submit(
+                    request,
+                    Box::new(move |result| sender.send(result.map(|data| data.len())).unwrap()),
+                );
+            }
+        })
+    });
+    disk.attend(asks);
+    let lengths: Vec<_> = (0..4).map(|_| ended.recv().unwrap()).collect();
+    assert_eq!(lengths, [Ok(usize::try_from(MUCH).unwrap()); 4]);
+    assert!((1..4).contains(&disk.hand_overs()), "{}", disk.hand_overs());
+    assert!(disk.lanes.iter().all(|lane| lane.load() == 0));
+    disk.close();
+    threads.join().unwrap();
+    session.end().unwrap();
+}
+
+#[test]
 fn a_client_that_comes_as_the_session_changes_is_served_in_the_next() {
     let bench = TestVolume::new();
     let session = Session::begin(bench.attach()).unwrap();
@@ -180,6 +252,7 @@ fn clients_are_served_by_the_queue_threads_and_stay_while_the_session_changes() 
         std::fs::read_to_string(task.unwrap().path().join("comm")).ok().filter(|name| name == "nbd-replies\n")
     });
     assert_eq!(own.count(), 0, "no thread of a client's own takes its requests");
+    assert_eq!(disk.hand_overs(), 0);
     let idle = disk.idle().unwrap();
     send(&mut clients[1], wire::Command::Read, &[]);
     first.end().unwrap();

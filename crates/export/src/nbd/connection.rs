@@ -3,6 +3,7 @@
 
 use super::answer::{Answer, Form, Pieces};
 use super::handshake::Agreed;
+use super::incoming::BUFFER;
 use super::outbox::Outbox;
 use super::wire::{self, Command, Flags, REQUEST_BYTES};
 use crate::aligned::Aligned;
@@ -42,7 +43,7 @@ impl Connection {
     /// # Errors
     /// When the connection breaks, or the client does not keep to the protocol.
     pub(super) async fn serve(self, input: impl AsyncRead + Unpin) -> io::Result<()> {
-        let mut input = BufReader::with_capacity(32 << 10, input);
+        let mut input = BufReader::with_capacity(BUFFER, input);
         loop {
             let mut header = [0; REQUEST_BYTES];
             input.read_exact(&mut header).await?;

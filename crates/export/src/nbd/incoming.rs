@@ -12,6 +12,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+/// Bytes that a client's requests are read into, as far as they are small. Larger payloads go past it.
+pub(super) const BUFFER: usize = 32 << 10;
+
+/// Bytes of large payloads after which others have their turn.
+const TURN: usize = 512 << 10;
+
 /// A socket without TLS that is to be read on another thread.
 pub(super) struct Incoming {
     socket: Arc<Socket>,
@@ -29,7 +35,7 @@ impl Incoming {
     /// The same on the thread that has `watch`.
     pub(super) fn watched(self, watch: Watch) -> Watched {
         let Self { socket, descriptor } = self;
-        Watched { socket, descriptor, watch, spent: false, waiting: None }
+        Watched { socket, descriptor, watch, read: 0, spent: false, waiting: None }
     }
 }
 
@@ -38,7 +44,9 @@ pub(super) struct Watched {
     socket: Arc<Socket>,
     descriptor: Arc<OwnedFd>,
     watch: Watch,
-    /// Something was read: before there is more, it is the others' turn.
+    /// Bytes that were read since others had their turn.
+    read: usize,
+    /// Before there is more, it is the others' turn.
     spent: bool,
     waiting: Option<Readable>,
 }
@@ -58,7 +66,9 @@ impl AsyncRead for Watched {
             if !self.spent {
                 match rustix::net::recv(&*self.socket, &mut *bytes, RecvFlags::DONTWAIT) {
                     Ok((read, _)) => {
-                        self.spent = true;
+                        self.read += read;
+                        // A large payload comes in parts, and none of them is of use to anybody alone.
+                        self.spent = bytes.len() <= BUFFER || self.read >= TURN;
                         return Poll::Ready(Ok(read));
                     }
                     Err(Errno::INTR) => continue,
@@ -66,7 +76,7 @@ impl AsyncRead for Watched {
                     Err(errno) => return Poll::Ready(Err(errno.into())),
                 }
             }
-            self.spent = false;
+            (self.spent, self.read) = (false, 0);
             self.waiting = Some(self.watch.readable(&self.descriptor));
         }
     }
@@ -123,6 +133,30 @@ mod tests {
         attendance.run(Waker::noop(), &mut wishes);
         assert!(from_first.try_recv().is_err() && from_second.try_recv().is_err());
         assert_eq!(wishes.len(), 2);
+    }
+
+    #[test]
+    fn a_large_payload_is_read_in_one_turn_while_there_is_something() {
+        let (mut client, socket) = UnixStream::pair().unwrap();
+        let incoming = Incoming::new(Arc::new(Socket::Unix(socket))).unwrap();
+        let mut attendance = Attendance::default();
+        let (sender, said) = channel();
+        attendance.admit(Box::new(move |watch| {
+            Box::pin(async move {
+                let mut watched = incoming.watched(watch);
+                let mut payload = vec![0; BUFFER * 3];
+                for part in payload.chunks_mut(BUFFER + 1) {
+                    let read = watched.read(part).await.unwrap();
+                    sender.send(read).unwrap();
+                }
+            })
+        }));
+        client.write_all(&[1; BUFFER * 3]).unwrap();
+        let mut wishes = Vec::new();
+        attendance.run(Waker::noop(), &mut wishes);
+        // The last part is small enough for others to come first.
+        assert_eq!(said.try_iter().collect::<Vec<_>>(), [BUFFER + 1, BUFFER + 1, BUFFER - 2]);
+        assert!(wishes.is_empty());
     }
 
     #[test]

@@ -33,15 +33,23 @@ impl Attendant {
 
 impl Attend for Attendant {
     fn attend(&self, client: Client) {
-        self.clients.lock().unwrap().as_ref().unwrap().send(client).unwrap();
+        if let Some(clients) = &*self.clients.lock().unwrap() {
+            clients.send(client).unwrap();
+        }
+        Arc::clone(&self.bell).wake();
+    }
+}
+
+impl Attendant {
+    pub fn end(&self) {
+        drop(self.clients.lock().unwrap().take());
         Arc::clone(&self.bell).wake();
     }
 }
 
 impl Drop for Attendant {
     fn drop(&mut self) {
-        drop(self.clients.lock().unwrap().take());
-        Arc::clone(&self.bell).wake();
+        self.end();
     }
 }
 

@@ -108,6 +108,11 @@ impl Memory {
         Arc::new(Memory { shared, size: size as u64, attendant })
     }
 
+    /// Ends the thread that serves clients.
+    pub fn dismiss(&self) {
+        self.attendant.as_ref().unwrap().end();
+    }
+
     pub fn counts(&self) -> Counts {
         self.shared.lock().counts.clone()
     }
@@ -346,10 +351,13 @@ pub struct Rig {
 
 impl Rig {
     pub fn new(size: usize, options: &Options) -> Rig {
+        Self::of(Memory::new(size), options)
+    }
+
+    pub fn of(device: Arc<Memory>, options: &Options) -> Rig {
         let directory = tempfile::tempdir().unwrap();
         let point = directory.path().join("export");
         std::fs::create_dir(&point).unwrap();
-        let device = Memory::new(size);
         let mount = Mount::new(&point, "volume", device.clone(), options).unwrap();
         Rig { device, mount: Some(mount), loops: Vec::new(), mounted: Vec::new(), directory }
     }

@@ -112,8 +112,13 @@ impl Fuse {
         Box::new(Fuse(Rig::new(SIZE, &Options::default()), None))
     }
 
+    /// Served by the device's own thread.
+    fn attended() -> Box<dyn Shown> {
+        Box::new(Fuse(Rig::of(Memory::attended(SIZE), &Options::default()), None))
+    }
+
     fn looped() -> Box<dyn Shown> {
-        let mut rig = Rig::new(SIZE, &Options::default());
+        let mut rig = Rig::of(Memory::attended(SIZE), &Options::default());
         let device = rig.attach();
         Box::new(Fuse(rig, Some(device)))
     }
@@ -579,6 +584,7 @@ macro_rules! conforms {
 }
 
 conforms!(fuse_file, turn(false), Fuse::file);
+conforms!(fuse_attended, turn(false), Fuse::attended);
 conforms!(loop_device, turn(true), Fuse::looped);
 conforms!(nbd_structured, Some(crate::common::alone()), || Box::new(ByNbd::new(true)));
 conforms!(nbd_simple, Some(crate::common::alone()), || Box::new(ByNbd::new(false)));

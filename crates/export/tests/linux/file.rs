@@ -287,6 +287,37 @@ fn dropping_takes_the_mount_away_but_serves_who_still_has_the_file() {
 }
 
 #[test]
+fn the_devices_threads_serve_and_when_they_end_another_does() {
+    let Some(_turn) = turn(false) else { return };
+    let device = Memory::attended(SIZE);
+    let rig = Rig::of(device.clone(), &Options::default());
+    let file = open(&rig.file(), OFlags::empty()).unwrap();
+    file.write_all_at(&[3; 70_000], 5).unwrap();
+    wait_for_servers(0);
+    device.dismiss();
+    let mut back = vec![0; 70_000];
+    file.read_exact_at(&mut back, 5).unwrap();
+    assert!(back.iter().all(|byte| *byte == 3));
+    wait_for_servers(1);
+    file.write_all_at(&[4; 4096], 0).unwrap();
+    drop(file);
+    rig.finish();
+}
+
+/// Threads of an earlier test end a moment after it.
+fn wait_for_servers(wanted: usize) {
+    let start = Instant::now();
+    let is_server = |task: std::fs::DirEntry| {
+        std::fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.trim_end() == "fuse")
+    };
+    let count = || std::fs::read_dir("/proc/self/task").unwrap().flatten().map(is_server);
+    while count().filter(|is| *is).count() != wanted {
+        assert!(start.elapsed() < Duration::from_secs(20), "threads of our own serve");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
 #[ignore = "not a test of its own: the next one runs it, and kills it"]
 fn crashing_daemon() {
     let point = std::env::var("CVMIO_TEST_MOUNT").expect("run by another test");

@@ -3,13 +3,14 @@
 use super::*;
 use crate::FrontEnd;
 use crate::filesystem::FileSystem;
+use daemon::polling::Poll;
 use proptest::prelude::*;
 
 const TABLE: &str = "\
 # name  store      policy            key                    options
 ledger  /dev/vdb   /etc/ledger.toml  key-file:/k/ledger     fs=ext4,mountpoint=/srv/ledger,mount-option=noatime,mount-option=nodev,nofail
 
-  scratch /dev/vdc /etc/scratch.toml passphrase-file:/k/p   loop,noauto,memory=64M,block-cache=1G,discard=on,queues=4,interval=500ms,provision=thin,metrics=unix:/m
+  scratch /dev/vdc /etc/scratch.toml passphrase-file:/k/p   loop,noauto,memory=64M,block-cache=1G,discard=on,queues=4,interval=500ms,provision=thin,metrics=unix:/m,poll=adaptive
 plain\t/dev/vdd\t/etc/plain.toml\tkey-file:/k/plain\t-
 device /dev/vde /etc/device.toml key-file:/k/device       as=auto,on-tamper=read-only,tamper-hook=/usr/sbin/page
 root   /dev/vda /etc/root.toml   ask                      initramfs,on-tamper=stop
@@ -29,6 +30,7 @@ fn each_line_is_a_volume() {
         (lines[1].target.memory, lines[1].target.block_cache, lines[1].target.queues),
         (64 << 20, 1 << 30, 4)
     );
+    assert_eq!((lines[0].target.poll, lines[1].target.poll), (Poll::Off, Poll::Adaptive));
     assert_eq!(lines[2].target.key_file.as_deref(), Some(Path::new("/k/plain")));
     assert_eq!((lines[2].target.front_end, lines[3].target.front_end), (FrontEnd::Fuse, FrontEnd::Auto));
     let device = &lines[3].target;
@@ -100,6 +102,7 @@ fn what_is_wrong_is_named_with_its_place() {
         ("a /s /p key-file:/k loop noauto", 26, "apart by commas"),
         ("a /s /p ask", 9, "`ask` goes with the option initramfs only"),
         ("a /s /p ask initramfs,nofail", 13, "`initramfs` stands alone"),
+        ("a /s /p key-file:/k poll=fast", 26, "off, adaptive and always"),
         ("a /s /p key-file:/k on-tamper=panic", 31, "continue, read-only and stop"),
         ("a /s /p key-file:/k on-tamper=readonly", 31, "did you mean `read-only`?"),
         ("a /s /p key-file:/k tamper-hook=page", 33, "`page` is no absolute path"),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use memory::Arena;
 use rustix::event::PollFlags;
 use slab::Slab;
-use uring::{Doorbell, EnterError, Entry, Reason, Ring, SetupError, Threads, opcode, types};
+use uring::{Doorbell, EnterError, Entry, Reason, Ring, SetupError, Spinner, Threads, opcode, types};
 
 use super::breakdown::Trouble;
 use super::discard::{Discard, Discarder};
@@ -94,6 +94,7 @@ pub(crate) struct FileQueue {
     discarding: Vec<(Discard, Duration)>,
     /// With a kernel that refuses to enter the ring.
     trouble: Trouble,
+    spinner: Spinner,
 }
 
 impl FileQueue {
@@ -133,6 +134,7 @@ impl FileQueue {
             discarder: None,
             discarding: Vec::new(),
             trouble: Trouble::default(),
+            spinner: Spinner::off(),
             store,
         })
     }
@@ -424,9 +426,25 @@ impl FileQueue {
     /// Sends what the ring holds, and sleeps until something ends or the doorbell rings.
     fn sleep(&mut self, timeout: Option<Duration>) {
         let broken = self.trouble.for_good().is_some();
-        if !broken {
-            self.arm();
+        if broken {
+            return self.fall_asleep(timeout);
         }
+        self.arm();
+        if self.spinner.would_look() && self.ring.has_unsent() {
+            self.enter();
+        }
+        let (ring, doorbell) = (&mut self.ring, &self.doorbell);
+        let look = self.spinner.look(timeout, || doorbell.has_rung() || ring.has_news());
+        match look.found() {
+            // Whoever rang is heard: the caller looks for what it was now.
+            true => self.doorbell.awake(),
+            false => self.fall_asleep(look.left(timeout)),
+        }
+        self.spinner.end(look);
+    }
+
+    fn fall_asleep(&mut self, timeout: Option<Duration>) {
+        let broken = self.trouble.for_good().is_some();
         if !self.doorbell.fall_asleep() {
             return;
         }
@@ -580,6 +598,10 @@ impl Queue for FileQueue {
 
     fn waker(&self) -> Waker {
         Waker::from(self.doorbell.clone())
+    }
+
+    fn spin(&mut self, spinner: Spinner) {
+        self.spinner = spinner;
     }
 
     fn watch(&mut self, token: u64, descriptor: Arc<OwnedFd>) -> bool {

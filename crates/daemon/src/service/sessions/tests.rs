@@ -13,8 +13,10 @@ use volume::{Kind, Request};
 
 use super::*;
 use crate::Ready;
+use crate::disk::Queues;
 use crate::disk::tests::{ask, write};
 use crate::front::Shown;
+use crate::polling::{Poll, Polling};
 use crate::scrub::Stage;
 use crate::session::Session;
 use crate::status::Report;
@@ -32,7 +34,8 @@ fn start_by(bench: &TestVolume, policy_file: &Path) -> (Service, Receiver<Event>
     let environment =
         SessionEnvironment::on(bench.environment.clone(), bench.policy.clone(), policy_file.into());
     let volume = environment.attach(key(), None).unwrap();
-    (Service::start(volume, environment, 2, sender, Arc::new(tamper)).unwrap(), events)
+    let queues = Queues { count: 2, polling: Polling::new(Poll::Adaptive, 2).0 };
+    (Service::start(volume, environment, queues, sender, Arc::new(tamper)).unwrap(), events)
 }
 
 fn wanted() -> Rekeying {
