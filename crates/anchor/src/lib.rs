@@ -80,6 +80,8 @@ pub struct Stamp {
 pub enum Error {
     /// The stamp in the anchor is not the expected one; here is what it holds.
     Conflict(Option<Box<Stamp>>),
+    /// This is no address of an anchor, or its options are not those of its scheme; nothing was looked at. Says what to write.
+    Address(String),
     /// Nothing usable is at this address (missing, unreadable, not an anchor). Says what to do.
     Unusable(String),
     /// The anchor could not be reached or written. Whether it moved is unknown.
@@ -97,7 +99,7 @@ impl fmt::Display for Error {
                 "the anchor holds another stamp than expected: generation {}, claim {}",
                 held.generation, held.claims
             ),
-            Error::Unusable(why) => f.write_str(why),
+            Error::Address(why) | Error::Unusable(why) => f.write_str(why),
             Error::Io(why) => write!(f, "the anchor could not be reached or written: {why}"),
         }
     }
@@ -107,7 +109,10 @@ impl std::error::Error for Error {}
 
 impl error_kind::HasKind for Error {
     fn kind(&self) -> error_kind::Kind {
-        error_kind::Kind::Anchor
+        match self {
+            Error::Address(_) => error_kind::Kind::Usage,
+            _ => error_kind::Kind::Anchor,
+        }
     }
 }
 

@@ -112,14 +112,14 @@ impl Schemes {
     /// Reads an address, and checks it and its options by its scheme.
     ///
     /// # Errors
-    /// [`Error::Unusable`] that says what to write instead.
+    /// [`Error::Address`] that says what to write instead, or [`Error::Unusable`].
     pub fn check(&self, text: &str, options: &Options) -> Result<(Address, Scheme), Error> {
         let forms = self.forms();
         let address = Address::parse(text).ok_or_else(|| {
-            Error::Unusable(format!("anchor address {text:?} names no scheme: write one of {forms}"))
+            Error::Address(format!("anchor address {text:?} names no scheme: write one of {forms}"))
         })?;
         let scheme = self.0.iter().find(|scheme| scheme.name == address.scheme()).ok_or_else(|| {
-            Error::Unusable(format!(
+            Error::Address(format!(
                 "anchor address {text:?} has an unknown scheme {:?}; known are: {forms}",
                 address.scheme()
             ))
@@ -175,7 +175,7 @@ impl Schemes {
 fn unknown_option(scheme: &Scheme, name: &str) -> Error {
     let known: Vec<_> = scheme.options.iter().map(|key| key.name).collect();
     let known = if known.is_empty() { "it has none".into() } else { format!("it has {}", known.join(", ")) };
-    Error::Unusable(format!("an anchor of the scheme `{}` has no option {name:?}; {known}", scheme.name))
+    Error::Address(format!("an anchor of the scheme `{}` has no option {name:?}; {known}", scheme.name))
 }
 
 static INSTALLED: OnceLock<Schemes> = OnceLock::new();
@@ -251,11 +251,11 @@ const FILE: Scheme = Scheme {
 
 fn check_file(rest: &str, _options: &Options) -> Result<(), Error> {
     if rest.contains('\0') {
-        return Err(Error::Unusable(format!("anchor address \"file:{rest:?}\" has a NUL byte in its path")));
+        return Err(Error::Address(format!("anchor address \"file:{rest:?}\" has a NUL byte in its path")));
     }
     // What a relative path means depends on the working directory; a policy must not.
     if !Path::new(rest).is_absolute() {
-        return Err(Error::Unusable(format!(
+        return Err(Error::Address(format!(
             "anchor address \"file:{rest}\" has a relative path: write the whole path, file:/..."
         )));
     }
@@ -322,6 +322,9 @@ mod tests {
         assert!(refusal("/var/anchor", &[]).contains("names no scheme: write one of file:/PATH, toy:NAME"));
         assert!(refusal("", &[]).contains("names no scheme"));
         assert!(refusal("file:anchor", &[]).contains("relative path"));
+        let kind = |text| error_kind::HasKind::kind(&check_address(text, &Options::default()).unwrap_err());
+        assert_eq!(kind("file:anchor"), error_kind::Kind::Usage);
+        assert_eq!(kind("fil:/anchor"), error_kind::Kind::Usage);
         assert!(refusal("file:", &[]).contains("relative path"));
         assert!(refusal("file:/a\0b", &[]).contains("NUL"));
         assert!(refusal("toy:", &[]).contains("needs a name"));

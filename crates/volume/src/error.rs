@@ -152,7 +152,7 @@ impl From<anchor::Error> for Error {
                 Kind::Fenced,
                 "another session has claimed this volume; this one has stopped writing. Detach it, and attach again only if the other session is gone",
             ),
-            other => Self::new(Kind::Anchor, format!("{other}")),
+            other => Self::new(error_kind::HasKind::kind(other), format!("{other}")),
         };
         Self { cause: Some(Cause::Anchor(Box::new(error))), ..new }
     }

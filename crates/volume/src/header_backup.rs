@@ -134,7 +134,12 @@ struct Restoring {
 
 impl Restoring {
     async fn run(&self, backup: &[u8], credential: &Credential) -> Result<Restored> {
-        let HeaderBackup { digest, pair } = HeaderBackup::decode(backup)?;
+        let HeaderBackup { digest, pair } = HeaderBackup::decode(backup).map_err(|error| {
+            Error::new(
+                Kind::Corrupt,
+                format!("this is no header backup, or a damaged one ({error}). Nothing was written; use another backup"),
+            )
+        })?;
         if seal::sha256(&[&*pair]) != digest {
             return Err(Error::new(
                 Kind::Corrupt,
@@ -142,6 +147,17 @@ impl Restoring {
             ));
         }
         let Attaching { environment, policy, options, .. } = &self.attaching;
+        let of = Header::decode_as(&pair[..BLOCK_SIZE], options.shape)?.volume;
+        if of != policy.volume && !mutated(Mutation::PolicyIgnored) {
+            return Err(Error::new(
+                Kind::Policy,
+                format!(
+                    "this is the header backup of the volume {}, and the policy is for the volume {}. Nothing was written; use the backup of this volume",
+                    hex::encode(of),
+                    hex::encode(policy.volume)
+                ),
+            ));
+        }
         let (header, slots) = check_pair(&pair, policy, options)?;
         check_anchored(environment, &header)?;
         let stamp = read_stamp(environment, policy).await?;

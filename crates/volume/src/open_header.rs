@@ -359,7 +359,11 @@ pub(crate) fn check_pair(
     Ok((header, slots))
 }
 
-/// The error, with the store's name; says it plainly when what is there is no volume at all.
+/// What an owner does whose volume has lost its beginning. Not a new volume: that would write over what is left.
+const LOST: &str = "check the path. If it is the right store, its beginning was lost: put the header back from a backup \
+                    (`cvmio volume header restore`), and make no new volume there, which would write over what is left";
+
+/// The error, with the store's name; says it plainly when what is there is no header at all.
 async fn blank_or(io: &Io, environment: &Environment, error: Error) -> Error {
     let name = environment.store.name();
     let blocks = (PROBE_SIZE / BLOCK_SIZE).min(usize::try_from(environment.store.blocks()).unwrap_or(0));
@@ -370,10 +374,10 @@ async fn blank_or(io: &Io, environment: &Environment, error: Error) -> Error {
         Probe::Volume => error.on(&name),
         Probe::Blank => Error::new(
             Kind::Usage,
-            format!("{name} is blank: there is no volume on it. Create one, or check the path"),
+            format!("{name} is blank where a volume has its header; {LOST}"),
         ),
         Probe::Foreign(kind) => {
-            Error::new(Kind::Usage, format!("{name} is not a cvmio volume, it holds {kind}. Check the path"))
+            Error::new(Kind::Usage, format!("{name} does not begin as a cvmio volume, it holds {kind}; {LOST}"))
         }
     }
 }
