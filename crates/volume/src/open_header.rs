@@ -372,13 +372,13 @@ async fn blank_or(io: &Io, environment: &Environment, error: Error) -> Error {
     buffer.copy_to(0, &mut start);
     match Probe::of(&start) {
         Probe::Volume => error.on(&name),
-        Probe::Blank => Error::new(
-            Kind::Usage,
-            format!("{name} is blank where a volume has its header; {LOST}"),
-        ),
-        Probe::Foreign(kind) => {
-            Error::new(Kind::Usage, format!("{name} does not begin as a cvmio volume, it holds {kind}; {LOST}"))
+        Probe::Blank => {
+            Error::new(Kind::Usage, format!("{name} is blank where a volume has its header; {LOST}"))
         }
+        Probe::Foreign(kind) => Error::new(
+            Kind::Usage,
+            format!("{name} does not begin as a cvmio volume, it holds {kind}; {LOST}"),
+        ),
     }
 }
 

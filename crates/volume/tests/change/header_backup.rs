@@ -116,7 +116,10 @@ fn what_is_not_this_volumes_latest_header_is_refused() {
     renamed.volume[0] ^= 1;
     refused(&bench, &renamed, &foreign, Kind::Policy, "another volume's header");
     let error = restore(&bench, &renamed, &foreign).expect_err("another volume's").to_string();
-    assert!(error.contains("the header backup of the volume") && error.contains(&hex::encode(renamed.volume)), "{error}");
+    assert!(
+        error.contains("the header backup of the volume") && error.contains(&hex::encode(renamed.volume)),
+        "{error}"
+    );
     let error = restore(&bench, &policy, &backup[..backup.len() - 1]).expect_err("cut short").to_string();
     assert!(error.contains("no header backup, or a damaged one"), "{error}");
     let mut weaker = policy.clone();
