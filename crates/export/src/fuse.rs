@@ -45,6 +45,8 @@ pub struct Options {
     /// Shows the file in a directory of this name, not in the mount itself. A program that makes the files that it does not find makes no
     /// directories: without the mount it fails, whoever has made the directory below the mount, and when.
     pub directory: Option<&'static str>,
+    /// Wipes each request's bytes when the device has taken them, so that no copy of what it carries outlives it here.
+    pub wipe: bool,
     /// Asynchronous requests that the kernel may have in flight; beyond that it makes callers wait. At least 1.
     pub max_background: u16,
 }
@@ -58,6 +60,7 @@ impl Default for Options {
             threads: processors.min(4),
             mapped: false,
             directory: None,
+            wipe: false,
             max_background: 256,
         }
     }

@@ -45,6 +45,7 @@ fn serve_fuse(args: &Serve, mut signals: Signals) -> Result<(), Failure> {
         threads: args.threads as usize,
         mapped: true,
         directory: Some(fuse::DIRECTORY),
+        wipe: true,
         ..Options::default()
     };
     let mount = Arc::new(Mount::new(mountpoint, fuse::FILE, pages, &options)?);

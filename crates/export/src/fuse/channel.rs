@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{self, Setter, opcode};
+use zeroize::Zeroize;
 
 use super::Options;
 use super::abi::{self, Agreed, BEFORE_DATA, Header, Hello, IN_HEADER, SMALLEST_BUFFER, feature};
@@ -120,7 +121,12 @@ impl Channel {
         let mut taken = 0;
         loop {
             match rustix::io::read(&self.descriptor, &mut *bytes) {
-                Ok(read) => self.take(disk, &bytes[..read]).await,
+                Ok(read) => {
+                    self.take(disk, &bytes[..read]).await;
+                    if disk.wipes() {
+                        bytes[..read].zeroize();
+                    }
+                }
                 Err(Errno::AGAIN) => {
                     taken = 0;
                     waiter.readable(&self.descriptor).await?;

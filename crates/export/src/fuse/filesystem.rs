@@ -40,6 +40,7 @@ pub(super) struct Disk {
     directory: Option<String>,
     read_only: bool,
     mapped: bool,
+    wipe: bool,
     owner: (u32, u32),
 }
 
@@ -52,8 +53,14 @@ impl Disk {
             directory: options.directory.map(Into::into),
             read_only: options.read_only,
             mapped: options.mapped,
+            wipe: options.wipe,
             owner: (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw()),
         }
+    }
+
+    /// Whether a request's bytes are wiped when it was taken.
+    pub(super) fn wipes(&self) -> bool {
+        self.wipe
     }
 
     /// As [`Device::attendant`].
