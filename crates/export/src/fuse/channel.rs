@@ -46,8 +46,11 @@ impl Waiter {
     /// Ends when there is something to read, or the mount is gone.
     async fn readable(&self, descriptor: &Arc<OwnedFd>) -> Result<(), Errno> {
         match self {
-            // Who watched is gone, and does not serve any more.
-            Self::Watched(watch) => watch.readable(descriptor).await.unwrap_or(Err(Errno::CANCELED)),
+            // Whatever has become of the watch, a thread of its own can wait: also where a store that has ended fails all that waits with it.
+            Self::Watched(watch) => match watch.readable(descriptor).await {
+                Ok(Ok(())) => Ok(()),
+                Ok(Err(_)) | Err(_) => Err(Errno::CANCELED),
+            },
             Self::Alone => {
                 let mut looked = [PollFd::new(descriptor, PollFlags::IN)];
                 rustix::io::retry_on_intr(|| rustix::event::poll(&mut looked, None)).map(drop)
@@ -115,7 +118,7 @@ impl Channel {
     /// Takes requests until the mount is gone.
     ///
     /// # Errors
-    /// [`Errno::NOTSUP`] and [`Errno::CANCELED`] when this thread cannot go on waiting, and another has to; otherwise what the kernel says.
+    /// [`Errno::CANCELED`] when this thread cannot go on waiting, and another has to; otherwise what the kernel says.
     pub(super) async fn serve(self: &Arc<Self>, disk: &Disk, waiter: &Waiter) -> Result<(), Errno> {
         let mut bytes = vec![0; ROOM];
         let mut taken = 0;

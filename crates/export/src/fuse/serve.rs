@@ -81,7 +81,7 @@ impl Server {
     async fn run(&self, waiter: &Waiter) -> bool {
         let end = self.channel.serve(&self.disk, waiter).await;
         match end {
-            Err(Errno::CANCELED | Errno::NOTSUP) if matches!(waiter, Waiter::Watched(_)) => return false,
+            Err(Errno::CANCELED) if matches!(waiter, Waiter::Watched(_)) => return false,
             Err(errno) => self.serving.0.lock().failed = Some(errno),
             Ok(()) => {}
         }
