@@ -29,7 +29,12 @@ enum Word {
 
 /// Starts the daemon and waits for its word.
 pub fn start(order: &Order, credential: &Credential) -> Result<Ready, Failure> {
-    let fail = |error: std::io::Error| Failure::io(format!("the daemon cannot be started: {error}"));
+    let fail = |error: std::io::Error| match std::path::Path::new("/proc/self").exists() {
+        true => Failure::io(format!("the daemon cannot be started: {error}")),
+        false => Failure::usage(
+            "/proc is not mounted, and the daemon is started from there: mount -t proc proc /proc",
+        ),
+    };
     let place = Place::new(&order.runtime, &order.name);
     // This very program, also if another was installed in its place meanwhile.
     let mut child = Command::new("/proc/self/exe")
@@ -113,6 +118,8 @@ pub fn serve() -> Result<(), Failure> {
             return Err(Failure::usage(format!("this is started by `cvmio volume attach` only ({error})")));
         }
     };
+    // It was started by a path that ends in `exe`, and tools would list it so.
+    let _ = rustix::thread::set_name(c"cvmio");
     // A session of its own: the terminal's hang-up is none of its business.
     let _ = rustix::process::setsid();
     let mut told = false;

@@ -354,3 +354,22 @@ fn where_a_ring_may_not_be_entered_each_command_ends_and_says_so() {
     assert!(!desk.path("run/disk").exists());
     desk.done("volume check disk.img --key-file key");
 }
+
+#[test]
+fn without_proc_an_attach_says_what_is_missing_and_with_it_the_daemon_has_its_name() {
+    skip_without_devices!();
+    let desk = Rc::new(Desk::new());
+    let _clean = Clean(Rc::clone(&desk));
+    desk.create("");
+    let attach = desk.command(ATTACH);
+    let mut without = Command::new("unshare");
+    without.args(["--mount", "sh", "-c", "umount -l /proc; exec \"$0\" \"$@\""]);
+    without.arg(attach.get_program()).args(attach.get_args()).current_dir(desk.path(""));
+    let said = without.env("CVMIO_RUNTIME_DIR", desk.path("run")).output().unwrap();
+    let text = String::from_utf8_lossy(&said.stderr);
+    assert!(said.status.code() == Some(2) && text.contains("/proc is not mounted"), "{said:?}");
+    desk.done(ATTACH);
+    let name = fs::read_to_string(format!("/proc/{}/comm", process(&desk))).unwrap();
+    assert_eq!(name, "cvmio\n");
+    desk.done("volume detach disk");
+}
