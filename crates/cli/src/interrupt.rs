@@ -40,6 +40,17 @@ impl Interrupt {
         self.0.store(true, Ordering::SeqCst);
     }
 
+    /// The end of work that looks at this: a failure behind a signal is an interruption, whatever the work made of it.
+    ///
+    /// # Errors
+    /// As the work.
+    pub fn end<T>(&self, ended: Result<T, impl Into<Failure>>) -> Result<T, Failure> {
+        ended.map_err(|failure| match (failure.into(), self.check()) {
+            (failure, Ok(())) => failure,
+            (failure, Err(Interrupted)) => Failure::interrupted(failure),
+        })
+    }
+
     /// Fails once a signal has come.
     ///
     /// # Errors
@@ -75,5 +86,15 @@ mod tests {
         elsewhere.set();
         let failure = Failure::from(interrupt.check().unwrap_err());
         assert_eq!((failure.code(), failure.as_json()["kind"].as_str()), (130, Some("interrupted")));
+    }
+
+    #[test]
+    fn a_failure_behind_a_signal_is_an_interruption() {
+        let interrupt = Interrupt::default();
+        let fails = || interrupt.end::<()>(Err(Failure::usage("a"))).unwrap_err();
+        assert_eq!((fails().code(), fails().to_string()), (2, "a".to_string()));
+        interrupt.set();
+        assert_eq!((fails().code(), fails().to_string()), (130, "a".to_string()));
+        assert_eq!(interrupt.end(Ok::<_, Failure>(1)).unwrap(), 1);
     }
 }

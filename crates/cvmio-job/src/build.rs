@@ -38,7 +38,7 @@ pub fn build(args: &Build) -> Result<(), Failure> {
     };
     let interrupt = Interrupt::on_signals()?;
     let spinner = output::spinner("building the image");
-    let image = image::build(&options, &interrupt)?;
+    let image = interrupt.end(image::build(&options, &interrupt))?;
     drop(spinner);
     let file = |name: &str| PathBuf::from(&args.out).join(name).display().to_string();
     output::print(&format!(

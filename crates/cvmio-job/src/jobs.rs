@@ -21,7 +21,7 @@ pub fn run(command: Job) -> Result<i32, Failure> {
             let flow = Flow::resume(&name, &interrupt)?;
             let followed = flow.follow(&mut io::stdout(), &mut io::stderr());
             flow.leave();
-            interrupt.check().map_err(|_| Failure::usage("interrupted; the job goes on"))?;
+            interrupt.check().map_err(|_| Failure::interrupted("interrupted; the job goes on"))?;
             followed?;
             Ok(0)
         }

@@ -30,7 +30,7 @@ pub fn run(args: &Run) -> Result<i32, Failure> {
     let options = options(args, image)?;
     let prepared = Prepared::read(file, args.replace)?;
     let interrupt = Interrupt::on_signals()?;
-    let flow = Flow::launch(&prepared, &options, &say, &interrupt)?;
+    let flow = interrupt.end(Flow::launch(&prepared, &options, &say, &interrupt))?;
     if args.detach {
         let name = &prepared.job.name;
         flow.leave();
@@ -76,7 +76,7 @@ pub fn finish(flow: Flow, json: bool, interrupt: &Interrupt) -> Result<i32, Fail
         done => done,
     };
     let wiped = flow.wipe();
-    let done = done?;
+    let done = interrupt.end(done)?;
     wiped?;
     for path in &done.results {
         say(&format!("{} is there", path.display()));

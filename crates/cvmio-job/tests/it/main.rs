@@ -67,7 +67,7 @@ fn ctrl_c_leaves_nothing_while_evidence_is_waited_for() {
     run.wait_for("waiting for its evidence");
     let took = run.interrupt();
     let (code, said) = run.wait();
-    assert!(code == Some(2) && took < AT_ONCE, "{code:?} after {took:?}: {said}");
+    assert!(code == Some(130) && took < AT_ONCE, "{code:?} after {took:?}: {said}");
     assert!(said.ends_with("cvmio: error: interrupted; everything was put away\n"), "{said}");
     room.nothing_is_left();
 }
@@ -83,7 +83,7 @@ fn ctrl_c_or_a_signal_to_the_program_alone_leaves_nothing_while_the_channel_is_s
         machine.wait_for_login();
         let took = press(&mut run);
         let (code, said) = run.wait();
-        assert!(code == Some(2) && took < AT_ONCE, "{code:?} after {took:?}: {said}");
+        assert!(code == Some(130) && took < AT_ONCE, "{code:?} after {took:?}: {said}");
         assert!(said.ends_with("cvmio: error: interrupted; everything was put away\n"), "{said}");
         room.nothing_is_left();
     }
@@ -119,7 +119,7 @@ fn an_image_that_is_interrupted_leaves_nothing() {
         build.wait_until_there("out/part");
         let took = press(&mut build);
         let (code, said) = build.wait();
-        assert!(code == Some(2) && took < AT_ONCE, "{code:?} after {took:?}: {said}");
+        assert!(code == Some(130) && took < AT_ONCE, "{code:?} after {took:?}: {said}");
         assert!(said.ends_with("cvmio: error: interrupted; everything was put away\n"), "{said}");
         assert!(!room.path("out").exists());
     }
