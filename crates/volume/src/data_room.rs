@@ -36,6 +36,8 @@ const QUIET: Duration = Duration::from_secs(2);
 /// Most runs of blocks that the store is asked for ahead.
 const RUNS: usize = 256;
 
+/// How often a write looks again behind its checkpoint, while blocks wait for readers.
+const DRAINS: u32 = 8;
 /// How often a write that the store has refused is tried at other places.
 const ATTEMPTS: u32 = 3;
 
@@ -96,7 +98,7 @@ impl Core {
             ..=SMALL => room / 2,
             _ => room,
         };
-        let (mut asked, waits) = (None, self.room.waits.load(Ordering::SeqCst));
+        let (mut asked, mut looks, waits) = (None, 0, self.room.waits.load(Ordering::SeqCst));
         loop {
             let (progress, ended) = (self.progress.listen(), self.readers.listen());
             self.check_alive()?;
@@ -116,19 +118,24 @@ impl Core {
             }
             // The checkpoint itself has found no room.
             let stuck = self.room.waits.load(Ordering::SeqCst) > waits;
-            if !behind && self.space.is_draining() {
-                select(progress, ended).await;
-            } else if tried || stuck || !may_help {
+            // What others overwrite meanwhile drains, too, for as long as they go on.
+            let draining = self.space.is_draining() && looks < DRAINS;
+            looks += u32::from(tried);
+            if stuck || (!draining && (tried || !may_help)) {
                 // The store has the last word about what overwrites something.
                 if overwrites {
                     return Ok(());
                 }
                 self.room.note_refusal(now);
                 return Err(kept_for_overwrites());
-            } else {
-                asked.get_or_insert(self.want_checkpoint());
+            }
+            if may_help && asked.is_none() {
+                asked = Some(self.want_checkpoint());
                 self.counters.waits_for_checkpoint.add(1);
-                progress.await;
+            }
+            match draining {
+                true => drop(select(progress, ended).await),
+                false => progress.await,
             }
         }
     }
