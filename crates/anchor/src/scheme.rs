@@ -312,7 +312,7 @@ mod tests {
 
     fn refusal(text: &str, pairs: &[(&str, &str)]) -> String {
         match table().check(text, &options(pairs)) {
-            Err(Error::Unusable(why)) => why,
+            Err(Error::Address(why) | Error::Unusable(why)) => why,
             other => panic!("{text:?} gave {:?}", other.map(|(address, _)| address)),
         }
     }

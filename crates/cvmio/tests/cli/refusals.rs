@@ -178,7 +178,7 @@ const CASES: &[Case] = &[
         "policy with a strange anchor",
         |desk| policy(desk, "anchor = \"file:", "anchor = \"ftp:"),
         ATTACH,
-        8,
+        2,
     ),
     Case {
         name: "key slot that eats all memory",
@@ -254,7 +254,7 @@ const CASES: &[Case] = &[
         "create with a relative anchor",
         nothing,
         "volume create n.img --size 16M --key-file key --anchor file:a",
-        8,
+        2,
     ),
     case(
         "create with freshness but no integrity",
