@@ -24,7 +24,7 @@ pub const TABLE_SIZE: usize = 16 * 4096;
 /// Where the report begins in the answer.
 const REPORT: usize = 32;
 
-/// What a request came to.
+/// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
     /// [`RESPONSE_SIZE`] bytes.

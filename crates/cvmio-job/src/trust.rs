@@ -18,7 +18,7 @@ pub fn policy(trust: &Trust) -> Result<Option<Policy>, Failure> {
     Policy::parse(&text).map(Some).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
 }
 
-/// What a directory of `cvmio attest fetch` holds, if one was named.
+/// Certificates, revocation lists and collateral from a directory of `cvmio attest fetch`, if one was named.
 pub fn beside(trust: &Trust) -> Result<Beside, Failure> {
     trust.cache.as_ref().map_or(Ok(Beside::default()), |cache| Beside::read(cache))
 }

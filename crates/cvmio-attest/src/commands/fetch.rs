@@ -43,7 +43,7 @@ pub fn fetch(args: &Fetch) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a server has there. No redirection is followed: the user names the place.
+/// The content at a server's address. No redirection is followed: the user names the place.
 fn get(url: &str, authorities: &Path) -> Result<Vec<u8>, Failure> {
     let (endpoint, path) = Endpoint::from_url(url)
         .ok_or_else(|| Failure::usage("this is no URL of http or https, without user and fragment"))?;

@@ -134,7 +134,7 @@ impl Room {
 
     /// Whether the machine runs.
     pub fn is_left(&self) -> bool {
-        // Whoever adopts an orphan may be slow to bury it.
+        // The process that adopts an orphan may take its time to reap it.
         let process = fs::read_to_string(self.path("process")).unwrap();
         job::owner::state::began(process.trim().parse().unwrap()).is_some()
     }

@@ -9,7 +9,7 @@ use machine::{Answers, Room, Run};
 /// Exit codes.
 const IO: i32 = 3;
 const POLICY: i32 = 11;
-/// How long an owner who has pressed Ctrl-C may have to wait: for one word to a guest, which may be dead, and its end.
+/// The longest time from Ctrl-C to the end: the program may wait for one answer of a guest, which may be dead.
 const AT_ONCE: Duration = Duration::from_secs(40);
 
 #[test]

@@ -108,7 +108,7 @@ impl Broker {
         self.child = Some((child, collect));
     }
 
-    /// What the program wrote on standard error so far.
+    /// Everything that the program has written on standard error so far.
     pub fn said(&self) -> String {
         self.said.lock().unwrap().clone()
     }
