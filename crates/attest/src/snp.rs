@@ -19,8 +19,8 @@ pub use table::{TableError, certificates};
 pub use tcb::Tcb;
 
 use crate::Context;
+use crate::findings::Findings;
 use crate::verdict::{Check, Platform};
-use crate::verify::Findings;
 
 /// Judges a report. What it claims is handed back if its bytes have the form of a report.
 pub(crate) fn judge(

@@ -1,7 +1,8 @@
 //! One way in for evidence of every platform.
 
-use crate::verdict::{Check, Claims, Platform, Reason, Verdict};
-use crate::{Context, Evidence, Expected, Policy, ReportData, simulated, snp, tdx};
+use crate::findings::Findings;
+use crate::verdict::{Claims, Platform, Verdict};
+use crate::{Context, Evidence, Expected, Policy, simulated, snp, tdx};
 
 /// Judges evidence. Every check of its platform is made; none can be left out by the way in.
 #[must_use]
@@ -32,34 +33,4 @@ pub fn verify(evidence: &Evidence, policy: &Policy, context: &Context<'_>) -> Ve
         findings.notes.push("this is a simulated platform: no chip vouches for anything here".to_string());
     }
     Verdict::new(platform, claims, findings.reasons, findings.notes)
-}
-
-/// What checks have found so far, in the order in which they were made: the form, who signed it, what it says.
-#[derive(Debug, Default)]
-pub(crate) struct Findings {
-    pub(crate) reasons: Vec<Reason>,
-    pub(crate) notes: Vec<String>,
-}
-
-impl Findings {
-    /// A check says no.
-    pub(crate) fn no(&mut self, check: Check, detail: impl Into<String>) {
-        self.reasons.push(Reason::new(check, detail));
-    }
-
-    /// A check says no, unless `is_fine`.
-    pub(crate) fn require(&mut self, is_fine: bool, check: Check, detail: impl FnOnce() -> String) {
-        if !is_fine {
-            self.no(check, detail());
-        }
-    }
-
-    /// The report data must be what this exchange asked for.
-    pub(crate) fn report_data(&mut self, found: ReportData, context: &Context<'_>) {
-        if let Expected::Exactly(expected) = context.report_data {
-            self.require(found == expected, Check::ReportData, || {
-                format!("found {found}, expected {expected}: it answers another exchange")
-            });
-        }
-    }
 }

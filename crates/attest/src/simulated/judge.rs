@@ -3,9 +3,9 @@
 use aws_lc_rs::signature::{ECDSA_P384_SHA384_FIXED, UnparsedPublicKey};
 use serde::{Deserialize, Serialize};
 
-use crate::policy::{PolicyError, accepts, not_empty};
+use crate::findings::Findings;
+use crate::rules::{PolicyError, accepts, not_empty};
 use crate::verdict::Check;
-use crate::verify::Findings;
 use crate::{Context, Hex, ReportData};
 
 use super::{

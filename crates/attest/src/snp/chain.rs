@@ -6,8 +6,8 @@ use const_oid::ObjectIdentifier;
 use der::Decode;
 
 use crate::certificate::{Certificate, RevocationList};
+use crate::findings::Findings;
 use crate::verdict::Check;
-use crate::verify::Findings;
 use crate::{Context, Hex};
 
 use super::report::{REPORT_SIZE, SIGNED_SIZE, signature};

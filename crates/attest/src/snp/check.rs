@@ -1,9 +1,9 @@
 //! What a report says, against its signer's certificate and against the policy.
 
 use crate::Hex;
-use crate::policy::accepts;
+use crate::findings::Findings;
+use crate::rules::accepts;
 use crate::verdict::Check;
-use crate::verify::Findings;
 
 use super::chain::Signer;
 use super::report::{GuestPolicy, PLATFORM_INFO};

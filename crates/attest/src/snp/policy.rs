@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::Hex;
-use crate::policy::{Features, PolicyError, not_empty};
+use crate::rules::{Features, PolicyError, not_empty};
 
 use super::report::{GuestPolicy, PLATFORM_INFO};
 use super::{Family, FirmwareVersion, SigningKey, Tcb};

@@ -4,9 +4,9 @@ use aws_lc_rs::digest::{SHA256, digest};
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED, UnparsedPublicKey};
 
 use crate::certificate::Certificate;
-use crate::policy::accepts;
+use crate::findings::Findings;
+use crate::rules::accepts;
 use crate::verdict::{Check, Platform};
-use crate::verify::Findings;
 use crate::{Context, Hex, pem};
 
 use super::policy::ATTRIBUTES;

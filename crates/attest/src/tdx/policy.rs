@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Hex;
-use crate::policy::{Features, PolicyError, not_empty};
+use crate::rules::{Features, PolicyError, not_empty};
 
 /// Attributes of a guest by the names that a policy has for them.
 pub(crate) const ATTRIBUTES: [(&str, u64); 9] = [
