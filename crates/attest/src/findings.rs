@@ -1,6 +1,6 @@
 //! Findings of the checks of one piece of evidence.
 
-use crate::verdict::{Check, Reason};
+use crate::reason::{Check, Reason};
 use crate::{Context, Expected, ReportData};
 
 /// Everything that checks have found so far, in the order in which they were made: the form, who signed it, what it says.

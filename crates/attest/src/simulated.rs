@@ -22,12 +22,9 @@ pub use issue::{Issuer, Launch, Root, SimulatedError, measure};
 pub(crate) use judge::judge;
 pub use judge::{Policy, Report};
 
-use std::fmt;
+use crate::roots::KEY_SIZE;
+pub use crate::roots::RootKey;
 
-use crate::Hex;
-
-/// Bytes of a public key.
-const KEY_SIZE: usize = 97;
 /// Bytes of a signature.
 const SIGNATURE_SIZE: usize = 96;
 /// Bytes of a launch that its signature covers.
@@ -51,29 +48,3 @@ fn message(label: &str, bytes: &[u8]) -> Vec<u8> {
 }
 const LAUNCH_LABEL: &str = "cvmio simulated launch\0";
 const REPORT_LABEL: &str = "cvmio simulated report\0";
-
-/// The public key of a root.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct RootKey(Hex<KEY_SIZE>);
-
-impl RootKey {
-    /// Reads one from 194 hexadecimal digits.
-    ///
-    /// # Errors
-    /// A sentence, if it is anything else.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        Hex::parse(text.trim()).map(Self)
-    }
-}
-
-impl fmt::Display for RootKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl fmt::Debug for RootKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}

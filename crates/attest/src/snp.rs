@@ -5,14 +5,13 @@
 
 mod chain;
 mod check;
-mod family;
 pub mod measure;
 mod policy;
 mod report;
 mod table;
 mod tcb;
 
-pub use family::Family;
+pub use crate::family::Family;
 pub use policy::{Policy, Revocation};
 pub use report::{FirmwareVersion, GuestPolicy, REPORT_SIZE, Report, SigningKey};
 pub use table::{TableError, certificates};
@@ -20,7 +19,7 @@ pub use tcb::Tcb;
 
 use crate::Context;
 use crate::findings::Findings;
-use crate::verdict::{Check, Platform};
+use crate::reason::{Check, Platform};
 
 /// Judges a report. What it claims is handed back if its bytes have the form of a report.
 pub(crate) fn judge(

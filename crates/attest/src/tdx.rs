@@ -11,6 +11,3 @@ pub use policy::{AcceptedEvent, Policy};
 pub use quote::{MAX_QUOTE, Report};
 
 pub(crate) use check::judge;
-
-/// The certificate (DER) of Intel's root, `Intel SGX Root CA`.
-pub(crate) const INTEL_ROOT: &[u8] = include_bytes!("tdx/intel-sgx-root.der");

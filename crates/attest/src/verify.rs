@@ -1,7 +1,8 @@
 //! One way in for evidence of every platform.
 
 use crate::findings::Findings;
-use crate::verdict::{Claims, Platform, Verdict};
+use crate::reason::Platform;
+use crate::verdict::{Claims, Verdict};
 use crate::{Context, Evidence, Expected, Policy, simulated, snp, tdx};
 
 /// Judges evidence. Every check of its platform is made; none can be left out by the way in.

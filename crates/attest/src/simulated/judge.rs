@@ -4,8 +4,8 @@ use aws_lc_rs::signature::{ECDSA_P384_SHA384_FIXED, UnparsedPublicKey};
 use serde::{Deserialize, Serialize};
 
 use crate::findings::Findings;
+use crate::reason::Check;
 use crate::rules::{PolicyError, accepts, not_empty};
-use crate::verdict::Check;
 use crate::{Context, Hex, ReportData};
 
 use super::{

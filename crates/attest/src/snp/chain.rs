@@ -7,7 +7,7 @@ use der::Decode;
 
 use crate::certificate::{Certificate, RevocationList};
 use crate::findings::Findings;
-use crate::verdict::Check;
+use crate::reason::Check;
 use crate::{Context, Hex};
 
 use super::report::{REPORT_SIZE, SIGNED_SIZE, signature};

@@ -2,8 +2,8 @@
 
 use crate::Hex;
 use crate::findings::Findings;
+use crate::reason::Check;
 use crate::rules::accepts;
-use crate::verdict::Check;
 
 use super::chain::Signer;
 use super::report::{GuestPolicy, PLATFORM_INFO};

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::verdict::Check;
+use crate::reason::Check;
 use crate::{Hex, ReportData};
 
 use super::Family;

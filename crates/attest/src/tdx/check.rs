@@ -5,8 +5,8 @@ use aws_lc_rs::signature::{ECDSA_P256_SHA256_FIXED, UnparsedPublicKey};
 
 use crate::certificate::Certificate;
 use crate::findings::Findings;
+use crate::reason::{Check, Platform};
 use crate::rules::accepts;
-use crate::verdict::{Check, Platform};
 use crate::{Context, Hex, pem};
 
 use super::policy::ATTRIBUTES;

@@ -12,7 +12,7 @@
 
 use serde::Serialize;
 
-use crate::verdict::Check;
+use crate::reason::Check;
 use crate::{Hex, ReportData};
 
 /// Largest quote that is read, in bytes.
